@@ -78,6 +78,11 @@ def clock(at: float | None) -> str:
     return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def minute(at: float) -> str:
+    """A time to the minute, on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
 def phases(run: RunRecord) -> str:
     """Times of a run's start by phase: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty if it reported nothing."""
     if run.launch_s is None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from slurm_ones.cli.batch_script import (
 from slurm_ones.cli.common import JsonOption, command, print_json, say
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.fields import tasks_of
-from slurm_ones.text import counts, described
+from slurm_ones.text import counts, described, minute
 
 PLACEHOLDER = "EDIT"
 """Value in our scripts that the user is to fill in; Slurm refuses it."""
@@ -260,8 +259,8 @@ def _allowed(optin: OptIn) -> str:
     due = ""
     if optin.deadline is not None:
         hours = optin.deadline.seconds / 3600.0
-        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(optin.deadline.seconds))
-        due = f", to end within {hours:.2f} h" if optin.deadline.since_submission else f", to end by {moment}"
+        within = optin.deadline.since_submission
+        due = f", to end within {hours:.2f} h" if within else f", to end by {minute(optin.deadline.seconds)}"
     cost = f", using up to {optin.cost:g} times the GPU hours of its own size" if optin.cost is not None else ""
     kinds = ""
     if optin.kinds:
@@ -345,9 +344,7 @@ def check(
                 "shape": verdict.shape,
                 "directory": verdict.directory,
                 "strategy": limits.strategy if limits is not None else None,
-                "findings": [
-                    {"weight": one.weight.value, "line": one.line, "text": one.text} for one in verdict.findings
-                ],
+                "findings": verdict.findings,
             }
         )
     else:

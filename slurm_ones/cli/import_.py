@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -34,7 +33,7 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.workloads.formats import STEP, days, sacct_rows
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Rejected, Sacct
-from slurm_ones.text import seconds
+from slurm_ones.text import minute, seconds
 
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
@@ -79,10 +78,9 @@ class AccountingPiece(NamedTuple):
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
     """A span of accounting, a day after another."""
     for start, end in days(since, until):
-        day = datetime.fromtimestamp(start).isoformat(" ", "minutes")
         # A job that ends in the last second of the last piece ended before now.
         by = end if end < until else end + 1.0
-        yield AccountingPiece(sacct.rows(start, end), by, f"row {{}} of sacct from {day} on")
+        yield AccountingPiece(sacct.rows(start, end), by, f"row {{}} of sacct from {minute(start)} on")
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
@@ -179,10 +177,9 @@ def summary(read: Read) -> list[str]:
 
 def described(work: PastWorkload) -> list[str]:
     """The workload in words."""
-    first, last = (datetime.fromtimestamp(at).isoformat(" ", "minutes") for at in (work.first, work.last))
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
     lines = [
-        f"submitted from {first} to {last}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("
+        f"submitted from {minute(work.first)} to {minute(work.last)}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("
         + ", ".join(f"{count} {state}" for state, count in work.states.items())
         + ")",
         f"arrivals: {work.per_hour:.2f} {kind} an hour, most ({work.busiest_per_hour:.2f}) at {work.busiest_hour} h",

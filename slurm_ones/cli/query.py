@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -87,11 +87,8 @@ def query(
         _list(saved)
         return
     reader = Reader(settings_of(config, database).database_url, timeout_s=timeout)
-    try:
-        with reader.ask(question, values) as answer:
-            _write(answer, format, output, limit, name if view is not None else "")
-    finally:
-        reader.close()
+    with closing(reader), reader.ask(question, values) as answer:
+        _write(answer, format, output, limit, name if view is not None else "")
 
 
 def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int | float | str]:

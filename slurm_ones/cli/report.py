@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,11 +51,8 @@ def report(
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
     with store_of_reader(settings, named=bool(database)) as store:
-        reader = reader_of(settings, store)
-        try:
+        with closing(reader_of(settings, store)) as reader:
             found = usage(reader, store.cluster, job_id=job, user=user, since=begin, until=end)
-        finally:
-            reader.close()
         if job is not None and not found:
             raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
         if user and not found and is_view(settings, store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from html import escape as escaped
@@ -212,11 +213,8 @@ def job(
         decisions_of = decided(store, job_id, DECISIONS)
         resizes = resizes_of(store, job_id, 50)[::-1]
         history = store.histories([job_id]).get(job_id)
-        source = reader()
-        try:
+        with closing(reader()) as source:
             used = usage(source, store.cluster, job_id=job_id)
-        finally:
-            source.close()
         own = store.timeline(job_id=job_id)
         told = used[-1] if used else None
         tips = advised(store, used[-1:]).get(job_id, [])

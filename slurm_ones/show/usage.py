@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from ones_db import JobSummary, Store
 from ones_db.query import Reader
 from ones_wrapper.protocol.optin import BadComment, parse_comment
-from slurm_ones.text import pause, plain, seconds, troubles
+from slurm_ones.text import minute, pause, plain, seconds, troubles
 
 T = TypeVar("T")
 
@@ -203,8 +202,8 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
         + (f" ({plain(job.account, 40)})" if job.account else "")
         + (f" in {plain(job.partition, 40)}" if job.partition else "")
         + f": {plain(job.state, 20)}",
-        f"  submitted  {_when(job.submit_time)}; waited {seconds(job.queueing_s)}, ran {seconds(job.running_s)}"
-        + (f", ended {_when(job.end_time)} after {seconds(job.jct_s)}" if job.end_time is not None else ""),
+        f"  submitted  {minute(job.submit_time)}; waited {seconds(job.queueing_s)}, ran {seconds(job.running_s)}"
+        + (f", ended {minute(job.end_time)} after {seconds(job.jct_s)}" if job.end_time is not None else ""),
         f"  GPUs       asked for {job.requested_gpus}; trained on {_span(job)}; {_hours(job.gpu_hours)} in all",
     ]
     if over_time := gpus_over_time(usage):
@@ -298,10 +297,6 @@ def _span(job: JobUsage) -> str:
 
 def _hours(value: float | None) -> str:
     return f"{value:.1f} GPU hours" if value is not None else "GPU hours unknown"
-
-
-def _when(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 NEARLY = 0.9
