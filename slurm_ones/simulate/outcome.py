@@ -11,7 +11,6 @@ import numpy as np
 
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobState
 
@@ -189,7 +188,7 @@ class RunFigures:
         ended = max(ends) - world.began if ends and training is not None and training.finished else None
         stretches = list(_held(records, world.timeline.now))
         held = sum((a.end - a.start) * a.gpus for a in stretches)
-        present = self._presence
+        present, changes = self._presence, training.changes if training is not None else None
         return JobOutcome(
             name=submission.name,
             application=submission.application,
@@ -199,7 +198,7 @@ class RunFigures:
             running_s=sum(a.end - a.start for a in stretches),
             gpu_s=held,
             lost_gpu_s=held - (training.trained_s if training is not None else 0.0),
-            resizes=_resizes(training, stretches),
+            resizes=max(len(stretches) - 1, 0) if changes is None else changes,
             fair_s=fair_seconds(app, submission.epochs, submission.time, ended, present, spec.gpus, spec.gpus_per_node),
             metric=app.metric_at(*((training.position.progress, training.batch) if training is not None else (0.0, 0))),
             target=app.target,
@@ -207,12 +206,6 @@ class RunFigures:
             deadline=None if submission.deadline_s is None else submission.time + round(submission.deadline_s),
             promised=promises.get(job_id),
         )
-
-
-def _resizes(training: Training | None, stretches: Sequence[Segment]) -> int:
-    if training is not None and training.changes is not None:
-        return training.changes
-    return max(len(stretches) - 1, 0)
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:

@@ -262,20 +262,17 @@ class Reporter:
         """A checkpoint is durable."""
         self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
-    def membership(
-        self, at: Position, batch: int, placement: Sequence[int], *, blocks: tuple[int, ...], **what: Any
-    ) -> None:
-        """Other blocks train together from here."""
+    def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
+        """Other blocks train together from here; `change` are the fields that say how it came."""
         now, world = self._timeline.now, sum(placement)
         self._append(
             Membership(
-                blocks=blocks,
                 nodes=len(placement),
                 gpus_per_node=placement[0] if len({*placement}) == 1 else 0,
                 world=world,
                 step=at.step,
                 batch=batch,
-                **what,
+                **change,
             )
         )
         self._last = now, world

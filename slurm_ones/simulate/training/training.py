@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -351,7 +352,8 @@ class Training:
             self.generation += 1
             if changed and order is not None:
                 self._reporter.batch(self._position, self.batch, order.number)
-        self._report_membership(why, pause_s, sent, transfer_s, ready_s, order)
+        number = order.number if order is not None else None
+        self._report_membership(why, pause_s, bytes=sent, transfer_s=transfer_s, ready_s=ready_s, order=number)
         for task in set(before) - set(self.members):
             if task in self._blocks:
                 self._exit(task)
@@ -359,31 +361,11 @@ class Training:
         self._train()
         self._look_soon()
 
-    def _report_membership(
-        self,
-        why: str,
-        pause_s: float = 0.0,
-        sent: int = 0,
-        transfer_s: float = 0.0,
-        ready_s: float = 0.0,
-        order: Order | None = None,
-    ) -> None:
+    def _report_membership(self, why: str, pause_s: float = 0.0, **change: Any) -> None:
+        """Report who trains together now; `change` are further fields of the report."""
         restarts = tuple(self._blocks[task].restart for task in self.members)
-        number = order.number if order is not None else None
-        self._reporter.membership(
-            self._position,
-            self.batch,
-            self._placement,
-            generation=self.generation,
-            blocks=self.members,
-            restarts=restarts,
-            why=why,
-            pause_s=pause_s,
-            bytes=sent,
-            transfer_s=transfer_s,
-            ready_s=ready_s,
-            order=number,
-        )
+        change |= {"generation": self.generation, "blocks": self.members, "restarts": restarts}
+        self._reporter.membership(self._position, self.batch, self._placement, why=why, pause_s=pause_s, **change)
 
     def _set_placement(self) -> None:
         gpus: Counter[str] = Counter()
