@@ -119,5 +119,5 @@ def test_nothing_is_left(place: Path, type_block: Callable[[list[str]], str]) ->
         (place / "usr/lib" / folder / "slurm-ones.conf").touch()
     (block,) = lines_of("Uninstall")
     type_block(block)
-    assert [one.name for one in place.rglob("*") if "slurm-ones" in one.name] == ["slurm-ones"]
+    assert [one.name for one in place.rglob("*") if "slurm-ones" in one.name] == []
     assert [one.name for one in place.rglob("*") if one.is_file()] == ["other.service"]

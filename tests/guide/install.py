@@ -15,7 +15,7 @@ from tests.guide.place import ACCOUNT, CHECKOUT, NUMBER, SHARED, Place
 
 PASSWORD = "Kq3-not-to-be-seen"
 SETTINGS = "/etc/slurm-ones/config.toml"
-SPOOL = f"{SHARED}/spool"
+SPOOL = f"{SHARED}/slurm-ones/spool"
 URL = f"postgresql://{ACCOUNT}@db.example.org/ones"
 TABLES = "CREATE TABLESPACE small LOCATION '/tables'"
 ONCE = ("sacctmgr", SPOOL, "createuser", "createdb")

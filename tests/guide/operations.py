@@ -6,19 +6,21 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
+from tests.cluster import root
 from tests.guide import guide
 from tests.guide.guide import OPERATIONS, Command
 from tests.guide.host import Host
 from tests.guide.operators import STOP_FILE, NotSeen
 from tests.guide.place import ACCOUNT, SHARED
 from tests.guide.service import ObservedService
+from tests.guide.site import HOST
 
 FIRST_DAY, UPGRADE = "A first day with `advise`", "What an upgrade changes, and how to see it"
 ONCE = ("slurm-ones", "for", "scontrol", "squeue", "sacctmgr")
 """What is typed on one host of the site; all else is typed on each."""
 NEWER = "UPDATE alembic_version SET version_num = '9999'"
 QUIET_S = 120.0
-LEFT = "find / -xdev -path /root -prune -o -path /tmp -prune -o ( -iname '*slurm[-_]ones*' -print )"
+LEFT = f"find / {SHARED} -xdev -path /root -prune -o -path /tmp -prune -o -iname '*slurm[-_]ones*' -print"
 Section = Callable[[ObservedService], str]
 
 
@@ -139,8 +141,6 @@ def uninstall(service: ObservedService) -> list[str]:
         if any(STOP_FILE in command.line for command in block):
             settle(service)
     faults = [f"{host.name}: {line}" for host in service.installed for line in left(host)]
-    if (service.installed[0].root / f"{SHARED}/spool".lstrip("/")).exists():
-        faults.append("the spool is there")
     if ACCOUNT in service.cluster.run(["sacctmgr", "-n", "show", "user"], user="root").stdout:
         faults.append("Slurm knows the account's rights")
     names = service.place.db.sh(
@@ -161,6 +161,7 @@ def uninstall(service: ObservedService) -> list[str]:
 
 
 def left(host: Host) -> list[str]:
-    """Files on a host that are the service's by their names, and its account."""
-    found = host.sh(LEFT.replace("(", r"\(").replace(")", r"\)"), check=False).splitlines()
-    return found + host.sh(f"getent passwd {ACCOUNT}", check=False).splitlines()
+    """Files on a host that are the service's by their names and not the image's, and its account."""
+    found = host.sh(LEFT, check=False).splitlines()
+    fresh = [line for line in found if not (root.folder(HOST) / line.lstrip("/")).exists()]
+    return fresh + host.sh(f"getent passwd {ACCOUNT}", check=False).splitlines()

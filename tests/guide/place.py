@@ -18,7 +18,7 @@ ACCOUNT, NUMBER = "slurm-ones", 2100
 """The companion's account, and its number everywhere."""
 DATABASE_HOST = "db.example.org"
 CHECKOUT = "/root/slurm-ones"
-SHARED = "/shared/slurm-ones"
+SHARED = "/shared"
 """The shared file system on which the spool is."""
 SMALL = {"/spool": "8m", "/full": "2m", "/tables": "96m", "/state": "48m"}
 """Disks that are soon full: of the spool, of a job, of the database, of the companion's state."""
