@@ -3,10 +3,12 @@
     python benchmarks/memory.py --ticks 10000 --json memory.json
 
 The companion itself ticks in a process of its own, and asks another one, which holds the simulated cluster, where jobs
-come, are resized and go: what the simulator keeps of all jobs is not in the figures. After a first tenth of the ticks
-the companion's memory is taken as a base, and again after each further tenth: what its process holds (RSS), how many
-descriptors are open, and with --trace what Python has allocated (tracemalloc), and the lines of code whose memory grew
-most. Printed is the growth from the base to the end, and the slope of RSS over the second half of the ticks.
+come, are resized and go: what the simulator keeps of all jobs is not in the figures. The companion's memory is taken
+after each tenth of the ticks: what its process holds (RSS), how many descriptors are open, and with --trace what Python
+has allocated (tracemalloc), and the lines of code whose memory grew most. Printed is the growth to the end from the
+steady state on, which begins with the first sample at which the bounded stores of histories are full (`FULL` jobs
+ended), and the slope of RSS over the second half of the ticks. A run that does not come so far counts from its first
+sample, and says so.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ones_db.history import SPARE
 from slurm_ones.companion import Tick
 from slurm_ones.simulate.run import WarningLog, companion_settings, fast_directory, run_companion
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
@@ -39,6 +42,8 @@ from slurm_ones.simulate.world import World
 MIB = float(1 << 20)
 NOT_OURS = ("*/benchmarks/memory.py", "*/tracemalloc.py", "<frozen*")
 SAMPLES = 10
+FULL = 200 + SPARE
+"""Ended jobs at which a companion remembers no more of them: those that others learn from, and the spare ones."""
 LOAD = 0.6
 
 
@@ -67,6 +72,11 @@ class Samples:
         self.last: tracemalloc.Snapshot | None = None
         self.begun = time.monotonic()
 
+    @property
+    def base(self) -> dict[str, Any]:
+        """The first sample of the steady state; of a run without one the first."""
+        return next((sample for sample in self.taken if sample["jobs_ended"] >= FULL), self.taken[0])
+
     def take(self, tick: int, jobs: int, live: int) -> None:
         gc.collect()
         sample: dict[str, Any] = {"tick": tick, "rss_mib": round(rss(), 2), "jobs_ended": jobs, "jobs_live": live}
@@ -92,10 +102,9 @@ def slope(taken: list[dict[str, Any]]) -> float:
     return 1024 * statistics.linear_regression([s["tick"] for s in half], [s["rss_mib"] for s in half]).slope
 
 
-def work(ticks: int, interval_s: float, spec: ClusterSpec, seed: int) -> Workload:
-    """About one job for each 10 ticks; each trains so long that they ask for `LOAD` of the cluster, so that as many
-    come as go, and no queue grows."""
-    jobs, hours = max(ticks // 10, 5), ticks * interval_s / 3600.0
+def work(ticks: int, interval_s: float, jobs: int, spec: ClusterSpec, seed: int) -> Workload:
+    """Jobs that train so long that they ask for `LOAD` of the cluster: as many come as go, and no queue grows."""
+    hours = ticks * interval_s / 3600.0
     found = generate("uniform", jobs=jobs, seed=seed, gpus=spec.gpus, gpus_per_node=spec.gpus_per_node, hours=hours)
     share = LOAD / offered(found, spec.gpus, spec.gpus_per_node)
     return replace(found, submissions=tuple(replace(s, epochs=share) for s in found.submissions))
@@ -104,9 +113,9 @@ def work(ticks: int, interval_s: float, spec: ClusterSpec, seed: int) -> Workloa
 # -- the process of the simulated cluster -----------------------------------------------------------------------------
 
 
-def serve(pipe: Connection, ticks: int, interval_s: float, spec: ClusterSpec, seed: int, directory: Path) -> None:
+def serve(pipe: Connection, workload: Workload, spec: ClusterSpec, seed: int, directory: Path) -> None:
     """Answer what the companion asks of its client, and let time pass when it waits, until it hangs up."""
-    world = World(work(ticks, interval_s, spec, seed), spec, directory, ClusterSettings(), seed=seed)
+    world = World(workload, spec, directory, ClusterSettings(), seed=seed)
     ended = 0
 
     def forget() -> tuple[int, int]:
@@ -179,8 +188,10 @@ class ServedWorld(Served):
         return SimpleNamespace(empty=self.empty())
 
 
-def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str, seed: int, trace: bool) -> Samples:
-    """So many ticks under a workload that lasts as long."""
+def measure(
+    ticks: int, *, interval_s: float, jobs: int, nodes: int, gpus: int, policy: str, seed: int, trace: bool
+) -> Samples:
+    """Tick under a workload that lasts as long."""
     spec = ClusterSpec(nodes, gpus)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -189,7 +200,8 @@ def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str
         WarningLog().recording() as log,
     ):
         directory = Path(name)
-        other = context.Process(target=serve, args=(theirs, ticks, interval_s, spec, seed, directory), daemon=True)
+        workload = work(ticks, interval_s, jobs, spec, seed)
+        other = context.Process(target=serve, args=(theirs, workload, spec, seed, directory), daemon=True)
         other.start()
         theirs.close()
         world = ServedWorld(ours, directory)
@@ -216,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ticks", type=int, default=10_000)
     parser.add_argument("--interval", type=float, default=60.0, help="simulated seconds between ticks")
+    parser.add_argument("--jobs", type=int, help="one for each 10 ticks")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--gpus", type=int, default=4, help="of a node")
     parser.add_argument("--policy", default="ones")
@@ -225,9 +238,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.trace:
         tracemalloc.start()
-    asked = {name: getattr(args, name) for name in ("nodes", "gpus", "policy", "seed")}
+    args.jobs = args.jobs or max(args.ticks // 10, 5)
+    asked = {name: getattr(args, name) for name in ("jobs", "nodes", "gpus", "policy", "seed")}
     samples = measure(args.ticks, interval_s=args.interval, trace=args.trace, **asked)
-    first, last = samples.taken[0], samples.taken[-1]
+    first, last = samples.base, samples.taken[-1]
     result = {
         "ticks": args.ticks,
         **asked,
@@ -240,6 +254,8 @@ def main() -> None:
     }
     for one in result["grown"]:
         print(f"{one['kib']:>10.1f} KiB  {one['where']}")
+    if first["jobs_ended"] < FULL:
+        print(f"no steady state: fewer than {FULL} jobs had ended")
     print(
         f"from tick {first['tick']} to {last['tick']}, {last['jobs_ended']} jobs ended: RSS {first['rss_mib']} MiB and"
     )
