@@ -41,11 +41,6 @@ ROOMS = [
 ]
 """Folders and modules whose words are plain."""
 LATER = {
-    "db/ones_db/decisions.py",
-    "db/ones_db/plots.py",
-    "slurm_ones/service/events.py",
-    "slurm_ones/service/file_child.py",
-    "db/ones_db/records.py",
     "slurm_ones/rules/job_rules.py",
 }
 """Modules in them that are still to do."""

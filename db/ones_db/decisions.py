@@ -1,5 +1,5 @@
-"""What was decided and done: decisions, with the reason for each job; resizes, and the states they go through. Of a
-resize the intent comes first: each is stored before it is acted on."""
+"""Decisions, with the reason for each job; resizes, and the states they go through. The intent of a resize comes first:
+each is stored before it is acted on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _newest_decisions(cluster: int) -> Select[Any]:
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
-    """Of each decision so many jobs, those first that get another size."""
+    """Choose at most `most` jobs of each decision: those come first that get another size."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
     changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
     order = (case((changes, 0), else_=1), JOBS.c.job_id)
@@ -46,7 +46,7 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """What decisions weighed, for these jobs (jobs.id) or all, by decision and job."""
+    """Alternatives that decisions weighed, for these jobs (jobs.id) or all, by decision and job."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -93,7 +93,7 @@ class DecisionStore(Transactions):
 
     @reading
     def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
-        """The newest decisions on a job, newest first, each with what it gave that job alone."""
+        """The newest decisions on a job, newest first, each only with what it gave that job."""
         job = key_of(connection, self._cluster, job_id)
         query = (
             select(DECISIONS, DECISION_JOBS)
@@ -117,7 +117,7 @@ class DecisionStore(Transactions):
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
-        """What the newest decision on each job that has not ended gave it, without what it weighed."""
+        """The newest decision on each job that has not ended, without what it weighed."""
         found = connection.execute(_newest_decisions(self._cluster))
         names = tuple(found.keys())
         given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
@@ -134,9 +134,11 @@ class DecisionStore(Transactions):
         before: int | None = None,
         changes: bool = False,
     ) -> list[DecisionRecord]:
-        """The newest decisions, or the newest `before` the one of that id, newest first, each with all its jobs; or
-        with `most` `most` of them, those first that get another size; or only with those of one `user`. With `changes`
-        only what was carried out."""
+        """The newest decisions, newest first, each with its jobs.
+
+        `before` leaves those before that id, `user` the jobs of that user, and `changes` what was carried out. `most`
+        bounds the jobs of each: those come first that get another size.
+        """
         query = (
             select(DECISIONS)
             .where(DECISIONS.c.cluster_id == self._cluster)
@@ -256,8 +258,8 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store which tasks of a job of blocks are put into the companion's hold after that resize, since Slurm had
-        preempted them or may do so, and which are still out of it; returns how it stands."""
+        """Store which tasks of a job of blocks are put into the companion's hold after a resize: Slurm had preempted
+        them or may do so. `let_go` are those still out of it. Returns how the resize stands."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
 
@@ -306,7 +308,7 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """The resizes of a job, or of all, oldest first; with `decisions` those alone that carry these out."""
+        """The resizes of a job, or of all, oldest first; with `decisions` only those that carry these out."""
         query = _with_job(self._cluster).order_by(RESIZES.c.started)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
@@ -323,8 +325,8 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Seconds that the phases of these resizes took, by the resize's id and the phase's column in the view
-        `resize_cost`; what is not known is left out."""
+        """Seconds that the phases of these resizes took, by the resize's id and the phase's column in `resize_cost`.
+        What is not known is left out."""
         query = text(
             f"SELECT {', '.join(PHASES)} FROM resize_cost "
             "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"

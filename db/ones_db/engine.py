@@ -54,17 +54,34 @@ def backend_behind(source: Engine | Connection) -> Backend:
     return cast(Backend, source.get_execution_options()["ones_backend"])
 
 
+def _existing(url: str) -> Backend:
+    backend = backend_of(url)
+    if not backend.exists():
+        raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
+    return backend
+
+
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
     """Connections only for the block. Raises `SchemaError` if there is no database to be read."""
-    backend = backend_of(url)
-    if mode == "read" and not backend.exists():
-        raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
+    backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
         yield engine
     finally:
         engine.dispose()
+
+
+def checked(url: str) -> Engine:
+    """Connections for reading. Raises `SchemaError`, and leaves nothing open, unless the schema is this version's."""
+    engine = _existing(url).engine("read")
+    try:
+        with transaction(engine) as connection:
+            check_revision(connection)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
 
 
 @contextmanager
@@ -169,15 +186,12 @@ def _changing(table: Table, names: Sequence[str]) -> Any:
 
 
 class LeaderRecord(NamedTuple):
-    """The companion of a cluster that acts, or did last."""
+    """The companion of a cluster that acts, or did last, as the table `leaders` has it."""
 
     term: int
-    """Number of times that the lead was taken, this time included."""
     holder: str
-    """Host:process id; empty once it gave the lead back."""
     since: float
     beat: float
-    """Time of its last heartbeat, by its own clock."""
 
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:

@@ -61,7 +61,7 @@ def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
 
 
 def _open(at: Any) -> bool:
-    """Whether a time is none: what began goes on."""
+    """Tell whether a time is none: what began goes on."""
     return bool(at != at)
 
 

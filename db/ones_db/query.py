@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from ones_db.backend import SchemaError, StoreError
-from ones_db.engine import backend_of, check_revision, transaction
+from ones_db.backend import StoreError
+from ones_db.engine import backend_behind, checked, transaction
 from ones_db.view import KINDS, Column
 from ones_db.views import VIEWS
 
@@ -136,18 +136,10 @@ class Reader:
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Raises `StoreError` and `SchemaError` as `Store.open` does, and leaves nothing open."""
-        self._backend = backend_of(url)
+        self._engine = checked(url)
+        self._backend = backend_behind(self._engine)
         self._timeout_s = timeout_s
         self.place = self._backend.place
-        if not self._backend.exists():
-            raise SchemaError(f"{self.place}: no such database; run `slurm-ones db upgrade` to create it")
-        self._engine = self._backend.engine("read")
-        try:
-            with transaction(self._engine) as connection:
-                check_revision(connection)
-        except BaseException:
-            self._engine.dispose()
-            raise
 
     def close(self) -> None:
         """Let go of the database."""

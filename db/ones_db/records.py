@@ -1,8 +1,9 @@
-"""What goes into the store and comes out of it: plain frozen data.
+"""Plain frozen data that goes into the store and comes out of it.
 
-All times are Unix seconds. A batch is a global batch in samples. Text is stored as it came: whoever prints it
-guards the terminal. What jobs report is `ones_wrapper.protocol`'s and defined there alone. Records of one subject
-alone stand with it: nodes, actions and health in `ones_db.site`, lines and bars for people in `ones_db.summary`.
+A field that is a column of `ones_db.tables` means what that column says. A batch is a global batch in samples, and all
+times are Unix seconds. Text is stored as it came: whoever prints it guards the terminal. `ones_wrapper.protocol`
+defines what jobs report. Records of only one subject stand with it: nodes, actions and health in `ones_db.site`, lines
+and bars for people in `ones_db.summary`.
 """
 
 from __future__ import annotations
@@ -24,45 +25,36 @@ class JobRecord:
     name: str
     user: str
     submit_time: float
-    """Slurm changes it when it requeues a job; the store keeps the first, from which the JCT counts."""
     requested_shape: Shape
-    """As first seen: later snapshots, which show what a resize made of it, do not change it."""
     account: str = ""
     partition: str = ""
     qos: str = ""
     licenses: str = ""
-    """As `sbatch --licenses` takes them."""
     comment: str = ""
     work_dir: str = ""
     restart: int = 0
-    """How often Slurm has restarted it."""
     elastic: bool = False
     refusal: Reason = NO_REASON
-    """Why it is not elastic."""
     state: str = "PENDING"
     end_time: float | None = None
-    """None until it has ended (Slurm shows the expected end of a running job: that is not it)."""
     exit_code: int | None = None
     report_note: str = ""
-    """What of its directory or reports could not be believed."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One start of a job. None if not known (yet)."""
+    """One start of a job. None if not known (yet), zeros for a shape. The last start of its ranks counts, but for
+    `hello_time`."""
 
     job_id: int
     restart: int
     shape: Shape = PARKED
-    """Zeros if not known."""
     node_list: tuple[str, ...] = ()
     start_time: float | None = None
     end_time: float | None = None
     batch: int | None = None
-    """Global batch in which it began."""
     lr_factor: float | None = None
     checkpoint: str | None = None
-    """Name of the checkpoint it loaded, empty for none."""
     launch_s: float | None = None
     group_s: float | None = None
     load_s: float | None = None
@@ -70,38 +62,23 @@ class RunRecord:
     exit_code: int | None = None
     note: str | None = None
     epoch: int | None = None
-    """Epoch that it has reached, from 0."""
     cursor: int | None = None
-    """Samples of that epoch already used."""
     step: int | None = None
     hello_time: float | None = None
-    """When its first hello was written; all else that a hello says is as its last start of the ranks said it."""
     report_time: float | None = None
-    """When its newest report was written."""
     report_offset: int = 0
-    """Bytes of its report file that were read."""
     report_number: int = 0
-    """Number of the last report that was read."""
     noise: float | None = None
-    """Gradient noise scale that it reported last, samples."""
     progress: float | None = None
-    """Progress that it has reached since the job's first run, samples of the base batch."""
     queue_s: float | None = None
     import_s: float | None = None
     first_step_s: float | None = None
-    """From the hello to the end of the first step."""
     resizes: int | None = None
-    """The job's own count of its runs at another world size, this one included."""
     world: int | None = None
-    """Ranks, as its last hello said."""
     attempts: int | None = None
-    """How often its ranks were started again within it."""
     nonfinite: int | None = None
-    """Steps with a loss that is not a finite number."""
     nonfinite_step: int | None = None
-    """Step of the last report that had such a loss."""
     kind: str | None = None
-    """Of its GPUs, several with commas between; None if it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -109,30 +86,23 @@ class BlockRecord:
     """One start of a block: of a task of a job array whose tasks train together."""
 
     job_id: int
-    """Of the array."""
     task: int
     restart: int
-    """Slurm's restart count of the task."""
     slurm_id: int
-    """Slurm's job id of the task, by which accounting knows it."""
     shape: Shape
     node_list: tuple[str, ...]
     state: str
     start_time: float
     end_time: float | None = None
-    """None until it ended."""
     guest: bool = False
-    """It ran in a queue of guests, which Slurm preempts."""
 
 
 class GuestRun(NamedTuple):
     """One start of a guest."""
 
     partition: str
-    """That its job was submitted to."""
     start_time: float
     end_time: float | None
-    """None while it runs."""
     preempted: bool
 
 
@@ -143,7 +113,6 @@ class MembershipRecord:
     job_id: int
     term: int
     number: int
-    """Number of the report, in its term."""
     time: float
     report: Membership
 
@@ -172,10 +141,8 @@ class AlternativeRecord(NamedTuple):
     """A size that a decision weighed for a job."""
 
     shape: Shape
-    """`PARKED` for waiting."""
     batch: int
     worth: float
-    """What it is worth by itself, in the policy's own unit; more is better."""
 
 
 @dataclass(frozen=True)
@@ -184,24 +151,20 @@ class PromiseRecord:
 
     job_id: int
     deadline: float
-    """Unix seconds."""
     time: float
-    """When that was said, Unix seconds."""
     given: bool
     reason: Reason = NO_REASON
-    """Why."""
 
 
 @dataclass(frozen=True)
 class DecisionJobRecord:
-    """What a decision gives one job: a shape and batch, or None (it waits)."""
+    """A decision's shape and batch for one job, or None (it waits)."""
 
     job_id: int
     shape: Shape | None
     batch: int | None
     reason: Reason
     from_shape: Shape | None = None
-    """What it held when the decision was made; None if it waited."""
     from_batch: int | None = None
     acted: bool = False
     outcome: Reason = NO_REASON
@@ -219,9 +182,7 @@ class DecisionRecord:
     time: float
     policy: str
     mode: str
-    """advise or act."""
     seconds: float
-    """What it took to decide."""
     score: float | None = None
     generations: int | None = None
     jobs: tuple[DecisionJobRecord, ...] = ()
@@ -235,46 +196,35 @@ class ResizeRecord:
 
     job_id: int
     restart: int
-    """The run it leaves; -1 where the job waited."""
+    """-1 if the job waited."""
     old_shape: Shape
     old_batch: int | None
     new_shape: Shape
-    """`PARKED` to take the job to zero GPUs."""
+    """`PARKED` to stop the job."""
     new_batch: int | None
     state: str
     started: float
     back: bool = False
-    """It is on its way back to what the job had."""
     decision_id: int | None = None
     order_number: int | None = None
     deadline: float | None = None
-    """When the present state is given up."""
     ended: float | None = None
-    """None while it is open."""
     outcome: Reason = NO_REASON
     pause_s: float | None = None
-    """From the last step at the old shape to the first at the new one, if it is known."""
     id: int = 0
     """Set by the store."""
     mechanism: str = "requeue"
-    """requeue, or blocks: blocks join and leave while the job trains."""
     added: tuple[tuple[int, Shape], ...] = ()
-    """Of `blocks`: task and shape of each block that is to join. Of a job of blocks that waits: the task
-    that it is to start with."""
+    """Task and shape of each block that is to join; if the job waits, the task that it is to start with."""
     dropped: tuple[int, ...] = ()
-    """Of `blocks`: tasks of those that are to leave."""
     guests: tuple[int, ...] = ()
-    """Of `blocks`: tasks of those that join as guests, beyond the GPUs that the user asked for."""
     held: tuple[int, ...] = ()
-    """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
     old_kind: str = ""
-    """Kind of GPU that the job asked for before; empty for any."""
     new_kind: str = ""
-    """Kind of GPU that it is to ask for."""
     let_go: tuple[int, ...] = ()
-    """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
+    """Tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
     preempted: tuple[int, ...] = ()
-    """Of `blocks`: tasks that were put into the companion's hold after it: Slurm had preempted them, or may do so."""
+    """Tasks that were put into the companion's hold after it: Slurm had preempted them, or may do so."""
 
     @property
     def stage(self) -> str:
@@ -292,7 +242,6 @@ class ResizeStepRecord:
     time: float
     detail: Reason
     back: bool = False
-    """On its way back to what the job had."""
 
     @property
     def stage(self) -> str:
@@ -318,11 +267,11 @@ class ThroughputPoint(NamedTuple):
     samples_per_s: float
     time: float
     kind: str = ""
-    """Of the GPUs; empty if it is unknown."""
+    """Kind of its GPUs; empty if it is unknown."""
 
 
 class PlacedPoint(NamedTuple):
-    """What a run measured last at a global batch, and on which nodes."""
+    """Throughput that a run measured last at a global batch, and its nodes."""
 
     restart: int
     node_names: tuple[str, ...]
@@ -331,9 +280,9 @@ class PlacedPoint(NamedTuple):
     samples_per_s: float
     """Median of the newest few measurements."""
     time: float
-    """Of the newest."""
+    """Time of the newest."""
     kind: str = ""
-    """Of the GPUs; empty if it is unknown."""
+    """Kind of its GPUs; empty if it is unknown."""
 
 
 class NoisePoint(NamedTuple):
@@ -345,7 +294,7 @@ class NoisePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class JobHistory:
-    """What a job has shown so far: all that learning needs."""
+    """A job's past as far as it is known: all that learning needs."""
 
     job: JobRecord
     spec: Spec | None
@@ -380,30 +329,30 @@ class JobHistory:
     pause_s: float | None = None
     """Mean pause of its last few resizes by requeue that took effect, if it is known."""
     interrupted: tuple[float, ...] = ()
-    """When each resize began that interrupted it, ascending, also of those that were rolled back. Blocks that join or
-    leave do not interrupt it."""
+    """Beginnings of the resizes that interrupted it, ascending, those that were rolled back included. Blocks that join
+    or leave do not interrupt it."""
     epoch_samples: float | None = None
     """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
     ran: tuple[tuple[Shape, float], ...] = ()
     """Shapes on which it has run, and for how many seconds in all: by Slurm's clock, of a run that has
     not ended until its newest report. One node with all GPUs stands for nodes that give unequally many."""
     membership: MembershipRecord | None = None
-    """Of a job of blocks: the newest."""
+    """The newest of a job of blocks."""
     switch_s: float | None = None
-    """Of a job of blocks: mean pause of its last few ordered changes, if it is known."""
+    """Mean pause of the last few ordered changes of a job of blocks, if it is known."""
     join_s: float | None = None
-    """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
+    """The same of only those in which blocks joined: sending them the job's state is what takes long."""
     moved_in_vain: int = 0
-    """Of a job of blocks: ordered changes in a row, up to the newest, that left it on as many GPUs and no fewer
-    nodes."""
+    """Newest ordered changes of a job of blocks in a row that changed neither its number of GPUs nor lowered that of
+    its nodes."""
     misfit: tuple[int, int] | None = None
     """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
     steps_since_change: int | None = None
     """Optimizer steps since its number of GPUs last changed; None if it never did, or has not said."""
     preempted: tuple[float, ...] = ()
-    """When blocks of it were preempted, ascending."""
+    """Times at which blocks of it were preempted, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """What its runs measured and where, oldest run first. Nothing of a job of blocks, whose nodes change within a
+    """Measurements of its runs by their nodes, oldest run first; none of a job of blocks, whose nodes change within a
     run."""
 
     def running_s(self, now: float) -> float:
@@ -431,5 +380,5 @@ class RunReports:
     number: int | None
     """Number of the last report in those bytes, believed or not; None if they held none."""
     spec: Spec | None = None
-    """What the job says of itself now, if that was read too; without a report it makes no run."""
+    """The job's word on itself now, if that was read too; without a report it makes no run."""
     lines: Sequence[ReportLine] = ()

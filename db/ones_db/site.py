@@ -1,10 +1,10 @@
 """Records besides the jobs that the companion looks after: nodes, people's actions, the companion's health, and jobs
-that have ended as Slurm's accounting has them."""
+that have ended as Slurm's accounting has them. `ones_db.tables` says what their fields mean."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,13 +24,9 @@ class NodeRecord(NamedTuple):
 
     name: str
     state: str
-    """UP while it takes jobs, has it any or not; RESERVED; else what Slurm says of it."""
     usable: bool
-    """Up, and neither drained, reserved, failing nor in maintenance."""
     gpus: int
-    """0 if Slurm knows of none."""
     partitions: str = ""
-    """Separated by commas."""
 
 
 class ActionRecord(NamedTuple):
@@ -38,9 +34,7 @@ class ActionRecord(NamedTuple):
 
     time: float
     user: str
-    """Login name."""
     action: str
-    """A command such as `run --act`, or what was seen of a file."""
     detail: str = ""
 
 
@@ -48,21 +42,14 @@ class HealthRecord(NamedTuple):
     """Health of the companion that acted last, at its last tick."""
 
     time: float
-    """Time at which it wrote this, Unix seconds."""
     mode: str
     interval_s: float
-    """Seconds from one tick to the next."""
     tick_time: float | None = None
-    """End of its last tick that succeeded, Unix seconds; None before the first."""
     tick_s: float | None = None
-    """Seconds that tick took."""
     running: int | None = None
-    """Elastic jobs that ran then."""
     waiting: int | None = None
     gpus: int | None = None
-    """GPUs on which elastic jobs ran."""
     error: str = ""
-    """Its last complaint since it started."""
     error_time: float | None = None
 
 
@@ -230,6 +217,12 @@ def _same(row: Row, read: AccountingJob) -> bool:
     return not after and row["submit_time"] - (read.job.end_time or 0.0) <= SAME_JOB_S
 
 
+def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool:
+    """Tell whether it is a start of a block that the companion has seen, by the starts of blocks that there are."""
+    starts = ((run.start_time or 0.0, start) for run in one.runs for start in blocks[run.job_id])
+    return any(abs(known - start) <= SAME_START_S for known, start in starts)
+
+
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
     """Stored and read runs together; None if nothing new was read.
 
@@ -284,33 +277,25 @@ class AccountingStore(Transactions):
         """
         known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])
         blocks = started_blocks(connection, self._cluster, [one.job.job_id for one in jobs])
-        done, now = Imported(), time.time()
-        marks: list[dict[str, Any]] = []
+        done, marks, now = Counter[str](), [], time.time()
         for one in jobs:
-            if any(
-                abs(start - (run.start_time or 0.0)) <= SAME_START_S for run in one.runs for start in blocks[run.job_id]
-            ):
-                # A block of a job that the companion knows: its row is there.
-                done = done.plus(Imported(companion=1))
-                continue
             row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
-            if row is None:
-                key = _insert(connection, self._cluster, one)
-                done = done.plus(Imported(new=1))
-            elif row["import_time"] is None:
-                done = done.plus(Imported(companion=1))
+            if _is_block(one, blocks) or (row is not None and row["import_time"] is None):
+                done["companion"] += 1
                 continue
-            else:
-                key, before = row["id"], runs[row["id"]]
-                after = _joined(row, before, one)
-                if after is None:
-                    done = done.plus(Imported(same=1))
-                    continue
+            if row is None:
+                done["new"] += 1
+                key = _insert(connection, self._cluster, one)
+            elif (after := _joined(row, runs[row["id"]], one)) is not None:
+                done["changed"] += 1
+                key = row["id"]
                 _replace(connection, self._cluster, key, after)
-                done = done.plus(Imported(changed=1))
+            else:
+                done["same"] += 1
+                continue
             marks.append({"job_id": key, "time_limit_s": one.time_limit_s, "import_time": now})
         add_or_replace(connection, ACCOUNTING, ("job_id",), marks)
-        return done
+        return Imported(**done)
 
     @reading
     def past_jobs(self, connection: Connection, since: float, until: float) -> list[PastJob]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from ones_db.backend import UPGRADE, SchemaError, StoreError
+from ones_db.backend import StoreError
 from ones_db.decisions import DecisionStore
-from ones_db.engine import add_new, backend_of, check_revision, transaction
+from ones_db.engine import add_new, backend_behind, check_revision, checked, transaction
 from ones_db.history import HistoryStore
 from ones_db.jobs import BlockStore, JobStore
 from ones_db.reports import ReportStore
@@ -53,19 +53,15 @@ class Store(
         newer than this version, or not ours. Raises `StoreError` if it cannot be opened, or is read for a cluster that
         is not among those it has.
         """
-        backend = backend_of(url)
         if not cluster and not read_only:
             raise StoreError("no cluster is named: whose jobs are to be stored?")
-        if not backend.exists():
-            raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
-        engine = backend.engine("read")
+        # Looked at before it is opened for writing, which leaves a mark even in another program's file.
+        engine = checked(url)
+        backend = backend_behind(engine)
+        if not read_only:
+            engine.dispose()
+            engine = backend.engine("write")
         try:
-            # Looked at before it is opened for writing, which leaves a mark even in another program's file.
-            with transaction(engine) as connection:
-                check_revision(connection)
-            if not read_only:
-                engine.dispose()
-                engine = backend.engine("write")
             with transaction(engine, write=not read_only) as connection:
                 if not read_only:
                     add_new(connection, CLUSTERS, [{"name": cluster}])

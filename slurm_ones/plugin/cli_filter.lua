@@ -1,5 +1,5 @@
 -- Written by slurm-ones plugin install. In sbatch: checks and completes elastic jobs before they are sent.
--- A job is sent as it is where this file's part fails, so that no submission depends on it.
+-- A job is sent as it is if this file's part fails, so that no submission depends on it.
 local loaded, ones = pcall(dofile, "@DIRECTORY@/slurm_ones.lua")
 if not loaded then
     slurm.log_debug("slurm-ones: %s", tostring(ones))

@@ -1,5 +1,5 @@
 -- Written by slurm-ones plugin install. In slurmctld: checks and completes elastic jobs as they are submitted.
--- A job is accepted as it is where this file's part fails, so that no submission depends on it.
+-- A job is accepted as it is if this file's part fails, so that no submission depends on it.
 local loaded, ones = pcall(dofile, "@DIRECTORY@/slurm_ones.lua")
 if not loaded then
     slurm.log_error("slurm-ones: %s", tostring(ones))

@@ -1,8 +1,8 @@
--- What slurm-ones checks and completes in a job as it is submitted. job_submit.lua and cli_filter.lua call it, and so
+-- Checks and completes an elastic job as it is submitted. job_submit.lua and cli_filter.lua call it, and so
 -- can a site's own. Part of slurm-ones, BSD-3-Clause.
 --
--- A job that neither has options --elastic-… nor a comment that begins with "ones:" is left as it is. What a comment
--- means is defined by slurm-ones, in Python: here a wrong word is found early, and what is not looked at is handed on.
+-- A job that neither has options --elastic-… nor a comment that begins with "ones:" is left as it is. Python
+-- defines what a comment means: here a wrong word is found early, and all else is handed on.
 
 local ones = {}
 
@@ -13,17 +13,17 @@ local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline=, 
 local MOST, DIGITS = 1000, 12
 local UNSET_32, UNSET_16 = 4294967294, 65534 -- Slurm's NO_VAL and NO_VAL16
 
--- Text of a user, shown: printable and short.
+-- A user's text as it is shown: printable and short.
 local function shown(text)
     return "'" .. text:sub(1, 40):gsub("[^ -~]", "?") .. "'"
 end
 
--- Whether the text holds bytes whose meaning as space or letter only slurm-ones knows, or is too long to be looked at.
+-- Tells whether the text is short, and has no byte whose meaning as space or letter only Python knows.
 local function is_plain(text)
     return #text <= MOST and not text:find("[^\t-\r -~]")
 end
 
--- The words after "ones:", nil where the comment does not begin so.
+-- The words after "ones:", nil if the comment does not begin so.
 local function words_of(comment)
     local rest = comment:match("^%s*[oO][nN][eE][sS]:(.*)$")
     if rest == nil then
@@ -40,7 +40,7 @@ local function words_of(comment)
     return words
 end
 
--- What is wrong with a word's value, nil where nothing is, or nothing that is looked at here.
+-- The fault of a word's value, nil for none that is found here.
 local function fault_of_value(key, value)
     local kind = KEYS[key]
     if kind == ANY then
@@ -65,7 +65,7 @@ local function fault_of_value(key, value)
     return nil
 end
 
--- Whether these words are somebody's sentence that happens to follow "ones:", and ask for nothing.
+-- Tells whether these words are a sentence that happens to follow "ones:", and ask for nothing.
 local function is_prose(words)
     for _, word in ipairs(words) do
         if word:find("=", 1, true) or KEYS[word] ~= nil then
@@ -75,7 +75,7 @@ local function is_prose(words)
     return #words > 1
 end
 
--- What is wrong with a comment that begins with "ones:", as a sentence; nil where nothing is.
+-- The fault of a comment that begins with "ones:", as a sentence; nil for none.
 function ones.fault(comment)
     local words = is_plain(comment) and words_of(comment) or nil
     if words == nil or is_prose(words) then
@@ -103,7 +103,7 @@ function ones.fault(comment)
     return nil
 end
 
--- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16", and no other word.
+-- Tells whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16", and no other word.
 -- "one batch=64" may be a note to oneself, and would opt in to nothing: a size is asked for after all but "ones".
 function ones.near_miss(comment)
     if not is_plain(comment) or words_of(comment) ~= nil then
@@ -120,7 +120,7 @@ function ones.near_miss(comment)
     return key == "gpus" or key == "nodes" or (key == "batch" and (name == "ones" or size ~= nil))
 end
 
--- The comment with these words in it, in place of those that it has of the same name; nil where it says something else.
+-- The comment with these words in it, in place of those that it has of the same name; nil if it says something else.
 function ones.merged(comment, words)
     local old = {}
     if comment ~= nil and comment:match("%S") then
@@ -151,7 +151,7 @@ function ones.merged(comment, words)
     return "ones: " .. table.concat(others, " ")
 end
 
--- Whether a batch script starts ones-run in blocks.
+-- Tells whether a batch script starts ones-run in blocks.
 function ones.runs_blocks(script)
     for line in script:gmatch("[^\n]+") do
         local command = line:match("^%s*([^#]*)")
@@ -173,8 +173,8 @@ local function has(words, wanted)
     return false
 end
 
--- The comment that a job shall have, and whether it is elastic; or nil, nil and a sentence where it is refused.
--- `job` has `comment`, `words` (of options), `array`, `script`; `no_requeue`, `tasks`, `per_job` where they are known.
+-- The comment that a job shall have, and whether it is elastic; or nil, nil and a sentence that refuses it.
+-- `job` has `comment`, `words` (of options), `array`, `script`; `no_requeue`, `tasks`, `per_job` if they are known.
 function ones.check(job)
     local comment = job.comment
     if #(comment or "") + #(job.words or "") > MOST then
@@ -234,7 +234,7 @@ local function names_gpu(tres)
     return type(tres) == "string" and tres:find("gpu", 1, true) ~= nil
 end
 
--- For job_submit.lua: checks and completes a job description of Slurm's. Returns a sentence where the job is refused,
+-- For job_submit.lua: checks and completes a job description of Slurm's. Returns a sentence if the job is refused,
 -- else nil, and what the job may have if options of ours said that.
 function ones.submitted(desc)
     local words

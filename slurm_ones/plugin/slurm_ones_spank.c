@@ -24,14 +24,14 @@ static char values[WORDS][MOST];
 static int take(int word, const char *value, int remote);
 
 static struct spank_option options[WORDS] = {
-    {"elastic-gpus", "RANGE", "slurm-ones may give the job so many GPUs, such as 1-16", 1, 0, take},
-    {"elastic-nodes", "RANGE", "slurm-ones may give the job so many whole nodes, such as 1-4", 1, 1, take},
+    {"elastic-gpus", "RANGE", "slurm-ones may give the job GPUs in this range, such as 1-16", 1, 0, take},
+    {"elastic-nodes", "RANGE", "slurm-ones may give the job whole nodes in this range, such as 1-4", 1, 1, take},
     {"elastic-batch", "RANGE", "slurm-ones may choose the global batch in this range, such as 32-1024", 1, 2, take},
     {"elastic-deadline", "TIME", "the job shall have ended by then, such as 2026-12-01T18:00 or 6h30m", 1, 3, take},
 };
 
-/* Called for each option, first of the script and then of the command line, so the last one counts. What a value means
- * is checked where the comment is made; here only that it is one word, since a comment is made of words. */
+/* Called for each option, first of the script and then of the command line, so the last one counts. The
+ * comment's maker checks what a value means; here it only has to be one word, since a comment is made of words. */
 static int take(int word, const char *value, int remote)
 {
     size_t length = value ? strlen(value) : 0;

@@ -1,4 +1,4 @@
-"""What people are notified of: events, by what a tick found that was not so at the tick before."""
+"""Events that people are notified of: what a tick found that was not so at the tick before."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.text import changed, plain
 
 AGAIN_S = 6 * 3600.0
-"""After so long a job's owner hears of the same reason again."""
+"""Time after which a job's owner gets the same reason again."""
 GROWTH = ("growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays")
 KINDS: dict[str, EventKind] = {
     **dict.fromkeys((*SITE_LIMITS, *GROWTH), "held_back"),
     **dict.fromkeys(WRONG, "cannot_resize"),
     "near_time_limit": "limited",
 }
-"""By a reason's code."""
+"""Kinds of events by a reason's code."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
 """Codes of refusals that nobody needs to be notified of."""
 
@@ -44,11 +44,11 @@ class Notice(NamedTuple):
 
 
 class Happenings:
-    """What is new at a tick. What was so before the first one is not."""
+    """News of a tick. What was so before the first one is none."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, str], float] = {}
-        """When each reason was reported, by job and code."""
+        """Time at which each reason was reported, by job and code."""
         self._preempted: dict[int, float] = {}
         self._slow: frozenset[str] = frozenset()
         self._first = True
@@ -94,7 +94,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Of each job that is not changed the first reason that is worth telling."""
+    """The first reason worth telling of each job that is not changed."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:

@@ -1,13 +1,13 @@
 """Opens users' files in a child process, so that a file system whose server does not answer stops nobody else.
 
 Touching a path may hang in the kernel, where no signal ends it, and the path is a user's choice. So the child does it:
-in a thread for each request that has not ended, of which there is one at most for each user on each file system. The
-parent waits for a moment. After that the user's other requests on that file system fail at once with `NoAnswer`, until
-the one that hangs has ended. Threads that hang are counted, and never waited for, neither is the child: it ends with
-its parent, or once the kernel lets it.
+in a thread for each request that has not ended, at most one for each user on each file system. The parent waits for a
+moment. After that the user's other requests on that file system fail at once with `NoAnswer`, until the one that hangs
+has ended. Threads that hang are counted, and never waited for, neither is the child: it ends with its parent, or once
+the kernel lets it.
 
-It is one lane for each user, and not for each file system alone: a link from one leads to another, so that one user
-could stop everybody's. The file system is that of the mount table: a path is not touched to find out.
+Each user has lanes of their own, as a link leads from one file system to another: one user could stop everybody's. The
+file system is that of the mount table: a path is not touched to find out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 0.5
 """Longest wait for slow answers together: of one user on one file system, and of all, …"""
 SHARE = 0.05
-"""… which so many seconds a second are added to."""
+"""… to which these seconds are added each second."""
 QUICK_S = 0.02
 """Each answer is waited for this long, however slow those before were, …"""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
@@ -45,10 +45,10 @@ STOPPED_S = 10.0
 START_S = 5.0
 """Longest wait for its start."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Requests that hang at once, of all and of one user, who may mount file systems; after that nobody is asked for, or
-nothing of that user."""
+"""Requests that hang at once, of all and of one user, who may mount file systems. Beyond that no request is made for
+anybody, or for that user."""
 MOUNTS_S = 5.0
-"""How often the mount table is read."""
+"""Time between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -80,7 +80,7 @@ class _Lane:
     asked: int = 0
     """Number of the request that hangs; 0 for none."""
     since: float = 0.0
-    """When that was made, Unix seconds."""
+    """Time of that request, Unix seconds."""
 
 
 class FileChild:
@@ -92,7 +92,7 @@ class FileChild:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience(clock)
         self._of_one: dict[int, _Patience] = {}
-        """For quick answers too, by user."""
+        """Patience with quick answers too, by user."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None
@@ -108,7 +108,7 @@ class FileChild:
         return [key for key, lane in self._lanes.items() if lane.asked]
 
     def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
-        """What `function(path, uid, *more)` returns or raises; `NoAnswer` if that takes too long."""
+        """Return what `function(path, uid, *more)` does, or raise it; `NoAnswer` if that takes too long."""
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
         self._take(0.0)
@@ -208,7 +208,7 @@ class FileChild:
 
     def _replace_if_stopped(self, lane: _Lane) -> None:
         if lane.asked > self._taken and time.time() - lane.since > STOPPED_S:
-            log.error("the process that opens users' files stands still; another one is started")
+            log.error("the process that opens users' files does not answer; another one is started")
             self.close()
 
     def _file_system(self, path: Path) -> str:
