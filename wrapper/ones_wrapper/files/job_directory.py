@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.files.job_io import read_reports
 from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.block import own_block
 from ones_wrapper.process.exit_codes import explaining_code
@@ -20,8 +21,6 @@ from ones_wrapper.protocol import (
     Checkpoint,
     Hello,
     Membership,
-    ProtocolError,
-    decode_report,
     reports_name,
 )
 
@@ -65,20 +64,14 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
     """Read a run's reports; lines that are none are passed over."""
     names, drained, ended = set(), False, False
     tasks: tuple[int, ...] = ()
-    try:
-        lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
-    except OSError:
-        return RunSummary(frozenset(), False)
-    for line in lines:
-        with suppress(ProtocolError):
-            report = decode_report(line)[2]
-            if isinstance(report, (Hello, Checkpoint)):
-                names.add(report.checkpoint if isinstance(report, Hello) else report.name)
-                drained = ended = False
-            elif isinstance(report, Bye):
-                drained, ended = report.reason == "drained", report.reason in ("finished", "stopped")
-            elif isinstance(report, Membership):
-                tasks = report.blocks
+    for _, report in read_reports(job_dir / reports_name(restart)):
+        if isinstance(report, (Hello, Checkpoint)):
+            names.add(report.checkpoint if isinstance(report, Hello) else report.name)
+            drained = ended = False
+        elif isinstance(report, Bye):
+            drained, ended = report.reason == "drained", report.reason in ("finished", "stopped")
+        elif isinstance(report, Membership):
+            tasks = report.blocks
     return RunSummary(frozenset(names - {""}), drained, tasks, ended)
 
 

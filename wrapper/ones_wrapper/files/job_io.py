@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ones_wrapper.files.small_files import read_small, replace_small
@@ -115,18 +116,6 @@ def read_spec(job_dir: Path) -> Spec | None:
         return None
 
 
-def read_order(path: Path, owners: frozenset[int]) -> Order | None:
-    """The order in a file, None if there is no file.
-
-    Raises OSError or ValueError for a link, a file that is not regular, too large or of none of `owners`, and for what
-    is no order.
-    """
-    try:
-        return decode_order(read_small(path, MAX_LINE, owners))
-    except FileNotFoundError:
-        return None
-
-
 class OrderReader:
     """The order in force, from the job's directory and the site's spool."""
 
@@ -166,13 +155,14 @@ class OrderReader:
         self._next = now + POLL_S
         for path in self._paths:
             try:
-                order = read_order(path, self._owners)
+                order = decode_order(read_small(path, MAX_LINE, self._owners))
+            except FileNotFoundError:
+                continue
             except (ValueError, OSError) as error:
                 self._log_error(path, str(error))
                 continue
-            if order is None or order.restart > self._restart:
-                continue
-            if self.order is None or order.number > self.order.number:
+            newer = self.order is None or order.number > self.order.number
+            if newer and order.restart <= self._restart:
                 self.order = order
         return self.order
 
@@ -233,41 +223,32 @@ class Previous:
 def previous(job_dir: Path, restart: int) -> Previous | None:
     """The start before this one, of this run or of the one before; None if there was none that left a report."""
     for number in (restart, restart - 1):
-        found = _last(job_dir / reports_name(number))
-        if found is not None:
-            return found
+        for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
+            return Previous(when, not isinstance(report, Bye) or report.reason == "error")
     return None
 
 
 def last_generation(job_dir: Path, term: int) -> int:
     """The highest generation that the two terms before reported; -1 for none."""
-    found = -1
-    for number in (term - 1, term - 2):
-        try:
-            lines = (job_dir / reports_name(number)).read_bytes().splitlines() if number >= 0 else []
-        except OSError:
-            continue
-        for line in lines:
-            with suppress(ProtocolError):
-                report = decode_report(line)[2]
-                if isinstance(report, Membership):
-                    found = max(found, report.generation)
-    return found
+    reports = (read_reports(job_dir / reports_name(number)) for number in (term - 1, term - 2))
+    found = (report.generation for _, report in chain(*reports) if isinstance(report, Membership))
+    return max(found, default=-1)
 
 
-def _last(path: Path) -> Previous | None:
-    """Values of the last whole line of a report file."""
+def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
+    """Yield times and reports in a file, or only in its first `head` and last `tail` bytes: it grows for weeks.
+
+    Lines that are none are passed over.
+    """
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * MAX_LINE))
-            lines = file.read().splitlines(keepends=True)
+            lines = file.read(head).splitlines()
+            if tail:
+                file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - tail))
+                lines += file.read().splitlines()
     except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            if line.endswith(b"\n"):
-                _, time, report = decode_report(line)
-                return Previous(time, not isinstance(report, Bye) or report.reason == "error")
-        except ProtocolError:
-            continue
-    return None
+        return
+    for line in lines:
+        with suppress(ProtocolError):
+            _, when, report = decode_report(line)
+            yield when, report

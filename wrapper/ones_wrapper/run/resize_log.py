@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.files.job_io import read_spec
+from ones_wrapper.files.job_io import read_reports, read_spec
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import (
     MAX_LINE,
@@ -18,10 +16,7 @@ from ones_wrapper.protocol import (
     First,
     Hello,
     Membership,
-    ProtocolError,
-    Report,
     Throughput,
-    decode_report,
     reports_name,
 )
 from ones_wrapper.protocol.growth import efficiency
@@ -64,7 +59,7 @@ def before(job_dir: Path, restart: int) -> Before | None:
 def _before(path: Path, free: int) -> Before | None:
     shape, base, batch, ended = "", 0, 0, 0.0
     speeds: list[Throughput] = []
-    for when, report in _reports(path):
+    for when, report in read_reports(path, 4 * MAX_LINE, 8 * MAX_LINE):
         if isinstance(report, (Hello, Membership)):
             shape, batch = shape_name(report.nodes, report.gpus_per_node, report.world), report.batch
             speeds.clear()
@@ -85,21 +80,6 @@ def _before(path: Path, free: int) -> Before | None:
         if seconds > MEASURE_S:
             break
     return Before(shape, batch, ended, useful / seconds if seconds else 0.0)
-
-
-def _reports(path: Path) -> Iterator[tuple[float, Report]]:
-    """Yield a run's first reports and its last: its files grow for weeks."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4 * MAX_LINE).splitlines(keepends=True)
-            file.seek(max(file.tell(), os.fstat(file.fileno()).st_size - 8 * MAX_LINE))
-            lines = [*head, *file.read().splitlines(keepends=True)]
-    except OSError:
-        return
-    for line in lines:
-        with suppress(ProtocolError):
-            _, when, report = decode_report(line)
-            yield when, report
 
 
 def shares_changed(shares: Sequence[int], step: int) -> str:
