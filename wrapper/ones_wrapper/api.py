@@ -141,10 +141,6 @@ def init(
     return Job(run)
 
 
-def _name(strategy: Strategy | None) -> str:
-    return strategy.name if strategy is not None else "plain data parallel"
-
-
 def before_script() -> None:
     """Prepare a rank before its script, for `ones-run`. Ends a block that has nothing to do, or is to wait."""
     global _entered

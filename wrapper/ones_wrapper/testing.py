@@ -327,7 +327,8 @@ class Start:
         first = results[failed[0]]
         if first.skipped:
             raise SkipTest(first.skipped)
-        others = "".join(f"\n{self._name(rank)}, then: {_last_line(results[rank].trace)}" for rank in failed[1:])
+        last = {rank: results[rank].trace.strip().splitlines()[-1] for rank in failed[1:]}
+        others = "".join(f"\n{self._name(rank)}, then: {line}" for rank, line in last.items())
         raise RankFailed(f"{self._name(failed[0])}:\n{first.trace}{others}") from first.raised
 
     def _name(self, rank: int) -> str:
@@ -374,7 +375,3 @@ class Start:
             os.waitpid(pid, 0)
         for pipe in self._pipes.values():
             pipe.close()
-
-
-def _last_line(trace: str) -> str:
-    return trace.strip().splitlines()[-1]

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 
 from ones_wrapper.files.job_directory import MEMORY
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
-from ones_wrapper.run.memory import DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
+from ones_wrapper.run.memory import DoesNotFitError, classify_error, device_name, is_out_of_memory, look_up, remember
 from tests.wrapper.forked import FORKS
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
+
+
+def find(directory: Path, declared: int, device: str) -> int:
+    found = look_up(directory, declared, device)
+    return declared if found is None else found.samples
 
 
 def test_what_the_allocator_really_says_is_recognised() -> None:

@@ -290,6 +290,21 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
     return f"{network.host}:{network.port}"
 
 
+def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
+    """Give a job that does not run, by its id or directory, another secret in place of one that others saw. Raises
+    `LaunchError`.
+    """
+    what = f"--new-secret {source}"
+    path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
+    if running := holder(path):
+        raise LaunchError(f"{what}: {running} still runs in {path} and has the old one; end it, or requeue and hold it")
+    try:
+        JobSecret.renew(path / HOT)
+    except OSError as error:
+        raise LaunchError(f"{what}: {path / HOT}: {error.strerror}") from None
+    log(f"{path / HOT} has a new secret, by which the job's next start goes", "ones-run")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 if nothing could be started."""
     now = time.time()
@@ -361,22 +376,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if claim is not None:
             claim.release()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
-    """Give a job that does not run, by its id or directory, another secret in place of one that others saw. Raises
-    `LaunchError`.
-    """
-    what = f"--new-secret {source}"
-    path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
-    if running := holder(path):
-        raise LaunchError(f"{what}: {running} still runs in {path} and has the old one; end it, or requeue and hold it")
-    try:
-        JobSecret.renew(path / HOT)
-    except OSError as error:
-        raise LaunchError(f"{what}: {path / HOT}: {error.strerror}") from None
-    log(f"{path / HOT} has a new secret, by which the job's next start goes", "ones-run")

@@ -56,7 +56,6 @@ class Change:
     plan: Plan
     leaves: bool
     """True if this rank's block is no member."""
-    moves: bool
     bytes: int
     """State that was sent, over all new blocks."""
     transfer_s: float
@@ -85,7 +84,8 @@ class Blocks:
         self._group = group
         self._board = found.board
         self._address = found.address
-        self._local = found.local
+        self.local_rank = found.local
+        """This process's number within its block."""
         self._backend: str = ""
         self._me = found.me
         self.present = found.present
@@ -124,11 +124,6 @@ class Blocks:
         """Note that torch.distributed is set up, and the largest pass that this block's devices hold."""
         self._backend = dist.get_backend_config()
         self._me = replace(self._me, max_local=max_local)
-
-    @property
-    def local_rank(self) -> int:
-        """This process's number within its block."""
-        return self._local
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
         """Return the first membership of a term: those that it began with, or only this block.
@@ -171,8 +166,8 @@ class Blocks:
 
     def _may(self, coming: Plan) -> bool:
         """Return whether the ranks may change to this plan now."""
-        stays = self.hot and self.present is not None and not _leavers(self.present, coming)
-        return stays or self.may_leave()
+        all_stay = self.present is not None and not self.present.newcomers(coming)
+        return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
         """Notes for people on blocks that came since the last call; only the leader has any."""
@@ -209,11 +204,6 @@ class Blocks:
             self._prepare(newest)
         plan = self.machine.plan
         return change > 0 and plan is not None and plan.generation == change
-
-    @property
-    def moving(self) -> bool:
-        """True if another block leads after the plan that is prepared for."""
-        return self.coming.moves
 
     def shapes(self) -> str:
         """Input of the forward pass, as those who train described it; empty if unknown. Raises `StoreLostError`."""
@@ -294,9 +284,8 @@ class Blocks:
         if group.rank == 0:
             self._board.put(f"verdict-{plan.generation}", "committed")
         total = sent * len(newcomers)
-        leaves = plan.first_rank(self._me.uid) is None
-        result = Change(plan, leaves, plan.moves, total, seconds, began, {})
-        if leaves:
+        result = Change(plan, self.leaves, total, seconds, began, {})
+        if self.leaves:
             return result
         former = self._former
         assert former is not None and former.formed is not None
@@ -422,7 +411,7 @@ class Blocks:
         if why:
             raise PeersLostError(f"the others change without this block: {why}")
         self._become(former)
-        return Change(plan, False, plan.moves, size, seconds, float(rest["began"]), rest)
+        return Change(plan, False, size, seconds, float(rest["began"]), rest)
 
     def _receive(
         self,
@@ -515,7 +504,7 @@ class Blocks:
             if not self.hot:
                 return
             self._former = self.link.take(generation)
-            if self._former is None and plan.first_rank(self._me.uid) is not None:
+            if self._former is None and not self.leaves:
                 self._begin_forming(plan, 0)
         except StoreLostError as error:
             raise PeersLostError(f"the leader's board is gone: {error}") from None
@@ -529,14 +518,13 @@ class Blocks:
 
     def _make_former(self, plan: Plan, first: int, board: Board, listening: int = 0) -> Former:
         """Return the former for this rank; `first` is the plan's rank of its block's first process."""
-        rank, device = first + self._local, self._group.device
+        rank, device = first + self.local_rank, self._group.device
         return Former(plan, rank, board, self._backend, device, self._address, listening)
 
     def _form_after(self, present: Plan) -> None:
         self.link.form(present.generation, self._me.uid, self._make_former)
 
     def _forget(self) -> None:
-        """Drop the plan that was prepared for."""
         former, self._former = self._former, None
         self.machine.back()
         connections.drop(former.formed if former is not None else None)
@@ -578,19 +566,11 @@ class Blocks:
     def _coordinate(self, plan: Plan) -> None:
         orders, back_off = self._orders(plan.term), BackOff(self.folder.path, self.block.array)
         self._coordinator = coordinator = Coordinator(
-            self._board, plan, orders, self._superseded, self._fits, self.hot, back_off
+            self._board, plan, orders, self._superseded, lambda world: self.fits(world), self.hot, back_off
         )
         self._board.put(MODE, self.machine.carrier.value)
         self.link.follow(self._board, coordinator)
 
-    def _fits(self, world: int) -> bool:
-        return self.fits(world)
-
     def _superseded(self) -> bool:
         newest = self.folder.newest()
         return newest is not None and newest.term > self.leader.term
-
-
-def _leavers(present: Plan, coming: Plan) -> bool:
-    """Return whether a member of `present` is none of `coming`."""
-    return not {member.uid for member in present.members} <= {member.uid for member in coming.members}

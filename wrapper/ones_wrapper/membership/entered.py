@@ -7,7 +7,7 @@ finds the right one. Else `init` lets them meet, while others train on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,10 +114,11 @@ def enter_before_script() -> Entered | None:
     again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
     if (block := own_block(env)) is None:
         return None
-    spec = read_spec(find_job_directory(env, Path.cwd()))
+    directory = find_job_directory(env, Path.cwd())
+    spec = read_spec(directory)
     by_terms = bool(again) or (spec is not None and not spec.hot)
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    store = _open_store(env) if world > 1 else None
+    store = GroupStore(meet(env, JobNetwork.found(env, directory / HOT)), "block", _MEET_S) if world > 1 else None
     if store is not None:  # the first rank's word: a shared file system may show a spec only to some nodes
         if rank == 0:
             store.set("by-terms", str(int(by_terms)))
@@ -136,12 +137,6 @@ def enter_before_script() -> Entered | None:
         limits = spec.limits
         entered.blocks.fits = lambda world: limits.at(world) is not None
     return entered
-
-
-def _open_store(env: Mapping[str, str]) -> GroupStore:
-    """Open the store by which the ranks of a block meet before the script. Raises `StoreLostError`."""
-    network = JobNetwork.found(env, find_job_directory(env, Path.cwd()) / HOT)
-    return GroupStore(meet(env, network), "block", _MEET_S)
 
 
 def enter_block(group: TorchGroup, block: Block) -> Entered:

@@ -16,10 +16,10 @@ from ones_wrapper.membership.coming import answer, find_coming, gather, read_com
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
-from ones_wrapper.membership.meeting import NotWantedError, find_or_found, own_address
+from ones_wrapper.membership.meeting import NotWantedError, find_or_found
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
@@ -62,7 +62,7 @@ def come_in(
     Collective over the block. `ready` is called before a term is claimed, with the term before. Raises `NotWantedError`
     if the job is over, and `StoreLostError`.
     """
-    folder, address = HotFolder(job_dir, block.array), own_address(env)
+    folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
     folder.prepare()
     network = JobNetwork.found(env, folder.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -11,7 +11,7 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.network.job_network import JobNetwork, node_name
+from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
 
@@ -36,15 +36,6 @@ def is_peer_lost(error: BaseException) -> bool:
     fault = fault_of(error)
     # NCCL's errors of this rank's own card come as DistBackendError, too.
     return fault is Fault.PEER or (isinstance(error, dist.DistError) and fault is Fault.SCRIPT)
-
-
-def own_address(env: Mapping[str, str]) -> str:
-    """Return the name by which other nodes find this one."""
-    if env.get("ONES_SOCKET_IFNAME"):
-        return node_name(env)
-    if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
-        return env["SLURMD_NODENAME"]
-    return env.get("MASTER_ADDR") or "127.0.0.1"
 
 
 def find_or_found(

@@ -72,7 +72,6 @@ def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
 
 
 def _end(blocks: Blocks, requests: OwnerRequests) -> None:
-    """End the job for good, with the checkpoint that there is."""
     requests.remove(STOP)
     blocks.folder.end()
     log(f"{STOP}: stopped for good")

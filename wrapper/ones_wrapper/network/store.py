@@ -33,9 +33,6 @@ class GroupStore(Store):
     def _key(self, key: str) -> bytes:
         return (self._begin + key).encode()
 
-    def _wait_s(self, timeout: timedelta | None) -> float:
-        return self._timeout_s if timeout is None else timeout.total_seconds()
-
     def set_timeout(self, timeout: timedelta) -> None:
         """Set how long `get` and `wait` wait."""
         self._timeout_s = timeout.total_seconds()
@@ -75,7 +72,7 @@ class GroupStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all of them are there."""
-        self._wait("wait", keys, self._wait_s(timeout))
+        self._wait("wait", keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
     def _wait(self, what: str, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         milliseconds = b"%d" % max(0, int(1000 * timeout_s))

@@ -13,10 +13,10 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ones_wrapper.files.job_io import SAVE, STOP, OrderReader, OwnerRequests
 from ones_wrapper.group import Group
+from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.process.hooks import FLAGS, Flags
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from ones_wrapper.script.stuck import fewer_passes
@@ -66,25 +66,6 @@ QUIET = Agreement(0, False, 0, 0, False, False, True)
 """Nobody asks for anything, and there is no order."""
 
 
-class Members(Protocol):
-    """The part of a job of blocks in the agreement. Not collective."""
-
-    def proposal(self) -> tuple[int, int]:
-        """This rank's proposal for `Agreement.plan` and `Agreement.change`."""
-
-    def look(self) -> None:
-        """Have the leader read a new order now."""
-
-    def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return whether the blocks that an order names are those that train; its batch waits until then."""
-
-    def stops(self) -> bool:
-        """Return whether a signal to end that this process got ends the job, rather than its block."""
-
-    def stop_all(self) -> bool:
-        """Return whether all blocks are asked to end."""
-
-
 class Boundary:
     """The step boundaries of one run."""
 
@@ -114,7 +95,8 @@ class Boundary:
         """Returns the number of exchanges of gradients that this rank has begun: as many as all others."""
         self.applied = 0
         """Number of the order whose batch is in force."""
-        self.members: Members | None = None
+        self.members: Blocks | None = None
+        """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
         """Returns this rank's measured speed: `Uneven.proposal`."""
 

@@ -208,7 +208,7 @@ class ChangingRanks(FixedRanks):
         run.records.flush()
         began = time.time()  # what the device still owed was training
         run.loop.exchanges.settle()
-        if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
+        if self._blocks.coming.moves:  # ranks may differ in these, and those of rank 0 count
             self._group.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
@@ -217,7 +217,7 @@ class ChangingRanks(FixedRanks):
         change = self._blocks.change(self._collected, began)
         if change is None:
             return
-        if change.moves and before == 0:
+        if change.plan.moves and before == 0:
             run.records.stop_leading(f"block {change.plan.members[0].task} leads")
         if change.leaves:
             self._leave_membership()
@@ -262,7 +262,7 @@ class ChangingRanks(FixedRanks):
         boundary.ranks_changed(applied, answered)
         run.watch_others()
         self._term = plan.term
-        if change.moves:
+        if change.plan.moves:
             sizes.spec = replace(sizes.spec, term=plan.term)
             run.control.lead(plan.term)
             if self._group.rank == 0:

@@ -66,19 +66,29 @@ class Found(NamedTuple):
     """World size at which it was found; 0 if that makes no difference."""
 
 
-def find(directory: Path, declared: int, device: str) -> int:
-    """The largest local batch for ranks on `device`, in samples: `declared`, or less where that turned out not to fit.
-
-    What was found counts only while the script declares the same and the device is the same. Not collective: with
-    unlike devices the ranks find unlike values, and must agree on the smallest.
-    """
-    found = look_up(directory, declared, device)
-    return declared if found is None else found.samples
-
-
 def look_up(directory: Path, declared: int, device: str) -> Found | None:
-    """Return the same, with the world size at which it was found; None if nothing was."""
-    return _read(directory / MEMORY, declared, device)
+    """Return the largest local batch that was found on such a device; None if there is none that is valid.
+
+    It counts only while the script declares the same. Not collective: unlike devices find unlike values, and the ranks
+    must agree on the smallest.
+    """
+    path = directory / MEMORY
+    try:
+        stored = json.loads(read_small(path, MOST_BYTES))
+        found = stored["found"]
+        if type(found) is not int or found < 1:
+            raise ValueError(f"found={found!r:.40} is not a batch")
+        if (stored["declared"], stored["device"]) != (declared, device):
+            return None
+        gpus = stored.get("gpus", 0)
+        if type(gpus) is not int or gpus < 0:
+            raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
+        return Found(min(found, declared), gpus)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log(f"{path} is ignored: {error}")
+        return None
 
 
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
@@ -120,23 +130,3 @@ def classify_error(
     except (DoesNotFitError, OSError) as why:
         return 1, f"out of memory: {why}"
     return OUT_OF_MEMORY, f"a pass of {samples} samples is too large for this device ({device}); the next takes {half}"
-
-
-def _read(path: Path, declared: int, device: str) -> Found | None:
-    """Return the local batch in the file for this script and device; None if there is none that is valid."""
-    try:
-        stored = json.loads(read_small(path, MOST_BYTES))
-        found = stored["found"]
-        if type(found) is not int or found < 1:
-            raise ValueError(f"found={found!r:.40} is not a batch")
-        if (stored["declared"], stored["device"]) != (declared, device):
-            return None
-        gpus = stored.get("gpus", 0)
-        if type(gpus) is not int or gpus < 0:
-            raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
-        return Found(min(found, declared), gpus)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        log(f"{path} is ignored: {error}")
-        return None

@@ -46,20 +46,14 @@ LEFT = (
 )
 
 
-def groups_added(name: str) -> str:
-    """Hint on a parameter group that came after `register`."""
-    return (
-        f"{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next "
-        "start: add all groups before, those for later with requires_grad_(False), and unfreeze them later"
-    )
-
-
-def no_steps(step: int) -> str:
-    """Hint that the optimizer has not stepped for a while."""
-    return (
-        f"the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that "
-        "job.prepare or job.register returned, in each turn of the loop"
-    )
+GROUPS_ADDED = (
+    "{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next start: "
+    "add all groups before, those for later with requires_grad_(False), and unfreeze them later"
+)
+NOT_STEPPED = (
+    "the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that "
+    "job.prepare or job.register returned, in each turn of the loop"
+)
 
 
 def no_cuda(error: BaseException, device: str) -> str:

@@ -140,7 +140,6 @@ def in_force(spec: Spec, wanted: int, division: Division) -> int:
 
 
 def _each_a_replica(limits: Limits) -> bool:
-    """Return whether each rank is a replica, at any number of GPUs."""
     return all(row.replicas == row.gpus for row in limits.sizes)
 
 

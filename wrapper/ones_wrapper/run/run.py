@@ -124,7 +124,7 @@ class Run:
 
         def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if len(optimizer.param_groups) != groups[optimizer]:
-                raise RuntimeError(mistakes.groups_added(type(optimizer).__name__))
+                raise RuntimeError(mistakes.GROUPS_ADDED.format(name=type(optimizer).__name__))
             try:
                 self.loop.exchanges.finish(optimizer)
             except RuntimeError as error:
@@ -230,7 +230,7 @@ class Run:
         useful = self.sizes.count(total)
         self.loop.stepped(self.progress, total)
         if self.loop.still == mistakes.NO_STEPS and self.group.rank == 0:
-            log(mistakes.no_steps(self.progress.step))
+            log(mistakes.NOT_STEPPED.format(step=self.progress.step))
         self.records.step(total, useful)
         self.ranks.stepped()
 

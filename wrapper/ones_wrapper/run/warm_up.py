@@ -114,7 +114,6 @@ def _zeros(told: Any, device: torch.device, old: int, new: int) -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in a model's output."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
