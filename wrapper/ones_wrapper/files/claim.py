@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol
 
-from ones_wrapper.files.job_lock import try_lock
+from ones_wrapper.files.job_lock import WAIT_S, try_lock
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.process.log import log
 
@@ -27,8 +27,6 @@ BEAT_S = 2.0
 """A holder renews its file's time so often."""
 WATCH_S = 3 * BEAT_S
 """A holder of whom nothing is seen for so long is gone, where no lock says so."""
-WAIT_S = 5.0
-"""Time that a training which is just ending may still hold the directory."""
 _SETTLE_S = 0.5
 
 

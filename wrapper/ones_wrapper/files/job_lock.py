@@ -1,5 +1,6 @@
 """One job at a time holds a job's directory: two would clear away and replace each other's files.
 
+Rank 0 holds this lock, besides the claim of its `ones-run`: ranks may outlive one that was killed, as under `mpirun`.
 Needs only the standard library: `ones-run` comes here before torch is imported.
 """
 
