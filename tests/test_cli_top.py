@@ -38,6 +38,7 @@ from slurm_ones.slurm.client import Unreachable
 from slurm_ones.text import left_s
 from tests.commands import printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
+from tests.marks import nightly
 from tests.slurm.make import job_of
 from tests.test_cli import HOSTILE
 
@@ -237,12 +238,12 @@ def test_it_filters_helps_and_shows_a_job_alone(filled: str) -> None:
     ("keys", "expected"),
     [
         (("p", *"2x4", "enter", "enter"), "slurm-ones pin 7 2x4: ran pin 7 2x4"),
-        (("z", "4", "enter", "enter"), "slurm-ones resize 7 4: ran resize 7 4"),
+        nightly(("z", "4", "enter", "enter"), "slurm-ones resize 7 4: ran resize 7 4"),
         (("u", "enter"), "slurm-ones release 7: ran release 7"),
         (("p", "2", "enter", "escape"), ""),
-        (("p", "enter", "u", "escape"), ""),
-        (("z", "escape"), ""),
-        (("x", "escape"), ""),
+        nightly(("p", "enter", "u", "escape"), ""),
+        nightly(("z", "escape"), ""),
+        nightly(("x", "escape"), ""),
     ],
 )
 def test_a_job_changes_by_a_command_that_the_user_agrees_to(

@@ -22,6 +22,7 @@ from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.act.plain_job import PlainJob
 from tests.act.world import LEASE_S, NEW, Crash, World
+from tests.marks import nightly
 
 
 def _refused(world: World) -> None:
@@ -198,7 +199,7 @@ def test_an_interruption_between_any_two_steps(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_s", [5, 45, 55, 70, 1000])
+@pytest.mark.parametrize("away_s", [nightly(5), nightly(45), 55, 70, nightly(1000)])
 @pytest.mark.parametrize(
     "road", [road for road in ROADS if road.name in ("there", "parked")], ids=lambda road: road.name
 )

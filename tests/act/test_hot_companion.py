@@ -11,6 +11,7 @@ from ones_db import ResizeRecord, Store
 from slurm_ones.rules.blocks import BLOCKS
 from slurm_ones.simulate.training.application import Hot
 from slurm_ones.simulate.world import World as Simulated
+from tests.marks import nightly
 from tests.simulate.harness import RandomFaults
 from tests.simulate.test_engine import with_changing_policy, workload
 
@@ -19,9 +20,9 @@ from tests.simulate.test_engine import with_changing_policy, workload
 @pytest.mark.parametrize(
     "faults",
     [
-        RandomFaults(),
+        nightly(RandomFaults()),
         RandomFaults(unreachable=0.1, refused=0.05, partial=0.05),
-        RandomFaults(node_mtbf_s=2000.0),
+        nightly(RandomFaults(node_mtbf_s=2000.0)),
     ],
     ids=["quiet", "odd Slurm", "failing nodes"],
 )

@@ -12,6 +12,20 @@ from ones_db import Store, migrate
 from tests.conftest import served
 from tests.db.server import Server
 
+SQLITE_BY_DAY = frozenset(
+    f"test_{name}.py" for name in ("accounting", "actions", "blocks", "decisions", "frames", "live", "memory")
+)
+"""Files whose statements are those of both kinds of store: by day they ask one."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        ours = item.path.parent == Path(__file__).parent and item.path.name in SQLITE_BY_DAY
+        if ours and params.get("url") == "postgresql":
+            item.add_marker(pytest.mark.nightly)
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:

@@ -46,8 +46,8 @@ KEPT_WITH_BLOCKS = {
     20280299: "the same",
 }
 """The same with jobs of blocks; `tests.faults.test_replay` has another."""
-BY_NIGHT = frozenset({20260063, 20280299})
-"""Of these, the longest, and one that repeats another."""
+BY_NIGHT = frozenset({1277, 3563, 20260063, 20280299})
+"""Of all these the longest, and those that repeat another."""
 
 FRESH = 5 if NIGHTLY else 1
 """Seeds of each kind; by night, nobody has tried them."""
@@ -61,7 +61,7 @@ KINDS = {
 limits none ever runs; or blocks are preempted, and others' jobs want the same nodes, CPUs and licences."""
 
 
-@pytest.mark.parametrize("seed", KEPT, ids=str)
+@pytest.mark.parametrize("seed", [nightly(one) if one in BY_NIGHT else one for one in KEPT], ids=str)
 def test_what_was_mended_stays_mended(seed: int) -> None:
     assert run(FaultPlan.of(seed)).violations == ()
 
@@ -91,11 +91,13 @@ def test_what_a_store_remembers_is_what_is_stored(monkeypatch: pytest.MonkeyPatc
         return found
 
     monkeypatch.setattr(FaultyStore, "_recall", compare)
-    for kind, seed in (("--blocks", 1000024), ("--guests", 1000019), ("--plain", 1000024)):
+    by_night = (("--blocks", 1000024), ("--plain", 1000024)) if NIGHTLY else ()
+    for kind, seed in (("--guests", 1000019), *by_night):
         assert run(KINDS[kind](seed)).violations == ()
-    assert min(compared[question] for question in (*OF_JOBS, "open resizes", "live", "deferrals", "finished")) > 20
+    assert min(compared[question] for question in (*OF_JOBS, "open resizes", "live", "deferrals", "finished")) > 2
 
 
+@pytest.mark.nightly
 def test_a_companion_that_knows_no_strategies_is_found() -> None:
     """The invariant sees a job that runs at a size outside its limits, which its owner's range does not exclude."""
     with (
@@ -157,11 +159,21 @@ CAUGHT = {
     "a guest that stays in place of base": (FaultKind.OTHER_JOB, 1, 40),
 }
 """The kind of fault that finds each mutant, the companions, and the first seed to try, as runs take seconds."""
+MUTANTS_BY_DAY = frozenset(
+    {
+        "no reading back of a reshape",
+        "an owner who is not heard",
+        "a throttle lifted before the tasks are held",
+        "a leader that does not ask whether it leads",
+        "a base block in the queue of guests",
+    }
+)
+"""One of each kind of plan: they show that a run sees what must not be."""
 WITHIN = 12
 """Seeds from the first within which each mutant is found."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [one if one in MUTANTS_BY_DAY else nightly(one) for one in MUTANTS])
 def test_a_companion_with_a_safeguard_left_out_is_found(mutant: str) -> None:
     kind, companions, first = CAUGHT[mutant]
     for seed in range(first, first + WITHIN):

@@ -36,6 +36,7 @@ def replayed() -> tuple[Result, Recording, str]:
     return result, recorders[0].recording, page(plan, result, recorders[0].recording)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_looking_changes_nothing(replayed: tuple[Result, Recording, str]) -> None:
     """Protects what a seed stands for: with a page it is the same run as without."""
@@ -75,6 +76,7 @@ class Scripts(HTMLParser):
         self._inside = False
 
 
+@pytest.mark.slow
 def test_all_of_it_is_text_and_in_one_file(replayed: tuple[Result, Recording, str]) -> None:
     """Protects the reader's browser from what jobs and people wrote, and the page from needing a network."""
     _, recording, text = replayed
@@ -95,6 +97,7 @@ def browser() -> Iterator[Any]:
     found.quit()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_in_a_browser(replayed: tuple[Result, Recording, str], browser: Any, tmp_path: Path) -> None:
     """Protects whoever debugs: keys go through time, at every width, light and dark, without an error."""

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.progress_calibration import calibration
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, TrainingState
 from slurm_ones.policy.contract import Progress
+from tests.marks import nightly
 
 Maker = Callable[[np.random.Generator], FinishedJob]
 
@@ -61,7 +62,7 @@ def many(maker: Maker, seed: int = 0) -> list[FinishedJob]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("maker", "error", "width"),
-    [(early, 0.4, 2.0), (declared, 0.05, 0.1), (mixed, 0.1, math.inf), (erratic, 1.0, math.inf)],
+    [(early, 0.4, 2.0), nightly(declared, 0.05, 0.1), (mixed, 0.1, math.inf), nightly(erratic, 1.0, math.inf)],
 )
 def test_the_interval_of_80_percent_holds_the_truth_about_as_often(maker: Maker, error: float, width: float) -> None:
     """On jobs that finished later than those learned from, whether they stop early or train what they declared; and it

@@ -20,6 +20,7 @@ from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Progr
 from slurm_ones.rivals.gavel import allocate
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
+from tests.marks import nightly
 
 
 def of_kinds(view: ClusterView, *kinds: str) -> ClusterView:
@@ -49,7 +50,7 @@ def mixed_rounds(draw: st.DrawFn) -> Round:
 class TestContract:
     @pytest.mark.slow
     @given(st.lists(mixed_rounds(), min_size=1, max_size=2), st.integers(0, 3))
-    @pytest.mark.parametrize("name", ["ones", "sia", "gavel"])
+    @pytest.mark.parametrize("name", ["ones", nightly("sia"), nightly("gavel")])
     def test_schedules_can_be_had(self, name: str, history: list[Round], seed: int) -> None:
         """Whatever the kinds of nodes and jobs, a schedule keeps the contract, and is equal for equal seeds."""
         found = []

@@ -197,13 +197,7 @@ class TestVersions:
         for wheel in wheels.values():
             assert {str(one.specifier) for one in requirements(wheel) if one.name in OURS} <= {f"=={number}", ""}
 
-    @pytest.mark.parametrize(("where", "name"), [("bare", "ones-wrapper"), ("notebook", "ones-db")])
-    def test_packages_know_theirs(self, request: pytest.FixtureRequest, where: str, name: str) -> None:
-        """`__version__` is what pip knows."""
-        package = PACKAGES[name]
-        code = f"import {package}, importlib.metadata as m; print({package}.__version__ == m.version({name!r}))"
-        assert request.getfixturevalue(where).python(code) == "True"
-
+    @pytest.mark.nightly
     @pytest.mark.parametrize(("where", "command"), [("service", "slurm-ones"), ("bare", "ones-run")])
     def test_commands_say_it(self, request: pytest.FixtureRequest, wheels: Wheels, where: str, command: str) -> None:
         """What to name in a bug report."""
@@ -221,11 +215,14 @@ class TestWrapper:
         """Nothing is pulled into a training environment that could change what is there."""
         assert [one.name for one in requirements(wheels["ones-wrapper"]) if applies(one, ())] == ["numpy"]
 
+    @pytest.mark.nightly
     def test_the_protocol_needs_no_torch(self, bare: Environment) -> None:
-        """The companion reads reports where no torch is."""
+        """The companion reads reports where no torch is; `__version__` is what pip knows."""
         assert bare.lacks("torch", *self.FOREIGN)
-        bare.python("import ones_wrapper, ones_wrapper.protocol")
+        code = "import ones_wrapper as w, ones_wrapper.protocol, importlib.metadata as m; "
+        assert bare.python(f"{code}print(w.__version__ == m.version('ones-wrapper'))") == "True"
 
+    @pytest.mark.nightly
     def test_ones_run_says_that_torch_is_missing(self, bare: Environment) -> None:
         """One sentence with the command, exit code 2, and nothing started."""
         script = bare.folder / "train.py"
@@ -258,14 +255,15 @@ class TestDatabase:
     """ones-db in a notebook's environment."""
 
     def test_it_reads_a_database_into_a_frame(self, notebook: Environment, tmp_path: Path) -> None:
-        """Without alembic, which only creates and upgrades."""
+        """Without alembic, which only creates and upgrades; `__version__` is what pip knows."""
         url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
         migrate.upgrade(url)
         with Store.open(url, "gres") as store:
             resized_job(store, 7)
         assert notebook.lacks("alembic", "torch", "pydantic", "typer", "slurm_ones")
-        code = "import sys, ones_db; print(ones_db.connect(sys.argv[1]).job_summary()[['job_id', 'resizes']].values)"
-        assert notebook.python(code, url) == "[[7 1]]"
+        code = "import sys, ones_db, importlib.metadata as m; print(ones_db.__version__ == m.version('ones-db'), "
+        code += "ones_db.connect(sys.argv[1]).job_summary()[['job_id', 'resizes']].values)"
+        assert notebook.python(code, url) == "True [[7 1]]"
 
 
 class TestCompanion:
@@ -284,11 +282,13 @@ class TestCompanion:
         done = service.run("slurm-ones", "--help")
         assert done.returncode == 0, done.stderr
 
+    @pytest.mark.nightly
     def test_a_template_is_printed(self, service: Environment) -> None:
         """From the wheel, where no checkout is."""
         done = service.run("slurm-ones", "template", "ddp")
         assert done.stdout == (TOP / "sbatch_templates/ddp.sbatch").read_text()
 
+    @pytest.mark.nightly
     def test_a_sites_script_is_printed_and_found_elastic(self, service: Environment, tmp_path: Path) -> None:
         """What the guide for sites has people type, as far as Slurm is not asked."""
         printed = service.run("slurm-ones", "template", "delta", "--account", "mine", "--gpus", "1-8")

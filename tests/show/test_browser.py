@@ -16,7 +16,7 @@ from ones_db import Store
 from tests import debian
 from tests.cluster import paths
 from tests.db.make import job
-from tests.marks import nightly
+from tests.marks import NIGHTLY, nightly
 from tests.show.conftest import TOKEN, Page
 from tests.waiting import until
 
@@ -88,8 +88,11 @@ def sized(browser: Any, width: int, scheme: str) -> None:
 
 
 def picture(browser: Any, name: str) -> None:
+    """For people to look at, by night."""
     from selenium.common.exceptions import TimeoutException
 
+    if not NIGHTLY:
+        return
     PICTURES.mkdir(parents=True, exist_ok=True)
     # Chromium gives itself 10 s, and nothing is tested by it.
     with suppress(TimeoutException):
@@ -120,13 +123,13 @@ axe.run(document).then((found) => done(found.violations.map(
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(serve: Callable[..., Page], browser: Any, scheme: str) -> None:
+@pytest.mark.parametrize("schemes", [("light", "dark", "light"), nightly(("dark", "light", "dark"))], ids="-".join)
+def test_axe_finds_nothing(serve: Callable[..., Page], browser: Any, schemes: tuple[str, ...]) -> None:
     """Protects people who use the pages by keyboard, screen reader or magnifier, at each width and in both themes."""
     page = serve()
     browser.set_script_timeout(60)
     browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
-    for width in (1440, 800, 390):
+    for width, scheme in zip((1440, 800, 390), schemes, strict=True):
         sized(browser, width, scheme)
         for path in ("", "decisions", "jobs/10", "jobs/7"):
             browser.get(f"http://127.0.0.1:{page.port}/{path}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.slurm.simulated import SimulatedSite
-from tests.slurm.sites import Site
+from tests.slurm.sites import OPERATOR, OWNER, Site
 
 OTHERS = [f"gres-{name}" for name in os.environ.get("ONES_CLIENT", "").split(",") if name]
 """Clients of others, each as `package.module:Class`, that the contract shall run on as well."""
@@ -56,3 +56,12 @@ def slurm(slurm_door: Site) -> Iterator[Site]:
     """A Slurm to try facts on; its jobs end with the test."""
     yield slurm_door
     slurm_door.clear()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a contract for owner and operator each client is held to one by day, and by night to both."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR)):
+            item.add_marker(pytest.mark.nightly)

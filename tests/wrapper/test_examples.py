@@ -35,10 +35,10 @@ def test_the_guide_shows_the_edits() -> None:
     ("name", "arguments"),
     [
         ("elastic.py", ("--epochs", "2")),
-        ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
+        nightly("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
         nightly("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
         nightly("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
-        ("fused.py", ("--epochs", "2", "--stop-after", "1")),
+        nightly("fused.py", ("--epochs", "2", "--stop-after", "1")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         nightly("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),

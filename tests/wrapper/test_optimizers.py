@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from ones_wrapper.protocol import Hello, Order, Throughput
-from tests.marks import nightly
 from tests.wrapper.runs import Run, write_order
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 pytest.importorskip("pytorch_optimizer")
 
@@ -76,7 +75,7 @@ def train(job_dir: Path, name: str, sizes: list[int]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", [nightly("lars"), "lamb"])
+@pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_resized_run_ends_where_the_uninterrupted_one_does(tmp_path: Path, name: str) -> None:
     """Protects the optimizers that larger batches ask for: their state is checkpointed, and the learning rate's factor
     reaches them."""

@@ -6,7 +6,10 @@ import pytest
 
 from tests.wrapper.runs import Run
 
-FORKED = {"test_blocks.py", "test_claim.py", "test_job_log.py", "test_fused_start.py", "test_restart_policy.py"}
+FORKED = {
+    *("test_blocks.py", "test_claim.py", "test_ending.py", "test_fused_start.py", "test_job_log.py"),
+    "test_restart_policy.py",
+}
 """Files whose tests start it many times: one test of each kind asks for `true_command`."""
 
 

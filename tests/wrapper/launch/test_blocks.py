@@ -34,6 +34,7 @@ from ones_wrapper.process.block import Block, own_block
 from ones_wrapper.process.exit_codes import DONT_RESTART, HUNG, PEER_LOST, STOP_CODE, explaining_code
 from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
+from tests.marks import nightly
 from tests.waiting import until
 from tests.wrapper.runs import Run, write_order
 
@@ -474,7 +475,7 @@ def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [nightly(False), True])
 def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""
     first = "os.kill(os.getpid(), 9)" if killed else f"sys.exit({PEER_LOST})"

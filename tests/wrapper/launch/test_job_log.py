@@ -63,7 +63,6 @@ def children(task: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_command")
 def test_signals_to_every_process_of_a_step(tmp_path: Path) -> None:
     """Protects the log and the last checkpoint of jobs with loader workers: Slurm sends its signals to the workers too,
     those of the script's own DataLoaders among them, and a worker that dies ends its rank with an error."""

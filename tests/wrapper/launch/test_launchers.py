@@ -16,7 +16,6 @@ from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import LAUNCHERS
 from ones_wrapper.launch.supervise import Launch
 from ones_wrapper.process.placement import LaunchError
-from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -146,11 +145,12 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
 
 
 @needs_mpirun
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "start",
     [
-        nightly(lambda folder, *a: run(folder, "--ranks-per-node=2", "--backend=mpi", "script.py", *a)),
-        nightly(lambda folder, *a: run(folder, "--ranks-per-node=2", "--launcher=mpirun", "script.py", *a)),
+        lambda folder, *a: run(folder, "--ranks-per-node=2", "--backend=mpi", "script.py", *a),
+        lambda folder, *a: run(folder, "--ranks-per-node=2", "--launcher=mpirun", "script.py", *a),
         lambda folder, *a: run(folder, "--ranks-per-node=2", "script.py", *a),
     ],
     ids=["mpi", "node launcher under mpirun", "local"],

@@ -171,7 +171,6 @@ def ranks_of(run: Run) -> list[int]:
     raise AssertionError("no ranks")
 
 
-@pytest.mark.usefixtures("true_command")
 def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """Protects the whole way: a rank dies, the others are ended, all start again within the same `ones-run` from
     the last checkpoint, and each sample has been used once in what counts.
