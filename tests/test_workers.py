@@ -26,7 +26,8 @@ class Worker:
 
 def given(workers: int, slurm: int, others: int) -> tuple[dict[str, list[str]], list[str]]:
     """The files that each worker ran, where all take equally long, and which workers ended before the rest."""
-    files = [f"tests/endtoend/test_{i}.py" for i in range(slurm)] + [f"tests/rules/test_{i}.py" for i in range(others)]
+    files = [f"tests/endtoend/test_{i}.py" for i in range(slurm)]
+    files += [f"tests/{'wrapper' if i % 2 else 'rules'}/test_{i}.py" for i in range(others)]
     tests = [f"{file}::test_{i}" for file in files for i in range(3)]
     options = SimpleNamespace(loadscopereorder=False)
     config: Any = SimpleNamespace(option=options, getvalue=lambda name: [f"{workers}*popen"])
@@ -61,8 +62,10 @@ def test_two_workers_wait_for_slurm_and_the_others_compute() -> None:
     on_slurm = [{"endtoend" in file for file in ran[f"gw{i}"]} for i in range(4)]
     assert on_slurm[2:] == [{False}, {False}]
     assert len(early) == 1 and early[0] in ("gw0", "gw1")
-    # The one that goes on then computes too.
+    # The one that goes on then computes too, and begins no ranks while others do.
     assert sorted(map(len, on_slurm[:2])) == [1, 2]
+    assert not any("wrapper" in file for i in (0, 1) for file in ran[f"gw{i}"])
+    assert all("wrapper" in ran[f"gw{i}"][0] for i in (2, 3))
 
 
 def test_fewer_workers_run_all_to_the_end() -> None:

@@ -1,7 +1,8 @@
 """Which of pytest's workers runs which file, and when: some wait for a Slurm while others compute.
 
 Two workers begin with what needs a real Slurm, whose tests mostly wait, and have clusters; the others begin with the
-rest. So the machine is neither idle for the first third of the time nor crowded for the others.
+wrapper's. So the machine is neither idle for the first third of the time nor crowded for the others, and two processes
+rather than four prepare what ranks are forked from, which takes 20 s of the processor each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.cluster.paths import REPOSITORY
 
 BY_FIXTURE = "tests/slurm/contract/"
 """A folder whose tests have the mark from a fixture's parameters."""
+OF_RANKS = "tests/wrapper/"
 SLURM_WORKERS = ("gw0", "gw1")
 MOST_COMPUTE = 3
 """Workers that go on once no file that needs a Slurm is left: more get into each other's way on two cores."""
@@ -56,9 +58,11 @@ class Mixed(LoadFileScheduling):
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         slurm = node.gateway.id in SLURM_WORKERS
-        suits = next((file for file in self.workqueue if on_slurm(file) == slurm), None)
-        if suits is not None:
-            self.workqueue.move_to_end(suits, last=False)
+
+        def suits_less(file: str) -> tuple[bool, bool]:
+            return on_slurm(file) != slurm, file.startswith(OF_RANKS) == slurm
+
+        self.workqueue.move_to_end(min(self.workqueue, key=suits_less), last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:

@@ -26,6 +26,7 @@ from ones_wrapper.files.kept_files import KeptFiles
 from ones_wrapper.files.run_id import run_id
 from ones_wrapper.protocol import Batch, First, Order, decode_spec
 from tests.marks import nightly
+from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import Run, samples_used, write_order
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_a_name_for_all_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pack.inner.train", nightly("pack")])
-def test_a_module_runs_as_by_python(tmp_path: Path, name: str) -> None:
+def test_a_module_runs_as_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Protects `ones-run -m`: arguments, search path, package and main module are those of `python -m`."""
     inner = tmp_path / "pack/inner"
     inner.mkdir(parents=True)
@@ -293,12 +294,12 @@ def test_a_module_runs_as_by_python(tmp_path: Path, name: str) -> None:
     (tmp_path / "pack/__main__.py").write_text(text)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
     arguments = [name, "--lr", "0.1", "-m", "x"]
-    said = [
-        subprocess.run([sys.executable, "-m", *more, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True)
-        for more in ([], ["ones_wrapper.launch", "--gpus-per-node=1", "-m"])
-    ]
-    assert said[1].returncode == 0, said[1].stderr
-    assert said[0].stdout == said[1].stdout != ""
+    monkeypatch.chdir(tmp_path)
+    plain = subprocess.run([sys.executable, "-m", *arguments], env=env, capture_output=True, text=True)
+    run = Started(["--gpus-per-node=1", "-m", *arguments], env)
+    output, errors = run.communicate(180)
+    assert run.wait() == 0, errors
+    assert plain.stdout == output != ""
 
 
 def test_a_module_that_is_not_there(tmp_path: Path) -> None:

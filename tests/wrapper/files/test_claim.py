@@ -122,11 +122,12 @@ def test_second_training_in_a_directory(tmp_path: Path) -> None:
         time.sleep(0.05)
     (job / ".exit-0-0").write_text("0 7")
     kept = {p: p.read_bytes() for p in job.glob("**/*") if p.is_file() and p.name.startswith((".exit", "step", "spec"))}
+    second = Run(job)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | {"ONES_JOB_DIR": str(job)}
-    for command in (["-m", "ones_wrapper.launch", str(TRAIN)], [str(TRAIN)]):
-        second = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=180)
-        assert second.returncode == 2, second.stderr
-        assert second.stderr.count("\n") == 1 and "a training runs in" in second.stderr, second.stderr
+    plain = subprocess.run([sys.executable, TRAIN], env=env, capture_output=True, text=True, timeout=180)
+    for code, errors in ((second.end(), second.errors), (plain.returncode, plain.stderr)):
+        assert code == 2, errors
+        assert errors.count("\n") == 1 and "a training runs in" in errors, errors
     assert {path: path.read_bytes() for path in kept} == kept
     assert len(first.of(Hello)) == 1
     first.signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,6 +35,7 @@ from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.marks import nightly
 from tests.waiting import until
+from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import Run, write_order
 
 ARRAY = 7
@@ -608,10 +608,12 @@ def test_a_block_that_is_not_wanted_any_more_is_not_started_again(tmp_path: Path
 
 
 def ones_run(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text("import os\nprint(os.environ.get('ONES_BLOCKS'), os.environ['ONES_JOB_DIR'])\n")
+    script = folder / "script.py"
+    script.write_text("import os\nprint(os.environ.get('ONES_BLOCKS'), os.environ['ONES_JOB_DIR'])\n")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | env
-    command = [sys.executable, "-m", "ones_wrapper.launch", *options, "script.py"]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
+    run = Started([*options, str(script)], clean)
+    output, errors = run.communicate(180)
+    return subprocess.CompletedProcess(run.args, run.wait(), output, errors)
 
 
 @pytest.mark.parametrize(
