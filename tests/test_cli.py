@@ -106,7 +106,7 @@ class TestJobs:
         assert "job 8: it was submitted with task counts" in done.stdout
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("width", [200, 80, 60, 40])
+    @pytest.mark.parametrize("width", [200, nightly(80), nightly(60), 40])
     def test_the_jobs_number_is_there_at_any_width(self, filled: str, width: int) -> None:
         """Protects the one thing by which all commands name a job: on a terminal other columns give way, whole."""
         with Store.open(filled, "gres") as store:
