@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import prometheus
+from tests.marks import nightly
 from tests.prometheus import ALERTS, Prometheus, check_panels, check_rules, free_port, promtool
 
 pytestmark = pytest.mark.slow
@@ -61,10 +62,19 @@ def test_every_panel_and_rule(scraped: tuple[Prometheus, int]) -> None:
         assert there.ask(f"label/{label}/values", **{"match[]": "slurm_ones_gpu_seconds_total"})
 
 
-def test_lint(scraped: tuple[Prometheus, int]) -> None:
+@pytest.mark.parametrize("at_work", [False, nightly(True)])
+def test_lint(request: pytest.FixtureRequest, at_work: bool) -> None:
     """By Prometheus's own conventions for names, types and help."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{scraped[1]}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
+    from prometheus_client import generate_latest
+
+    from slurm_ones.service.metrics import Metrics
+
+    text = generate_latest(Metrics().registry).decode()
+    if at_work:
+        _, port = request.getfixturevalue("scraped")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    assert text.count("# TYPE slurm_ones_") > 20
     checked = promtool("check", "metrics", text=text)
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr
 

@@ -12,13 +12,14 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import GpuUse
+from tests.marks import nightly
 from tests.simulate.test_harm import SPEC, TICK_S, WORK, Grow
 
 IDLE_S, GROWN_S, END_S = 1200.0, 1500.0, 6000.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", [Hot(launch_s=5.0), Requeue(30.0)], ids=["blocks", "requeue"])
+@pytest.mark.parametrize("mechanism", [Hot(launch_s=5.0), nightly(Requeue(30.0))], ids=["blocks", "requeue"])
 def test_it_shrinks_trains_on_and_does_not_grow_again(tmp_path: Path, mechanism: Mechanism) -> None:
     """Busy until it has grown, then idle; nobody else waits for its GPUs."""
     free = {**AT_ONCE, "limits.growth_cost": 1000.0, "limits.idle_use": 0.1, "limits.idle_s": IDLE_S}

@@ -24,6 +24,7 @@ from ones_wrapper.data.coreset import Chosen, Floats, Ints, budgets, cost, dista
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection, labels_of
 from ones_wrapper.group import Group, RankError
 from tests.cluster.paths import REPOSITORY
+from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.paired import Paired
 
@@ -164,7 +165,7 @@ def on_rank(group: Group, shard: int, count: int) -> tuple[Ints, Floats]:
     return chosen_of(random.standard_normal((90, 3)), random.integers(0, 4, 90), count, group, shard)
 
 
-@pytest.mark.parametrize("shard, count", [(2048, 20), (8, 20), (8, 3), (5, 90)])
+@pytest.mark.parametrize("shard, count", [nightly(2048, 20), (8, 20), nightly(8, 3), (5, 90)])
 def test_a_selection_is_the_same_at_any_world_size(team: Team, shard: int, count: int) -> None:
     alone = on_rank(Alone(), shard, count)  # type: ignore[arg-type]
     for indices, weights in team.run(on_rank, shard, count):
