@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from hypothesis import settings
 
 from ones_db.reasons import SENTENCES
 from slurm_ones import policies
@@ -20,8 +21,11 @@ from slurm_ones.rivals.ordered import Fifo
 from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import seeded
 from slurm_ones.testing.rounds import cluster, job
+from tests.marks import NIGHTLY
 
 pytestmark = pytest.mark.slow
+FEW = 8
+"""Examples by day of each property of a rival; of our own policy there are as many as of all others."""
 SHORT = {"pollux": {"population": 20, "generations": 10}}
 
 
@@ -30,9 +34,12 @@ def short(name: str) -> Policy:
     return make_policy(name, **SHORT.get(name, {}))
 
 
+settings.register_profile("rivals", settings.get_profile("ones"), max_examples=FEW)
 for _cls in POLICIES.values():
+    settings.load_profile("nightly" if NIGHTLY else "ones" if _cls is Ones else "rivals")
     _made = policy_contract(partial(short, _cls.name), starts_what_fits=_cls.name != "gavel")
     globals()[f"Test{_cls.__name__}"] = _made
+settings.load_profile("nightly" if NIGHTLY else "ones")
 
 
 def test_a_policy_is_added_in_one_file(tmp_path: Path) -> None:
