@@ -193,6 +193,11 @@ class BlockWorld(Interrupted):
     def order(self) -> Order:
         return decode_order((self.training.files.directory / ORDERS).read_bytes())
 
+    def drain_all(self) -> None:
+        """No node takes a job from now on."""
+        for name in list(self.cluster.nodes.names()):
+            self.cluster.drain(name)
+
     def preempt(self, *tasks: int) -> None:
         """Slurm takes these blocks, by cancelling them, and their processes end."""
         for task in tasks:

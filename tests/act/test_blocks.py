@@ -115,8 +115,7 @@ def test_a_shape_at_which_slurm_never_starts_a_block(make: Make) -> None:
 def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: State | Stage) -> None:
     """Its shape was chosen for the partition that the others train in: it is not let go in another one."""
     world = make()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: TWO})
     if state is State.PREPARING:
         world.cluster.move(world.job_id, Queue("elsewhere"))
@@ -136,8 +135,7 @@ def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: St
 def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:
     """Somebody else took the GPUs: the order is called off, and the block is held again."""
     world = make()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: ONE})
     resize = world.finish()
     world.check()
@@ -203,8 +201,7 @@ def test_a_job_that_opts_out(make: Make, state: State | Stage, how: str) -> None
 def test_a_block_that_its_owner_holds_stays_held(make: Make) -> None:
     """Released once, and never against their will; nor is it used again."""
     world = make()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: ONE})
     world.until(State.JOINING)
     world.cluster.hold(Task(world.job_id, 1))
@@ -311,8 +308,7 @@ def test_a_block_whose_release_slurm_forgets_after_it_joined(
 
 def _fill(world: BlockWorld) -> None:
     """What is let go from now on waits."""
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
 
 
 def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,8 +348,7 @@ def test_a_task_that_its_owner_holds_before_we_do_is_never_ours(make: Make, how:
 def test_blocks_that_their_owner_holds_at_once(make: Make, state: State | Stage) -> None:
     """As by the job's number: none of them is ours from then on."""
     world = make()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: ONE, 2: ONE})
     world.machine.new.add(world.resize.id)
     if state is State.JOINING:
@@ -515,8 +510,7 @@ def test_a_block_that_its_owner_cancels(make: Make) -> None:
 def test_a_claim_of_a_block_that_slurm_has_not_started_is_not_believed(make: Make) -> None:
     """Hostile reports: the change goes on by what Slurm knows."""
     world = make()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: ONE})
     world.until(State.JOINING)
     lie = Membership(9, (0, 1), (0, 0), 1, 2, 2, 5, 32, 0.1, order=world.resize.order_number)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from . import accounting, interpreter, paths, pyslurm_build, root, slurm_conf
-from .box import Box, File
+from .box import Box
 from .errors import ClusterError
 from .pyslurm_build import PySlurm
 from .report import Report, Silent
@@ -330,54 +330,17 @@ class Cluster:
         return environment
 
     def run(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = "alice",
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-        input: str | None = None,
-        timeout: float | None = 60.0,
-        check: bool = True,
+        self, argv: Sequence[str], *, user: str = "alice", env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the cluster as `user`, in the user's home unless `cwd` says otherwise.
+        """Run a command in the cluster as `user`, in the user's home unless `cwd` says otherwise: see `Box.run`.
 
         With `check`, failure raises ClusterError with the command's own words. At the time limit
         the command and its children are killed and subprocess.TimeoutExpired is raised.
         """
-        environment = {**self._environment(user), **(env or {})}
-        return self.box.run(
-            argv,
-            user=user,
-            cwd=cwd,
-            env=environment,
-            input=input,
-            timeout=timeout,
-            check=check,
-        )
+        return self.box.run(argv, user=user, env={**self._environment(user), **(env or {})}, **options)
 
     def popen(
-        self,
-        argv: Sequence[str],
-        *,
-        user: str = "alice",
-        cwd: str | Path | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: File = subprocess.DEVNULL,
-        stdout: File = None,
-        stderr: File = None,
-        text: bool = True,
-        new_session: bool = True,
+        self, argv: Sequence[str], *, user: str = "alice", env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command in the cluster; signals, exit status and files pass through."""
-        return self.box.popen(
-            argv,
-            user=user,
-            cwd=cwd,
-            env={**self._environment(user), **(env or {})},
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            text=text,
-            new_session=new_session,
-        )
+        """Start a command in the cluster; signals, exit status and files pass through: see `Box.popen`."""
+        return self.box.popen(argv, user=user, env={**self._environment(user), **(env or {})}, **options)
