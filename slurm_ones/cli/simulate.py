@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from slurm_ones.cli import completion
 from slurm_ones.cli.batch_script import is_bare, options_in
-from slurm_ones.cli.common import check_outputs, command, complain, console, say, takes
+from slurm_ones.cli.common import check_outputs, command, complain, console, grid, say, takes
 from slurm_ones.cli.simulate_progress import inform, shown
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import safe
@@ -368,9 +367,8 @@ def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
 
 def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
     """A study's table: titles, and for each figure its mean with the interval below."""
-    table = Table(box=None, pad_edge=False)
-    for index, head in enumerate(heads):
-        table.add_column(safe(head, 60), justify="right" if index else "left")
+    first, *others = (safe(head, 60) for head in heads)
+    table = grid(first, *others, right=others)
     for title, cells in rows:
         table.add_row(safe(title), *(f"{mean}\n({between})" if between else mean for mean, between in cells))
     console.print(table)

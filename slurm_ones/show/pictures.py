@@ -131,13 +131,15 @@ def _colours(
     bars: Sequence[Bar], jobs: Sequence[str], group: Mapping[str, str], before: Mapping[int, int], by: str
 ) -> dict[str, int]:
     """The colour of each group."""
-    spans: dict[str, tuple[float, float]] = {}
-    for bar in bars:
-        start, end = spans.get(group[bar.job], (bar.start, bar.end))
-        spans[group[bar.job]] = (min(start, bar.start), max(end, bar.end))
     if by != "job":
         return palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
-    known = {str(job_id): colour for job_id, colour in before.items()}
+    known = {job: before[int(job)] for job in jobs if int(job) in before}
+    if len(known) == len(jobs):
+        return known
+    spans: dict[str, tuple[float, float]] = {}
+    for bar in bars:
+        start, end = spans.get(bar.job, (bar.start, bar.end))
+        spans[bar.job] = (min(start, bar.start), max(end, bar.end))
     return palette.chosen(((job, *spans[job]) for job in jobs), known)
 
 
