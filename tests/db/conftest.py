@@ -13,9 +13,11 @@ from tests.conftest import served
 from tests.db.server import Server
 
 SQLITE_BY_DAY = frozenset(
-    f"test_{name}.py" for name in ("accounting", "actions", "blocks", "decisions", "frames", "live", "memory")
+    f"test_{name}.py"
+    for name in ("accounting", "actions", "blocks", "decisions", "frames", "live", "memory", "retention")
 )
-"""Files whose statements are those of both kinds of store: by day they ask one."""
+"""Files whose statements are those of both kinds of store: by day they ask one, but for `TOGETHER`."""
+TOGETHER = frozenset({"test_stopped_in_the_middle", "test_the_companion_goes_on_writing"})
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -23,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         ours = item.path.parent == Path(__file__).parent and item.path.name in SQLITE_BY_DAY
-        if ours and params.get("url") == "postgresql":
+        if ours and params.get("url") == "postgresql" and item.originalname not in TOGETHER:
             item.add_marker(pytest.mark.nightly)
 
 

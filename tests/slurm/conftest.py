@@ -60,8 +60,10 @@ def slurm(slurm_door: Site) -> Iterator[Site]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a contract for owner and operator each client is held to one by day, and by night to both."""
+    """Of a contract for owner and operator each client is held to one by day, and by night to both; each client meets
+    an outage on one of the sites."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR)):
+        users = (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
+        if users or (params.get("outage"), params.get("site")) == ("gres", "command"):
             item.add_marker(pytest.mark.nightly)
