@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import BlockRecord, Store, migrate
+from ones_db import BlockRecord, DecisionJobRecord, Store, migrate
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from slurm_ones.cli import common, completion
@@ -174,8 +174,11 @@ class TestWhy:
 
     def test_words(self, filled: str) -> None:
         """The same for people, and the refusal."""
+        cap = said("capped")
+        with Store.open(filled, "gres") as store:
+            store.add_decision(replace(decision(2450.0), jobs=(DecisionJobRecord(7, None, None, cap, outcome=cap),)))
         done = call("why", "7", "--database", filled)
-        assert "reason 7" in done.stdout
+        assert "reason 7" in done.stdout and done.stdout.count("capped") == 1
         assert "training paused for 6 m 50 s" in done.stdout
         phases = "queue 1 m 45 s, launch 2.0 s (imports 1.5 s), process group 0.2 s, load 0.8 s, first step 0.5 s"
         assert f"the start after it: {phases}" in done.stdout

@@ -17,6 +17,7 @@ from typer.testing import Result
 from ones_db import HealthRecord, Store
 from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
+from slurm_ones.cli import by_hand
 from slurm_ones.cli.common import own_store
 from slurm_ones.cli.doctor import _database, _permission, _plugin, _views
 from slurm_ones.cli.jobs import unknown_job
@@ -25,7 +26,7 @@ from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job
 from tests.commands import call
-from tests.db.make import job, resize, resized_job
+from tests.db.make import job, resize, resized_job, said
 from tests.slurm.make import job_of
 
 ALICE, BOB, EVE = 2001, 2002, 2003
@@ -75,6 +76,20 @@ def test_users_see_their_own_jobs_alone(site: Path, monkeypatch: pytest.MonkeyPa
     other = as_user(monkeypatch, ALICE, "why", "8", *config)
     assert other.exit_code == 2 and "job 8 is not among your jobs" in other.stderr and "secret" not in other.output
     assert [one["job_id"] for one in json.loads(as_user(monkeypatch, BOB, "jobs", "--json", *config).stdout)] == [8]
+
+
+def test_who_waits_for_a_size_reads_why(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tick that saw the wish; nothing if none has, or if the database cannot be read."""
+    why = "beyond 1 GPU it would cost too much"
+    with Store.open(f"sqlite:///{site.parent / 'ones.sqlite'}", "gres") as store:
+        store.record_jobs([job(7, user="alice", refusal=said(why))])
+    monkeypatch.setattr(
+        by_hand, "settings_of", lambda config: Settings(database=f"sqlite:///{site.parent}/ones.sqlite")
+    )
+    tick = time.time()
+    assert [by_hand._why(7, tick + after) for after in (-3600.0, 3600.0)] == [why, ""]
+    monkeypatch.setattr(by_hand, "settings_of", lambda config: Settings(database="sqlite:////nonexistent/ones.sqlite"))
+    assert by_hand._why(7, 0.0) == ""
 
 
 def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,9 @@ def backend_behind(source: Engine | Connection) -> Backend:
 def _existing(url: str) -> Backend:
     backend = backend_of(url)
     if not backend.exists():
-        raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
+        raise SchemaError(
+            f"{backend.place}: no such database, or an empty one; the first `slurm-ones run` makes it, or `{UPGRADE}`"
+        )
     return backend
 
 

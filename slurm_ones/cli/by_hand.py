@@ -20,15 +20,27 @@ from typing import Annotated
 
 import typer
 
-from ones_db import ReportLine
+from ones_db import ReportLine, SchemaError, StoreError
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import again_command
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.cli.common import JobArgument, JsonOption, command, console, grid, print_json
+from slurm_ones.cli.common import (
+    JobArgument,
+    JsonOption,
+    command,
+    console,
+    grid,
+    print_json,
+    say,
+    settings_of,
+    store_of_reader,
+)
 from slurm_ones.cli.status import next_look
+from slurm_ones.config import ConfigError
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
 from slurm_ones.jobs.reports import read_reports
+from slurm_ones.show.live import NotSeenYet, read_live
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
 from slurm_ones.slurm.command import CommandClient
@@ -100,6 +112,17 @@ def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
         client.run(["scontrol", "update", f"JobId={job.job_id}", f"Comment={comment}"])
 
 
+def _why(job_id: int, asked: float) -> str:
+    """Return the reason for a job's size by a tick since a Unix time; empty without such a tick, or unreadable."""
+    try:
+        with store_of_reader(settings_of(None)) as store:
+            live = read_live(store, only=[job_id])
+    except (ConfigError, NotSeenYet, SchemaError, StoreError):
+        return ""
+    seen = live.health is not None and (live.health.tick_time or 0.0) > asked
+    return live.jobs[0].why if seen and live.jobs else ""
+
+
 @command
 def resize(
     job: JobArgument,
@@ -115,6 +138,7 @@ def resize(
             f"slurm-ones release {job} first"
         )
     ask(client, now, gpus)
+    asked = time.time()
     console.print(f"job {job}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
     console.print(f"job {job}: {next_look()}", soft_wrap=True)
     begun = shown = time.monotonic()
@@ -127,7 +151,8 @@ def resize(
                 )
             if time.monotonic() - shown > SHOWN_S:
                 shown = time.monotonic()
-                console.print(f"{shown - begun:5.0f} s: {now.first.state.value.lower()}, {now.gpus} GPUs")
+                why = _why(job, asked)
+                say(f"{shown - begun:5.0f} s: {now.first.state.value.lower()}, {now.gpus} GPUs{why and f': {why}'}")
             time.sleep(POLL_S)
             now = look(client, job)
             if now.ended:

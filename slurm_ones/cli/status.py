@@ -173,7 +173,7 @@ def next_look() -> str:
         return f"the companion, which has just begun to lead, looks within {last.interval_s:.0f} s"
     due_s = max(last.tick_time + last.interval_s - now, 0.0)
     if due_s > WAKES_S and woken:
-        return f"the companion was woken: it looks within {WAKES_S:.0f} s, at the latest in {due_s:.0f} s"
+        return f"the companion was woken: it looks within {WAKES_S:.0f} s, or in {due_s:.0f} s if it was woken often"
     return f"the companion looks in {due_s:.0f} s"
 
 

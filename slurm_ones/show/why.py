@@ -166,7 +166,8 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     found = decided(store, job, decisions)
     for one in found:
         became = DECIDES["outcome"].text(one).strip()
-        outcome = f" [dim]({safe(became, 300)})[/]" if one.given.outcome or one.resize else ""
+        says_more = (one.given.outcome or one.resize) and became != str(one.given.reason)
+        outcome = f" [dim]({safe(became, 300)})[/]" if says_more else ""
         gets = f"{DECIDES['shape'].text(one)}: " if one.given.shape else ""
         head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
         yield f"  {head}: {gets}{safe(str(one.given.reason), 500)}{outcome}"
