@@ -16,7 +16,7 @@ from slurm_ones.act.holds import HeldTasks, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, newest, whole_job
-from slurm_ones.rules.blocks import BLOCKS, has_left, task_of
+from slurm_ones.rules.blocks import BLOCKS, has_left, task_of, train_together
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Task
 
@@ -93,6 +93,8 @@ class Leftovers:
     """Time at which each job was first seen to be over."""
     _gone_on: set[int] = field(default_factory=set)
     """Jobs with a task that was released to go on."""
+    _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    """Time at which each block was first seen apart, by job, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     """Job, task and restart of blocks that were ordered to end."""
 
@@ -198,16 +200,18 @@ class Leftovers:
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
         """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""
         now = self.clock()
+        before, self._apart = self._apart, {}
         for elastic, members in jobs:
             if members is None or elastic.refusal or not elastic.job.running:
                 continue
-            running = {task_of(job): job for job in elastic.job.running_blocks}
-            staying = sorted({*members.report.blocks} & running.keys())
-            apart = {
-                (elastic.job.job_id, task, job.restart)
-                for task, job in running.items()
-                if task not in staying and now - max(job.start_time, members.time) > APART_S
-            }
+            staying = train_together(elastic, members)
+            apart = set()
+            for block in (block for block in elastic.job.running_blocks if task_of(block) not in staying):
+                key = (elastic.job.job_id, task_of(block), block.restart)
+                since = self._apart[key] = min(now, before.get(key, now))
+                # The clocks of Slurm and of the job may be far from this one.
+                if now - max(since, block.start_time, members.time) > APART_S:
+                    apart.add(key)
             if not staying or not apart - self._told:
                 continue
             self._told |= apart

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
+from ones_db import RESIZE_DONE, JobHistory, MembershipRecord, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
@@ -115,6 +115,13 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
     """The tasks that train together, by the newest report of that, the one that leads first."""
     known = history.membership if history is not None else None
     return known.report.blocks if known is not None else ()
+
+
+def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
+    """Return the tasks of running blocks that train together. A membership says nothing of blocks that Slurm started
+    again since."""
+    starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
+    return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:

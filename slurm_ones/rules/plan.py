@@ -15,7 +15,7 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.elastic import Elastic, as_one
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, hot, members_of, moves
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, hot, moves, train_together
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.growth import with_growth
@@ -309,9 +309,9 @@ def _with_moves(
     apart: bool = False,
 ) -> PlannedChange:
     """The change with the blocks that join and leave; without them if there is no way now."""
-    members = members_of(job.history)
     running = sorted(block.task for block in job.blocks)
-    change = replace(change, blocks=tuple([task for task in running if task in members] or running))
+    members = job.history.membership if job.history is not None else None
+    change = replace(change, blocks=tuple(train_together(job.elastic, members) or running))
     if change.parks or job.fixed is not None:
         return change
     only = _open_nodes(job, rules, change.new_kind)

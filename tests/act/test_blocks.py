@@ -787,19 +787,27 @@ def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None
     assert not any(job.pending for job in world.tasks.values())
 
 
-def test_a_block_that_runs_apart_is_told_to_end(make: Make) -> None:
-    """One that hangs, say: it is in no membership, and would keep its GPUs for ever."""
+@pytest.mark.parametrize(
+    ("restart", "ahead_s"), [(0, 0.0), (0, 3600.0), (1, 0.0)], ids=["", "clock ahead", "restarted"]
+)
+def test_a_block_that_runs_apart_is_ordered_to_end(make: Make, restart: int, ahead_s: float) -> None:
+    """One that hangs would keep its GPUs for ever. Nothing is known of blocks that started since they reported who
+    trains."""
     world = make({1: ONE})
     world.begin({2: ONE})
     world.finish()
-    number = world.order.number
-    lost = Membership(9, (0, 1), (0, 0), 1, 2, 2, 50, 32, 0.1, why="lost")
+    clock, number = world.leftovers.clock, world.order.number
+    world.leftovers.clock = lambda: clock() + ahead_s
+    lost = Membership(9, (0, 1), (restart, restart), 1, 2, 2, 50, 32, 0.1, why="lost")
     with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
         file.write(encode_report(60, world.clock(), lost))
     world.tidy()
     assert world.order.number == number, "not at once: it may be about to join again"
     world.simulated.pass_time(310)
     world.tidy()
+    if restart:
+        assert world.order.number == number
+        return
     assert world.order.blocks == (0, 1) and world.order.number > number
     number = world.order.number
     world.tidy()
