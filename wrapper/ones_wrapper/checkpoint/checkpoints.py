@@ -1,4 +1,4 @@
-"""The checkpoints of one run: which rank writes what, written while training waits or behind it.
+"""Saving and loading of one run's checkpoints: all ranks write, while training waits or in a background thread.
 
 `torch.distributed.checkpoint` plans the writing. A replicated tensor is written by one rank, the load spread evenly; of
 a sharded one each rank writes its shard. So only a rank's own part has to be copied before training goes on. The plan
@@ -69,9 +69,10 @@ class Checkpoints:
             group.on_first(self._folder.prepare)
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """The group has other ranks; a checkpoint under way is finished by those that began it. Not collective.
+        """Plan again, for the group's new ranks; the old ranks finish a checkpoint under way. Not collective.
 
-        Returns the group that the background used so far; it must not be closed by dropping it.
+        Returns the background thread's old group, None if there was none: keep a reference, since dropping it would
+        close it.
         """
         behind, self._behind = self._behind, None
         self._planner.forget()
@@ -81,14 +82,15 @@ class Checkpoints:
         return behind
 
     def let_go(self) -> None:
-        """These ranks leave, and others go on: finish what is under way. Not collective."""
+        """Finish the checkpoint under way and release the directory: these ranks leave, others train on. Not
+        collective."""
         self._wait()
         self._folder.wait_for_removal()
         self._folder.release()
 
     def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> str:
-        """Write a checkpoint only from this rank, whose model is whole; returns its name. Not collective: the other
-        ranks may be gone. `refuse` is asked last, and says why it must not count after all.
+        """Write a checkpoint of this rank's whole model, without the other ranks; return its name. Not collective: they
+        may be gone. `refuse` is called last; its reason, if any, discards the checkpoint.
 
         Raises `RankError`.
         """
@@ -98,7 +100,7 @@ class Checkpoints:
         return alone.save(state, progress).name
 
     def save(self, state: State, progress: Progress) -> Saved:
-        """Write a checkpoint; when this returns it survives a crash of every node. One under way is waited for.
+        """Write a checkpoint that is durable on return; wait for a checkpoint under way first.
 
         Raises `RankError` on all ranks where it could not be written (a full disk, state of a type that cannot be
         saved); older checkpoints then stay.
@@ -108,9 +110,9 @@ class Checkpoints:
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
     def begin(self, state: State, progress: Progress) -> None:
-        """Copy all that is to be saved, and write it behind the training; `ended` returns how that went.
+        """Copy the state, and write it as a checkpoint in a background thread; `ended` returns the result.
 
-        One under way is waited for. Raises nothing for a checkpoint that could not be written. Where the ranks
+        Waits for a checkpoint under way. Raises nothing for a checkpoint that could not be written. Where the ranks
         cannot exchange messages from a second thread (some MPI), it is written before this returns.
         """
         started = time.monotonic()
@@ -141,7 +143,7 @@ class Checkpoints:
         return end
 
     def close(self) -> None:
-        """Wait for one under way, leave the background's group, and let others have the directory."""
+        """Wait for a checkpoint under way, close the background thread's group, and release the directory."""
         self._wait()
         if self._behind is not None:
             self._behind.close()
@@ -155,7 +157,7 @@ class Checkpoints:
             self._thread = None
 
     def _work(self, state: State, progress: Progress, started: float, copy: bool) -> _Work:
-        """Agree on who writes what; with `copy`, training may change everything once this returns."""
+        """Plan the write of each rank; with `copy`, training may change the state once this returns."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
         def look() -> tuple[Content, SavePlan]:
@@ -192,7 +194,7 @@ class Checkpoints:
             self._end = Failed(work.name, f"{type(error).__name__}: {error}")
 
     def _write(self, group: Group, work: _Work, stall: float | None = None) -> Saved:
-        """The files, the manifest, the rename."""
+        """Write the files and the manifest, then rename the directory to the checkpoint's name."""
         folder, mine = self._folder, tensor_file(group.rank)
         at = folder.temporary(work.name)
 
@@ -265,7 +267,7 @@ class Checkpoints:
         return asdict(manifest.progress), [f"going on from checkpoint {name} of job {manifest.job_id}"]
 
     def _place(self, storage: Any, location: str) -> Any:
-        """Plain tensors that were on rank 0's GPU go to this rank's."""
+        """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on its own."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 
@@ -301,7 +303,7 @@ class Planner:
         self._local = None
 
     def local(self, content: Content) -> SavePlan:
-        """All that this rank could write. Not collective."""
+        """Return the plan of all tensors, or shards, that this rank holds. Not collective."""
         planner = _dcp_planner()
         planner.set_up_planner(content.tensors, is_coordinator=self._group.rank == 0)
         plan = planner.create_local_plan()
@@ -332,11 +334,11 @@ class Planner:
         return self._plan
 
     def live(self, content: Content) -> list[torch.Tensor]:
-        """This rank's part, uncopied."""
+        """Return the tensors that this rank writes, not copied."""
         return [find_state_dict_object(content.tensors, item.index).detach() for item in self._plan.items]
 
     def staged(self, content: Content) -> list[torch.Tensor]:
-        """This rank's part, copied into buffers on the CPU that the next call overwrites."""
+        """Return the tensors that this rank writes, copied into CPU buffers that the next call overwrites."""
         device, live = self._group.device, self.live(content)
         if self._arena is None:
             self._arena = Arena(live, device)

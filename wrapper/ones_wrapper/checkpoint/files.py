@@ -109,7 +109,7 @@ class _Summing:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing, since nothing is buffered."""
 
 
 def write_plain(path: Path, value: Any) -> Sum:

@@ -43,7 +43,7 @@ class Manifest:
     """Manifest of a checkpoint."""
 
     job_id: int
-    """The job that wrote it; of one that this job took over at its start, the job that it was taken from."""
+    """Id of the job that first wrote the checkpoint, also after another job took it over by `--resume-from`."""
     progress: Progress
 
 
@@ -58,14 +58,14 @@ class Folder:
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.refuse: Callable[[], str] = str
-        """Reason why a checkpoint that is written must not count after all; empty if it may."""
+        """Returns the reason to discard a checkpoint that is written but not yet published; empty for none."""
 
     def path(self, name: str) -> Path:
         """Path of a complete checkpoint."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
-        """Path at which it is written."""
+        """Path at which a checkpoint is written before it is complete."""
         return self._path / f".tmp-{name}"
 
     def prepare(self) -> None:
@@ -93,7 +93,7 @@ class Folder:
             self._held = None
 
     def begin(self, name: str) -> None:
-        """An empty temporary directory for the files."""
+        """Make an empty temporary directory for a checkpoint's files."""
         self.wait_for_removal()
         self.discard(name)
         self.temporary(name).mkdir()
@@ -103,9 +103,8 @@ class Folder:
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
     def complete(self, name: str, progress: Progress, files: dict[str, Sum]) -> int:
-        """Rank 0's part, once all ranks' files are durable: the manifest, the rename; then the surplus goes. Returns
-        the checkpoint's bytes.
-        """
+        """Write the manifest, publish the checkpoint, and remove surplus ones; return the checkpoint's size in bytes.
+        Rank 0 calls it once all ranks' files are durable."""
         temporary = self.temporary(name)
         manifest = {
             "format": FORMAT,
@@ -124,7 +123,7 @@ class Folder:
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
-        """Publish it; returns what it took the place of."""
+        """Rename a checkpoint to its final name; return the path of the one that it replaced, if any."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
@@ -135,7 +134,8 @@ class Folder:
         return [old] if again else []
 
     def _remove(self, names: list[str], replaced: list[Path]) -> None:
-        """Renamed first: a name without a dot is complete, also while it goes. Nobody waits for the disk's work."""
+        """Delete checkpoints in a thread. Each is renamed first, since a name without a dot must be complete at any
+        time."""
         leaving = [self._path / f".gone-{name}" for name in names]
         for name, gone in zip(names, leaving, strict=True):
             shutil.rmtree(gone, ignore_errors=True)
@@ -166,8 +166,8 @@ class Folder:
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Raises ValueError for another format, for what is no manifest, and for a checkpoint of another job in this
-        job's own directory. So does another script's, unless this job was asked to go on from it."""
+        """Return a checkpoint's manifest. Raises ValueError for another format and a file that is no manifest. Raises
+        it also for another job's or script's checkpoint that this job was not asked to resume from."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

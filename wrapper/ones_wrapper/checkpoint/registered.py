@@ -15,8 +15,8 @@ from ones_wrapper.script.optimizers import is_plain, plain_state
 
 
 def named(what: str, given: Any) -> dict[str, Any]:
-    """Objects by name: a dict as it is, a single one under the empty name. Raises ValueError for names that a
-    checkpoint cannot hold."""
+    """Return objects by name: a dict unchanged, a single object under the empty name. Raises ValueError for names that
+    a checkpoint cannot hold."""
     if not isinstance(given, dict):
         return {"": given}
     if not given:
@@ -28,7 +28,8 @@ def named(what: str, given: Any) -> dict[str, Any]:
 
 
 def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
-    """The same, each changed: of a dict of things a dict, of one thing that. A dict of plain values stays the same."""
+    """Apply `change` to an object, or to each object of a dict, and return the result. A dict of plain values is
+    returned unchanged."""
     if isinstance(given, dict):
         return {name: change(thing) for name, thing in given.items()} if _of_things(given) else given
     return change(given)
@@ -40,8 +41,8 @@ def state_of(
     others: Mapping[str, Any],
     own: dict[str, Stateful],
 ) -> State:
-    """State that is carried, the job's `own` with it. Raises ValueError or TypeError, with what to write, for what
-    cannot be."""
+    """Return the state that checkpoints hold: the script's objects and the job's `own`. Raises ValueError or TypeError,
+    with the remedy, for an object that cannot be saved."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
     known = {id(parameter) for parameter in whole.parameters()}
@@ -66,8 +67,8 @@ def state_of(
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
-    """Raises ValueError for a model that is trained and whose gradients nobody exchanges, unless the job is `alone`.
-    Raises it also for one whose gradients are exchanged and that is not registered."""
+    """Raises ValueError for a trained model without a gradient exchange, unless the job is `alone`. Raises it also for
+    a model that has an exchange and is not registered."""
     models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())
@@ -84,7 +85,7 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
 
 
 def normalizes_batches(model: torch.nn.Module) -> bool:
-    """Tell whether its forward pass takes statistics over the local batch, which one sample may have none of."""
+    """Tell whether the model takes statistics over its local batch (BatchNorm), which may fail for a single sample."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 

@@ -57,7 +57,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Those that the safetensors library opens as tensors of torch."""
+"""Names of the dtypes that the safetensors library opens as torch tensors."""
 MOST_DIMENSIONS = 64
 """Most dimensions of a tensor, as torch has it."""
 _METADATA = "__metadata__"
@@ -161,7 +161,7 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
 
 
 def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
-    """Beginnings of blocks; files of only whole tensors need not have them."""
+    """Return the first index of each block, by path; empty for a file that holds only whole tensors."""
     text = metadata.get(_BLOCKS, "{}") if isinstance(metadata, dict) else None
     blocks = json.loads(text) if isinstance(text, str) else None
     if not isinstance(blocks, dict) or any(not isinstance(block, dict) for block in blocks.values()):
@@ -225,7 +225,7 @@ class Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read what is there, from the headers of the manifest's files.
 
-        Raises ValueError where these are damaged, or do not make up every tensor they name.
+        Raises ValueError if headers are damaged, or do not cover every tensor that they name.
         """
         found: dict[str, list[Part]] = {}
         for name in json.loads((self._path / MANIFEST).read_text())["files"]:
@@ -284,7 +284,7 @@ class Reader(StorageReader):
             target.copy_(block.reshape(target.shape))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Look into another directory, where one is given."""
+        """Forget the headers that were read, and read another checkpoint's directory if one is given."""
         if checkpoint_id:
             self._path = Path(checkpoint_id)
         self._places = {}

@@ -1,4 +1,4 @@
-"""Times of checkpoints: often enough to lose little work, seldom enough to cost little time."""
+"""Decides when to write a checkpoint, from its cost and the job's failure rate, and reports each one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Checkpoint, Report
 
 FIRST_S = 600.0
-"""Until the first checkpoint, and between them until it is known what one costs."""
+"""Seconds until the first checkpoint, and between checkpoints until the cost of one is known."""
 
 
 class Saver:
@@ -54,7 +54,7 @@ class Saver:
         return loaded
 
     def due(self, progress: Progress) -> bool:
-        """Tell whether it is time for the next one. Not collective: rank 0 decides."""
+        """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""
         every_s = self._every_s
         if every_s is None:
             rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
@@ -64,7 +64,7 @@ class Saver:
     def save(self, state: State | None, progress: Progress, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return; False if it could not be, which is logged.
 
-        Without an order, nothing is written if nothing has changed since the last one.
+        Without an order, nothing is written if the progress is that of the last checkpoint.
         """
         if state is None:
             return False
@@ -83,7 +83,7 @@ class Saver:
         return True
 
     def begin(self, state: State, progress: Progress) -> None:
-        """Write a checkpoint behind the training, if that is wanted."""
+        """Begin a checkpoint that is written in the background, or write it at once if `behind` is off."""
         if not self._behind:
             self.save(state, progress, "in passing")
             return
@@ -94,7 +94,7 @@ class Saver:
         self._saved_at = time.monotonic()
 
     def report_finished(self) -> None:
-        """Say how the one that was written behind the training ended, once it has. Not collective, never waits."""
+        """Report the result of the background checkpoint once it has ended. Not collective, never waits."""
         ended = self._checkpoints.ended()
         if ended is None:
             return
@@ -106,22 +106,22 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """True if a checkpoint is being written behind the training."""
+        """True while a checkpoint is written in the background."""
         return self._writing
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """The group has other ranks, of this run; see `Checkpoints.ranks_changed`. Not collective."""
+        """Go on with the group's new ranks; see `Checkpoints.ranks_changed`. Not collective."""
         self._saved = None  # what new ranks know of no checkpoint must hold for all
         self._saved_at = time.monotonic()
         return self._checkpoints.ranks_changed(restart)
 
     def let_go(self) -> None:
-        """These ranks leave, and others go on. Not collective."""
+        """Finish the checkpoint under way, since these ranks leave and others train on. Not collective."""
         self._checkpoints.let_go()
         self.report_finished()
 
     def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> bool:
-        """Write a checkpoint only from this rank, as `Checkpoints.rescue` does; returns whether there is one now."""
+        """Write a checkpoint from this rank only, as `Checkpoints.rescue` does; return whether it was written."""
         if self._saved == progress:
             return True
         try:
@@ -133,7 +133,7 @@ class Saver:
         return True
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for a checkpoint under way, report it, and release the directory."""
         self._checkpoints.close()
         self.report_finished()
 
@@ -158,7 +158,7 @@ loosely that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
-"""The interval stays between these: stalls shorter than can be measured, and rates known from nothing but the
+"""`LEAST_S` and `MOST_S` bound the interval in seconds: stalls too short to measure, or a rate known only from the
 prior, would lead to extremes."""
 
 

@@ -33,7 +33,8 @@ from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_sta
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything else that training carries: schedulers, gradient scalers, moving averages."""
+    """An object with a state that checkpoints hold besides model and optimizers: a scheduler, gradient scaler or moving
+    average."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -63,7 +64,7 @@ class State:
     """State that is saved besides the progress: registered once by the script."""
 
     model: torch.nn.Module
-    """Several are one `ModuleDict`."""
+    """The model; several models are one `ModuleDict`."""
     optimizers: dict[str, torch.optim.Optimizer]
     """Optimizers by name; the name of a single one is empty."""
     extras: dict[str, Stateful]
@@ -112,11 +113,11 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 Take = Callable[[str, torch.Tensor], bool]
-"""Is shown each tensor with its path; where it answers True, the tensor is kept elsewhere under that path."""
+"""Called with each tensor and its path; returns True if it keeps the tensor under that path, outside the plain data."""
 
 
 class CannotSaveError(TypeError):
-    """State of a type that a checkpoint does not hold; the message names its place."""
+    """A checkpoint cannot hold state of this type; the message names its place."""
 
 
 def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
@@ -179,7 +180,8 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Value that `pack` was given; `tensors` are those that were kept elsewhere. Raises KeyError if one is missing."""
+    """Return the value that `pack` was given; `tensors` are those that its `take` kept. Raises KeyError for a missing
+    tensor."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:
@@ -214,15 +216,15 @@ class Content:
     """One rank's view of all that is saved; the tensors are the live ones."""
 
     tensors: dict[str, torch.Tensor]
-    """Those of model and optimizer, and sharded ones of extras, by path."""
+    """Tensors of model and optimizers, and sharded tensors of extras, by path."""
     rest: dict[str, Any]
-    """`model`, each optimizer under its path, and `extras`, as `pack` makes them, the tensors above taken out."""
+    """Packed state without the tensors above: `model`, each optimizer under its path, `extras`, and the job's own."""
     first: frozenset[str]
     """Paths of the model's buffers: ranks may differ in these, and rank 0's count, as in DDP."""
 
 
 def collect(state: State, *, template: bool = False) -> Content:
-    """Collect what there is to save now. Raises `CannotSaveError`.
+    """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`.
 
     A `template`, for loading, has the optimizer's state also where no step was taken yet.
     """
@@ -317,7 +319,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
-    """Parts that are no tensor of the optimizers, by their paths."""
+    """Return the optimizers' entries of `rest`, by path."""
     return {key: value for key, value in rest.items() if key not in ("model", "extras", *OWN)}
 
 
@@ -337,7 +339,7 @@ def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
 
 
 def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Give the objects of `state` what was read; `tensors` are those of a template, filled."""
+    """Load what was read into the objects of `state`; `tensors` are a template's, filled from the checkpoint."""
     set_model_state_dict(state.model, unpack(rest["model"], tensors))
     # Parameters that never had a gradient have no state, which strictness would refuse.
     options = StateDictOptions(strict=False)
