@@ -46,7 +46,7 @@ class Coreset:
     fraction: float
     """Share of the samples."""
     every: int = 0
-    """Epochs after which it is chosen again; 0: once, before the first."""
+    """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
     """Function from a batch, as the dataset's samples are collated, to a row for each sample. The distances of rows are
     those of gradients, as with `last_layer_gradient`. None: the first part of the batch, which bounds them for a convex
@@ -57,7 +57,7 @@ class Coreset:
     last of a TensorDataset). Without classes, give zeros.
     """
     shard: int = 2048
-    """Samples of a class that one greedy round looks at together."""
+    """Most samples of a class from which one greedy round chooses."""
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -107,7 +107,7 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
-    """The columns that the greedy chooses one after the other; of equally good ones the first.
+    """Return `count` columns in the order in which the greedy chooses them; ties go to the first column.
 
     `distance[i, j]` is that of sample i to candidate j. A gain can only fall as others are chosen, so a candidate whose
     newly worked out gain beats all others' old ones is the next.
@@ -157,12 +157,12 @@ def budgets(sizes: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A selection."""
+    """A weighted subset of a dataset: the samples' indices and weights."""
 
     indices: Ints
-    """Numbers in the dataset, ascending."""
+    """Indices in the dataset, ascending."""
     weights: Floats
-    """Weight of each; their mean is 1."""
+    """Weight of each sample; the mean is 1."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Part:
     kind: int
     members: Ints
     count: int
-    """Number to be chosen of the whole class."""
+    """Number of samples to choose from the whole class."""
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:

@@ -1,7 +1,7 @@
 """The feed of a coreset: epochs over a chosen part of the data, each local batch with its samples' weights.
 
-What was chosen is carried by checkpoints and to blocks that join, so a resize goes on in the middle of an epoch. All
-counts of samples (an epoch's length, the cursor, progress) are those of the part.
+Checkpoints and joining blocks get the selection, so a resize goes on in the middle of an epoch. All counts of samples
+(an epoch's length, the cursor, progress) are those of the chosen part.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LABELS = (
 
 
 class Selection:
-    """Samples that are chosen at present; carried as state."""
+    """The selection in force, as a state for checkpoints."""
 
     def __init__(self) -> None:
         self.epoch = -1
-        """Epoch from which on it holds; -1 before the first."""
+        """First epoch that uses the selection; -1 while there is none."""
         self.samples = 0
-        """Size of the dataset that it was chosen from."""
+        """Number of samples of the dataset that it was chosen from."""
         self.chosen = Chosen(np.empty(0, np.int64), np.empty(0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +68,8 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Tell whether a selection is to be made before the epoch goes on. The same on all ranks."""
+        """Tell whether samples must be chosen before the epoch goes on; the same on all ranks. Raises ValueError if the
+        checkpoint's selection does not fit the dataset or fraction."""
         selection = self._selection
         if selection.epoch < 0:
             return True
@@ -88,7 +89,7 @@ class CoresetFeed(Feed):
         return epoch - epoch % self.coreset.every if self.coreset.every else 0
 
     def take(self, epoch: int, chosen: Chosen) -> None:
-        """Take these samples from this epoch on."""
+        """Put a selection in force from this epoch on."""
         selection = self._selection
         selection.epoch, selection.samples, selection.chosen = self._since(epoch), self._held, chosen
         self._order = None

@@ -1,4 +1,4 @@
-"""A script's own DataLoader, whose settings the job takes over: all but which samples make a batch."""
+"""Settings of a script's own DataLoader, which `Job.loader` takes over; the job itself chooses each batch's samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shuffles(sampler: Any) -> bool:
 
 
 class TakenOver(NamedTuple):
-    """Settings of a script's own DataLoader with which a job goes on."""
+    """Dataset and settings of a script's own DataLoader, for `Job.loader`."""
 
     dataset: Any
     batch: int
@@ -36,7 +36,7 @@ class TakenOver(NamedTuple):
 
 
 def taken_over(loader: DataLoader[Any]) -> TakenOver:
-    """Take over a DataLoader, all but which samples make a batch. Raises ValueError if it cuts batches other than in
+    """Return a DataLoader's dataset, batch size and other settings. Raises ValueError if it cuts batches other than in
     the dataset's or a random order."""
     batches = own_batches(loader)
     if type(batches) is not BatchSampler:

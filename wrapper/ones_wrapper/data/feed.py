@@ -46,7 +46,7 @@ class Share(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Numbers that batches say they hold: of a pass, of all of the replica's, and of all replicas' in the step."""
+    """Token counts of one pass, of all the replica's passes in the step, and of all replicas in the step."""
 
     of_pass: int
     of_share: int
@@ -60,9 +60,9 @@ class AccumulationStep:
     share: Share
     """The replica's part of the step."""
     start: int
-    """Position, within the epoch, of the first sample that it fetches."""
+    """Position, within the epoch, of the pass's first sample."""
     samples: int
-    """Samples that it counts; 0: one sample is borrowed, which the gradient does not count."""
+    """Samples of the pass; 0 for a pass on a borrowed sample, whose gradient has weight 0."""
     index: int
     """Number of the pass within the step, from 0."""
     count: int
@@ -70,24 +70,24 @@ class AccumulationStep:
     largest: int
     """Most samples of any pass of this step on any rank, 1 or more."""
     borrows: int = 1
-    """Times that a pass without samples takes the one that it borrows."""
+    """Copies of the borrowed sample in a pass without samples of its own."""
     tokens: Tokens | None = None
     """Tokens of the step, if means are over these."""
 
     @property
     def weight(self) -> float:
-        """Weight of the pass in the mean over the step's `share.total` samples; 0 for nothing."""
+        """Weight of the pass in the step's mean, in samples of `share.total`; 0 if the pass counts nothing."""
         return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
 
     @property
     def share_weight(self) -> float:
-        """Weight of the replica's passes together in it."""
+        """Sum of the weights of all the replica's passes in the step's mean, in samples."""
         its = self.tokens
         return self.share.samples if its is None else its.of_share * self.share.total / its.total
 
     @property
     def counted(self) -> int:
-        """Weight of the pass in a mean of losses over several steps."""
+        """Weight of the pass in a mean of losses over several steps: its tokens if counted, else its samples."""
         return self.samples if self.tokens is None else self.tokens.of_pass
 
     @property
@@ -97,8 +97,8 @@ class AccumulationStep:
 
 
 def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequence[float]], list[float]]) -> list[Pass]:
-    """The passes of a step, with what their batches hold; if none holds anything, samples count. Collective, by
-    `total`."""
+    """Return a step's passes with their token counts from `held`; unchanged if there are no tokens at all. Collective,
+    by `total`."""
     counts = [int(held(local)) if part.samples else 0 for part, local in step]
     own = sum(counts)
     every = int(total([float(own)])[0])
@@ -168,23 +168,23 @@ def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Numbers by which the samples of steps are cut for one replica."""
+    """Parameters that determine one replica's passes in each step."""
 
     batch: int
-    """Samples of a step over all replicas, but of an epoch's last."""
+    """Samples of a step over all replicas, except an epoch's last step."""
     replicas: int
     replica: int
-    """Its number, from 0."""
+    """Number of the replica, from 0."""
     max_local: int
     """Most samples of a pass."""
     unit: int = 1
-    """Shares and passes are multiples of this, but in an epoch's last step."""
+    """Divisor of all shares and passes, except those of an epoch's last step."""
     uneven: Shares | None = None
     """Shares by speed; None: even ones."""
     least: int = 1
     """Fewest samples of a share that has any."""
     whole: int = 1
-    """All steps are multiples of this: what an epoch has beyond is left out."""
+    """Divisor of all steps: an epoch leaves its surplus samples out."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
@@ -280,7 +280,7 @@ class Feed:
         # epoch has its own, as the script knows it, unless it asks for those that persist.
         self._renews = bool(num_workers) and not options.get("persistent_workers")
         self._walked: int | None = None
-        """The epoch whose workers there are."""
+        """Epoch that the DataLoader's present workers fetch; None for none."""
         if num_workers:
             options["persistent_workers"] = True
         self._loader = DataLoader(
@@ -332,12 +332,12 @@ class Feed:
         return [part for part in parts if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
-        """The local batches of these parts of epoch 0."""
+        """Yield the local batches of these passes, in the order of epoch 0."""
         order = self.order(0)
         return self.fetch_samples(0, (fetched_indices(order, part) for part in parts))
 
     def fetch_samples(self, epoch: int, requests: Iterable[list[int]]) -> Iterator[Any]:
-        """These samples of the dataset, a batch each, with the random numbers that they draw in this epoch."""
+        """Yield a local batch for each list of dataset indices, with the random numbers of this epoch."""
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return self._fetched(None)
@@ -380,7 +380,6 @@ def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def identity(collated: Any) -> Any:
-    """Collates what is collated already."""
     return collated
 
 

@@ -55,7 +55,8 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) ->
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raises ValueError for a sample that both know and that differs; `where` it was read before."""
+    """Raises ValueError if both fingerprints have a sample, with different digests; `where` says where `before` was
+    read."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:
@@ -84,7 +85,7 @@ class _Digests(Dataset[str]):
 
 
 class _Unknown(Exception):
-    """A sample holds something without a value of its own."""
+    """A sample holds an object that has no digest."""
 
 
 def _parts(thing: Any) -> Iterator[bytes]:

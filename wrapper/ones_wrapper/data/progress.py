@@ -27,26 +27,26 @@ class Progress:
     noise: float = 0.0
     """Gradient noise scale last measured, in samples; 0 for none."""
     noise_low: float = 0.0
-    """Its lower bound; 0 while there is none."""
+    """Lower bound of the gradient noise scale, in samples; 0 for none."""
     world: int = 0
     """World size of the last run; 0 before the first."""
     resizes: int = 0
     """Runs that began at another world size than the one before."""
     failures: int = 0
-    """Starts that ended without a bye, or with that of an error, and were followed by another."""
+    """Starts that ended without a bye, or by an error, and were followed by another start."""
     trained_s: float = 0.0
     """Seconds that the job has trained."""
     lr_peaks: list[float] = field(default_factory=list)
-    """The largest rate that the script set so far, of each optimizer."""
+    """Largest learning rate that the script has set so far, for each optimizer."""
     momentum_power: float = 1.0
-    """The power of the script's momentum that the last step was made with: momentum buffers are in its measure."""
+    """Power of the script's momentum in the last step, by which the momentum buffers are scaled."""
     admitted: float = 0.0
-    """The batch in force, while it is larger than the base batch and costs no samples."""
+    """Global batch in force if it exceeds the base batch at no cost in samples; else 0."""
     left: int = -1
-    """`epochs` of init when the script left the loop over epochs before its end; -1: it has not."""
+    """Value of init's `epochs` when the script left the loop over epochs early; -1 if it has not."""
     run_id: str = ""
-    """The job's name for loggers; of the first job where others went on from its checkpoints."""
+    """Name of the job's runs for loggers; kept by jobs that resume from its checkpoints."""
 
     def take_over(self, other: Progress) -> None:
-        """Go on from where another stands."""
+        """Copy another position into this one."""
         vars(self).update(vars(other))

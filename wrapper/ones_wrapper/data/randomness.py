@@ -27,11 +27,11 @@ _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15
 """Between neighbouring keys before they are mixed: SplitMix64's increment."""
 _STEPS = 0x5354455053
-"""Keeps the keys of steps apart from those of samples."""
+"""Constant in the keys of steps, so that they differ from those of samples."""
 
 
 FEW = 16
-"""Samples below which an array of their keys costs more than one after the other."""
+"""Number of samples below which computing keys one by one is faster than by an array."""
 
 
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

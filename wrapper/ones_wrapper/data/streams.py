@@ -128,7 +128,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
             raise ValueError("loader: the stream is empty")
 
     def _read(self, samples: Iterator[Any], position: int) -> list[Any]:
-        """The samples of the step that begins there; fewer, or none, at the end."""
+        """Return the samples of the step that begins at `position`; fewer, or none, at the stream's end."""
         step: list[Any] = []
         with self._own_numbers():
             while len(step) < self._cut.batch:
@@ -153,7 +153,7 @@ def can_skip(dataset: Any) -> bool:
 
 
 def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
-    """The samples of an epoch from number `start` on."""
+    """Return an iterator over an epoch's samples from number `start` on."""
     renews = callable(getattr(dataset, "set_epoch", None))
     if renews:
         dataset.set_epoch(epoch)

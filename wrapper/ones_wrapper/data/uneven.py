@@ -38,7 +38,7 @@ WINDOW = 64
 LATE = 16
 """Steps whose times are kept until the GPU has done them: the processor runs ahead of it."""
 UNIT = 1e-12
-"""Unit of the times that the ranks exchange, in seconds: they agree on integers."""
+"""Seconds in one unit of the times that ranks exchange, which are integers."""
 
 
 class Watch:
@@ -52,7 +52,7 @@ class Watch:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self) -> None:
-        """A step begins, with fetching its data."""
+        """Begin a step, whose first part is to fetch its data."""
         self._own, self._events = 0.0, []
         self._resume()
 
@@ -62,34 +62,34 @@ class Watch:
             self._events.append((_recorded(), _recorded()))
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out that much time since the step began."""
+        """Exclude these seconds of the present step."""
         self._began += seconds
 
     def arrived(self) -> None:
-        """Backward has brought gradients, which are exchanged now."""
+        """Note that backward brought gradients: an exchange begins, which is not the rank's own time."""
         self._until = self._clock()
         if self._cuda:
             self._events[-1][1].record()
 
     def exchanged(self) -> None:
-        """All gradients of a model were exchanged: what comes is this rank's own time again."""
+        """Note the end of an exchange: from now on it is this rank's own time again."""
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
     def taken(self) -> Taken:
-        """Own time since `start`."""
+        """Return this rank's own time since `start`."""
         return Taken(self._own + max(0.0, self._until - self._began), tuple(self._events))
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A rank's own time in one step, which a GPU may not have ended yet."""
+    """A rank's own time in one step, known once its GPU has finished the step."""
 
     processor_s: float
     events: tuple[tuple[Any, Any], ...] = ()
 
     def seconds(self) -> float | None:
-        """Time on the processor or the GPU, whichever was longer; None while the GPU is not done."""
+        """Return the longer of processor time and GPU time, in seconds; None while the GPU is not done."""
         if not all(end.query() for _, end in self.events):
             return None
         return max(self.processor_s, sum(float(start.elapsed_time(end)) for start, end in self.events) / 1000.0)
@@ -102,13 +102,13 @@ def _recorded() -> torch.cuda.Event:
 
 
 class Uneven:
-    """The shares of one run's steps, as this rank knows them. Only what ranks tell each other decides on them."""
+    """Uneven shares of one run's steps. All ranks compute the same shares from the times that they exchanged."""
 
     def __init__(self, device: torch.device, most: int) -> None:
         """`most` is what this rank holds in a pass."""
         self.watch = Watch(device)
         self.shares: Shares | None = None
-        """None while shares are even."""
+        """Shares in force; None while they are even."""
         self._most = most
         self.ranks_changed()
 
@@ -133,8 +133,8 @@ class Uneven:
             self._new.extend([seconds / held] if seconds else [])
 
     def proposal(self, rank: int, world: int) -> list[int]:
-        """Slots of this rank for the others: one for each rank's time a sample, and one for what it holds; 0 in others'
-        slots, and if it has not measured enough."""
+        """Return this rank's part of the agreement, two slots for each rank: time per sample in `UNIT`, and most
+        samples of a pass. Other ranks' slots are 0, and its own time before it has measured enough."""
         if world == 1:
             return []
         slots = [0] * (2 * world)
@@ -144,8 +144,8 @@ class Uneven:
         return slots
 
     def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
-        """Take what all ranks reported; returns whether the shares changed. `total` is the global batch in force, in as
-        many `passes`."""
+        """Update the shares from all ranks' slots; return whether they changed. `total` is the global batch in force,
+        made in `passes` passes."""
         world = len(slots) // 2
         if not all(slots) or not world:
             return False
