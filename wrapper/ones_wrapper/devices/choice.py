@@ -66,7 +66,7 @@ def _on(number: int, backend: str) -> DeviceChoice:
 
 
 def visible() -> tuple[int, str]:
-    """(GPUs that torch can use, what it says of those that it cannot)."""
+    """Return the number of GPUs that torch can use, and its warnings on the others."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -102,8 +102,8 @@ def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 
 def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Keep this thread, and those that it starts, on the processors next to the card (NUMA), if the job has a rank's
-    share of them."""
+    """Bind this thread, and threads that it starts, to the card's NUMA node, if the job has a rank's share of its
+    processors."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
     with suppress(Exception):  # a container without /sys: it is slower, and no worse

@@ -14,7 +14,7 @@ CARDS = Path("/dev/nvidia[0-9]*")
 
 
 def _host_of_block(env: Env) -> str | None:
-    """A name of this block on this node, if the node has cards that its processes may not open."""
+    """Return a host name that is this block's own on its node; None unless a cgroup hides cards from it."""
     if env.get("ONES_BLOCKS") != "1" or not hidden_cards():
         return None
     return f"{os.uname().nodename}-{env.get('SLURM_ARRAY_JOB_ID', '')}-{env.get('SLURM_ARRAY_TASK_ID', '')}"

@@ -1,4 +1,4 @@
-"""Page-locked memory of the processor's, by which bytes go to and from a GPU at the speed of its bus.
+"""Page-locked host memory, by which bytes go to and from a GPU at the speed of its bus.
 
 torch's own rounds each buffer up to a power of two and keeps it: good for chunks of that size, not for a whole state.
 """
@@ -25,8 +25,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a row of bytes by `read`, which fills what it is given. On a device it goes in chunks: one is copied while
-    the next comes."""
+    """Fill a row of bytes by `read`, which fills the memory that it is given. On a GPU a chunk is copied while the next
+    is read."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return
@@ -53,14 +53,14 @@ class Arena:
         if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):
             self._cuda = None  # copies are slower, and no worse
         self.copies: list[torch.Tensor] = []
-        """One for each tensor."""
+        """Buffers for the copies, in the order of the tensors."""
         at = 0
         for tensor in tensors:
             self.copies.append(self._memory[at : at + tensor.nbytes].view(tensor.dtype).reshape(tensor.shape))
             at += tensor.nbytes
 
     def free(self) -> None:
-        """Nobody uses the copies any more."""
+        """Unpin the memory and drop the buffers: nobody uses the copies any more."""
         if self._cuda is not None:
             self._cuda.cudaHostUnregister(self._memory.data_ptr())
             self._cuda = None

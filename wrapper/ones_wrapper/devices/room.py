@@ -14,7 +14,7 @@ RESERVE = 1 << 30
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """Bytes that are left to NCCL: ONES_RESERVE_BYTES, or for one communicator, and in blocks for two."""
+    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else those of one communicator, of two in a job of blocks."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):
@@ -23,8 +23,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Hold that memory while the largest local batch is tried: NCCL takes its own at the first collective. A rank
-    without others needs none."""
+    """Hold NCCL's memory while the largest local batch is tried: NCCL allocates it at the first collective. A single
+    rank needs none."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0
@@ -36,7 +36,7 @@ def reserved(device: torch.device, world: int) -> Iterator[None]:
 
 
 def make_room(device: torch.device) -> None:
-    """Give back what torch keeps for itself, if NCCL could not have enough. At a step boundary: this waits for the
+    """Release torch's cached GPU memory if too little is free for NCCL. Call it at a step boundary: it waits for the
     device, which must capture no graph."""
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < reserve_bytes(os.environ) // 2:
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Waiting for a device: at the end of what is measured, before ranks change, and in a rescue, where it may never come.
+"""Waits for a device: after a measurement, before ranks change, and in a rescue, in which the device may hang.
 
 A device whose peer died spins in a collective for ever: whatever waits for its stream waits as long. So a rescue asks
 events, and never synchronises.
@@ -31,7 +31,7 @@ def wait(device: torch.device) -> None:
 
 
 def record(device: torch.device) -> Any:
-    """An event at this point of the current stream; None on a CPU, which is never behind."""
+    """Record an event on the current stream and return it; None on a CPU, or while a graph is captured."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -40,18 +40,18 @@ def record(device: torch.device) -> Any:
 
 
 class Marks:
-    """Events at the ends of the last steps, by which a rank knows without waiting which are done."""
+    """The event at the end of the newest step, which shows whether the device has finished it."""
 
     def __init__(self, device: torch.device, mark: Callable[[torch.device], Any] = record) -> None:
         self._device, self._mark = device, mark
         self._last: Any = None
 
     def step(self) -> None:
-        """The script enqueued a whole step."""
+        """Mark the end of a step that the script enqueued."""
         self._last = self._mark(self._device)
 
     def done(self, within_s: float = DONE_S) -> bool:
-        """The device has finished the newest step, or does so in time."""
+        """Return whether the device finishes the newest step within this many seconds."""
         event, until = self._last, time.monotonic() + within_s
         while event is not None and not event.query():
             if time.monotonic() > until:
@@ -62,7 +62,8 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Copies in this block wait for nothing that the script enqueued: what they read must be known to be done."""
+    """Context on a stream of its own: its copies do not wait for the script's kernels, which must have written their
+    source already."""
     if device.type != "cuda":
         yield
         return
@@ -71,7 +72,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 class EndTimer:
-    """Ends this process with a code, whatever its threads wait for."""
+    """Ends this process with a code once its time is over, whatever its threads wait for."""
 
     def __init__(self, seconds: float, code: int, end: Callable[[int], Any] = os._exit) -> None:
         self._code, self._end = code, end
@@ -79,7 +80,7 @@ class EndTimer:
         threading.Thread(target=self._run, name="ones-deadline", daemon=True).start()
 
     def allow(self, seconds: float) -> None:
-        """Allow this many seconds from now."""
+        """Set the deadline to this many seconds from now."""
         self._at = time.monotonic() + seconds
 
     def _run(self) -> None:
@@ -90,6 +91,6 @@ class EndTimer:
 
 
 def cleans_up() -> bool:
-    """torch aborts communicators of lost peers, so that kernels *return* with half-made sums: nothing on the device
-    may be believed then (TORCH_NCCL_ASYNC_ERROR_HANDLING 1 and 2)."""
+    """Return whether torch aborts the communicators of lost peers (TORCH_NCCL_ASYNC_ERROR_HANDLING 1 or 2). Kernels
+    then *return* with half-made sums, so nothing on the device may be believed."""
     return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") in ("1", "2")

@@ -18,7 +18,7 @@ class _Rates(ctypes.Structure):
 
 
 def _nvml(device: torch.device) -> Callable[[], float | None]:
-    """Return a reading of the device's use; it gives None if the library does not know it, as for parts of a GPU."""
+    """Return a function that reads the device's use, from 0 to 1; None if NVML does not know it, as for MIG slices."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     handle, rates = ctypes.c_void_p(), _Rates()
     name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
@@ -33,7 +33,7 @@ def _nvml(device: torch.device) -> Callable[[], float | None]:
 
 
 class DeviceUse:
-    """The use of one GPU over an interval; of any other device nothing is known."""
+    """Mean use of one GPU over an interval; unknown for any other device."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._device = clock, device
@@ -45,14 +45,14 @@ class DeviceUse:
         self._found: list[float] = []
 
     def look(self) -> None:
-        """Take a reading if it is time."""
+        """Take a reading if the last one is at least `EVERY_S` old."""
         if self._read is not None and self._clock() - self._at >= EVERY_S:
             self._at = self._clock()
             found = self._read()
             self._found += [] if found is None else [found]
 
     def take(self) -> tuple[float | None, int | None]:
-        """The mean use since the last call, and the bytes in use now; None for what is not known."""
+        """Return the mean use since the last call, from 0 to 1, and the bytes in use now; None if unknown."""
         found, self._found = self._found, []
         if not found:
             return None, None
