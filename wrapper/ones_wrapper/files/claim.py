@@ -24,9 +24,9 @@ from ones_wrapper.process.log import log
 
 CLAIM = ".claim"
 BEAT_S = 2.0
-"""A holder renews its file's time so often."""
+"""Seconds between two renewals of a held claim file's time."""
 WATCH_S = 3 * BEAT_S
-"""A holder of whom nothing is seen for so long is gone, where no lock says so."""
+"""Seconds without a renewal after which a holder counts as gone, if no lock shows it."""
 _SETTLE_S = 0.5
 
 
@@ -47,7 +47,7 @@ class Holder:
 
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Holder:
-        """This process."""
+        """Return this process as a holder."""
         job_id, restart = (int(env.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
         step = env.get("SLURM_STEP_ID", "")
         return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
@@ -61,7 +61,7 @@ class Holder:
 
     @classmethod
     def of(cls, line: str) -> Holder | None:
-        """The holder that a file names, None if it names none."""
+        """Return the holder in a claim file's line; None for a line of another form."""
         words = line.split()
         if len(words) != 5 or not all(word.isdigit() for word in (words[0], words[1], words[4])):
             return None
@@ -141,13 +141,14 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
 
 
 class Ranks(Protocol):
-    """Communication by which the ranks of one training agree."""
+    """The collective by which all ranks agree on the end of a refused training."""
 
     def maximum(self, values: Sequence[int]) -> list[int]: ...
 
 
 def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | None:
-    """Claim of a rank by `take`, if any. Collective: ends all ranks if another training holds it."""
+    """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
+    `ClaimedError` on any."""
     claim, refused = None, 0
     try:
         claim = take()
@@ -167,7 +168,7 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Tell whether somebody renews the file's time. It is opened each time: on NFS only an open asks the server.
+    """Tell whether a holder renews the file's time. It is opened each time: on NFS only an open asks the server.
 
     Looks are counted, not seconds: after a machine was paused the holder needs some time of its own.
     """

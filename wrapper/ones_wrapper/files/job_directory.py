@@ -1,4 +1,4 @@
-"""The job's directory, as the side that starts the ranks sees it: checkpoints, reports, and a few small files in it."""
+"""Access of `ones-run` and node launchers to the job's directory: checkpoints, reports, and exit codes."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class RunSummary:
     """Summary of a run's reports so far."""
 
     checkpoints: frozenset[str]
-    """Those that the run loaded or made."""
+    """Names of the checkpoints that the run loaded or made."""
     drained: bool
-    """True if it left because the companion had ordered a drain: the companion requeues it."""
+    """True if the run ended by an order to drain: the companion requeues the job."""
     tasks: tuple[int, ...] = ()
-    """Tasks that train together in a job of blocks, as far as it reports."""
+    """Tasks of the last reported membership, in a job of blocks."""
     ended: bool = False
     """True if the script came to its end, or left by itself."""
 
@@ -76,7 +76,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def newest_run(job_dir: Path, most: int) -> int:
-    """The newest run, of those up to `most`, that left reports; `most` if there is none."""
+    """Return the number of the newest run, up to `most`, that left reports; `most` if there is none."""
     try:
         names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
     except OSError:
@@ -90,11 +90,11 @@ def _start(restart: int, task: int | None) -> str:
 
 
 def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
-    """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
+    """Leave the exit code of a node launcher (with MPI, of a rank) in a file for `ones-run`.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137. Other
     launchers have rules of their own: so the script's own code would be lost. `task` is the block's, if it is one.
-    False if it could not be written: the launcher's own code then has to do.
+    Returns False if the file could not be written: `ones-run` then goes by the launcher's own code.
     """
     start = _start(restart, task)
     try:
@@ -105,12 +105,13 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
 
 
 def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
-    """Tell whether `write_exit_code` was called so."""
+    """Tell whether `write_exit_code` left a code for the same arguments."""
     return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
 
 
 def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
-    """The code that explains how the ranks ended, of those that were left, or else `code`, the launcher's."""
+    """Return the exit code that explains the end of the ranks, from the files that they left; without any, the
+    launcher's `code`."""
     left = []
     for path in job_dir.glob(f".exit-{_start(restart, task)}-*"):
         with suppress(OSError, ValueError):
@@ -120,7 +121,7 @@ def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -
 
 
 def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
-    """Before a start: what earlier ones left is not about this one. What other blocks left is theirs."""
+    """Remove the exit codes that earlier starts left, before a new start; other blocks' files stay."""
     own = "*" if task is None else f"block{task}-*"
     for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
         path.unlink(missing_ok=True)

@@ -144,7 +144,7 @@ class OrderReader:
         """The order in force: the valid one with the highest number so far."""
 
     def skip_wait(self) -> None:
-        """A signal announced an order: the next poll reads at once."""
+        """Let the next poll read at once, since a signal announced an order."""
         self._next = -1.0
 
     def poll(self) -> Order | None:
@@ -180,7 +180,8 @@ STOP = "ones.stop"
 
 
 class OwnerRequests:
-    """Rank 0's look at the two files. An answered request is removed, so that the next run does not obey it again."""
+    """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed, so that no later run
+    obeys it again."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir = job_dir
@@ -188,7 +189,7 @@ class OwnerRequests:
         self._next = -1.0
 
     def due(self) -> bool:
-        """Tell whether it is time for another look: not at each step, for the file system's sake."""
+        """Tell whether to read the files again: every `POLL_S` seconds, to spare the file system."""
         now = self._clock()
         if now < self._next:
             return False
@@ -196,7 +197,7 @@ class OwnerRequests:
         return True
 
     def requested(self, name: str) -> bool:
-        """Tell whether the file is there, and is the owner's or root's."""
+        """Tell whether the request file exists, and belongs to the job's owner or root."""
         try:
             return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
         except OSError:
@@ -212,16 +213,16 @@ class OwnerRequests:
 
 @dataclass(frozen=True)
 class Previous:
-    """The last start's last report."""
+    """Time and kind of the last report of the start before this one."""
 
     time: float
     """Unix time."""
     failed: bool
-    """It left no bye, or that of an error: a rank died, a node, or the network."""
+    """True if that start left no bye, or a bye with an error: a rank, a node or the network failed."""
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:
-    """The start before this one, of this run or of the one before; None if there was none that left a report."""
+    """Return the last report of the start before this one, in this run or the run before; None if there is none."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
             return Previous(when, not isinstance(report, Bye) or report.reason == "error")

@@ -52,8 +52,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Job that holds the directory, and where, in words; empty if none does any more after `wait_s`, as far as can be
-    seen. Changes nothing there."""
+    """Return job, process and host that hold the directory, as text; empty if it is free within `wait_s` seconds, or
+    unreadable. Changes nothing there."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -82,7 +82,7 @@ def _held_by(handle: int) -> list[str]:
 
 
 def try_lock(handle: int) -> bool | None:
-    """Tell whether the lock is ours now; None if the file system has none."""
+    """Try to take the lock; return whether this process has it, None if the file system has no locks."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -93,7 +93,7 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _lock(handle: int, wait_s: float) -> bool:
-    """Tell whether it is ours within `wait_s`; OSError if there are no locks."""
+    """Tell whether this process gets the lock within `wait_s` seconds. Raises OSError if there are no locks."""
     until = time.monotonic() + wait_s
     while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)

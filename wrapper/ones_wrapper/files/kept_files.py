@@ -16,7 +16,7 @@ from ones_wrapper.process.log import log
 
 
 class KeptFiles:
-    """Those of one job. What a checkpoint holds of them is their sizes."""
+    """The kept files of one job; checkpoints hold only their sizes."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
         """`writes` says whether this process writes them now: rank 0 does."""
@@ -27,7 +27,8 @@ class KeptFiles:
         self._open: dict[str, KeptFile] = {}
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """The file, at its end. Raises OSError if rank 0 cannot write it, ValueError if it is open already."""
+        """Open a file at its end, after a resume cut it back. Raises OSError if rank 0 cannot write it, ValueError if
+        it is open already."""
         name = os.fspath(path)
         before = self._open.get(name)
         if before is not None and not before.closed:
@@ -50,7 +51,7 @@ class KeptFiles:
             os.truncate(path, wanted)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sizes; all that was written so far is on the disk."""
+        """Sync the open files to the disk; return all files' sizes in bytes."""
         sizes = dict(self._sizes)
         for name, file in self._open.items():
             file.sync()
@@ -59,7 +60,7 @@ class KeptFiles:
         return sizes
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the sizes at a checkpoint."""
+        """Take over the sizes that a checkpoint holds."""
         self._sizes, self._fresh = dict(state), False
 
 
@@ -89,7 +90,7 @@ class KeptFile(io.TextIOBase):
             self._file.flush()
 
     def sync(self) -> None:
-        """Have what was written on the disk."""
+        """Flush and fsync the file."""
         if self._file is not None and self._writes():
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -20,7 +20,7 @@ from ones_wrapper.protocol import MAX_POINTER, SPOOL_FILE, ProtocolError, direct
 
 
 def own_job(env: Mapping[str, str]) -> int:
-    """The id that names this job: of a job of blocks its array's; 0 outside Slurm."""
+    """Return the job's id; the array's id for a job of blocks, 0 outside Slurm."""
     block = own_block(env)
     return block.array if block else number(env, "SLURM_JOB_ID") or 0
 
@@ -34,7 +34,7 @@ def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
 
 
 def make_root(env: Mapping[str, str], cwd: Path) -> None:
-    """Make ONES_JOB_ROOT, if it counts. Raises `LaunchError`."""
+    """Make the folder ONES_JOB_ROOT, unless ONES_JOB_DIR takes precedence. Raises `LaunchError`."""
     root = env.get("ONES_JOB_ROOT")
     if not root or env.get("ONES_JOB_DIR"):
         return
@@ -67,9 +67,10 @@ def make_job_directory(path: Path) -> None:
 
 
 def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Have the companion find the job's directory `path` from where the job was submitted; a failure is logged.
+    """Write a pointer to the job's directory `path` into the directory that the job was submitted from; a failure is
+    logged.
 
-    That place is SLURM_SUBMIT_DIR, or with --chdir the working directory that the batch script begins in.
+    That is SLURM_SUBMIT_DIR; a second pointer is left in the working directory, for jobs with --chdir.
     """
     job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
     if not job_id or not given:
@@ -99,9 +100,9 @@ def _point(pointer: Path, text: bytes) -> None:
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
-    """The spool that this job reads orders from: ONES_SPOOL, else what the site published; None if there is none.
+    """Return the spool that this job reads orders from: ONES_SPOOL, else the one in the site's file; None for none.
 
-    What is published is believed as `protocol.SPOOL_FILE` says.
+    `protocol.SPOOL_FILE` says when the site's file is believed.
     """
     if given := env.get("ONES_SPOOL"):
         return Path(given)

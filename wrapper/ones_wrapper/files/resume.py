@@ -1,5 +1,5 @@
-"""A job's directory when the job starts: its own, an earlier job's that it goes on in, or begun with an earlier job's
-checkpoints (`ones-run --resume-from JOB`).
+"""Prepares a job's directory at its start: a new one, an earlier job's, or a new one with an earlier job's checkpoints
+(`ones-run --resume-from JOB`).
 
 Of an earlier job's directory nothing is changed: its good checkpoints are linked, or copied, into the new one. This
 needs only the standard library.
@@ -50,7 +50,7 @@ _JOB = re.compile(r"([0-9]{1,15})(?:_[0-9]{1,9})?", re.ASCII)
 def prepare_job_directory(
     path: Path, env: Mapping[str, str], cwd: Path, resume_from: str = "", block: Block | None = None
 ) -> Claim | None:
-    """Make the job's directory, or check the one that is there, claim it, and leave a pointer where one is needed.
+    """Make the job's directory, or check an existing one; claim it, and leave a pointer if needed.
 
     With `resume_from`, a job's id or directory, it begins with the good checkpoints of that job. Ranks that `ones-run`
     started find all this done. The blocks of a job share its directory, each of them once. Raises `LaunchError` and,
@@ -71,7 +71,7 @@ def prepare_job_directory(
 
 
 def drop_left(path: Path) -> None:
-    """Remove what the owner asked of an earlier run, which nobody answered: it had just ended."""
+    """Remove the owner's requests to an earlier run, which ended before it could answer them."""
     for name in (STOP, SAVE):
         with suppress(OSError):
             asked = (path / name).lstat().st_mtime
@@ -80,8 +80,9 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's. Its content as another job's moves to `earlier-<that id>`. Each job counts reports
-    and orders from the start, and an old order, or a sweep's result, is not for this one. Checkpoints stay.
+    """Mark the directory as this job's; another job's spec, reports, orders and results move to `earlier-<its id>`.
+    Each job counts reports and orders from the start, and an old order, or a sweep's result, is not for this one.
+    Checkpoints stay.
 
     Raises `LaunchError` where that job still runs.
     """
@@ -118,7 +119,7 @@ def _owner(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """The path, or with a number behind it if that is taken."""
+    """Return the path, with a number appended if it exists."""
     number, found = 1, path
     while os.path.lexists(found):
         number += 1
@@ -161,7 +162,7 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """The directory of an earlier job, looked for next to this job's and where this one was submitted."""
+    """Return an earlier job's directory, searched next to this job's, in `cwd`, and in this job's submit directory."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source
@@ -193,7 +194,7 @@ def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> None:
-    """Make them the job's own, all at once. Raises OSError."""
+    """Link or copy the checkpoints into the job's directory, by one rename. Raises OSError."""
     new = path / f".resumed-{os.urandom(4).hex()}"
     try:
         for one, manifest in found:
@@ -213,7 +214,7 @@ def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> 
 
 
 def _link(old: Path, new: Path) -> None:
-    """The same file, or a copy where the file systems differ: nobody writes into a checkpoint's file again."""
+    """Hard-link a checkpoint's file, which nobody writes to again; copy it between file systems."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError:

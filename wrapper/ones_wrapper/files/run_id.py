@@ -18,7 +18,8 @@ _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
-    """The job's: what an earlier run wrote, else a new one. Blocks that begin at the same time get the same.
+    """Return the job's run id: the one that an earlier run wrote, else a new one. Blocks that start at the same time
+    get the same id.
 
     Raises OSError where the directory cannot be written.
     """
