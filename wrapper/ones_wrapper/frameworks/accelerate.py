@@ -97,7 +97,8 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Not read once the job has a checkpoint of its own, which is newer. Raises ValueError before that."""
+        """Load as Accelerate does before `prepare`; later ignore its checkpoint, older than the job's. Raises
+        ValueError while the job has none."""
         if self._job is None:
             super().load_state(input_dir, *args, **kwargs)
             return
@@ -129,7 +130,7 @@ class Accelerator(accelerate.Accelerator):
         return tuple(ours[id(one)] if id(one) in ours else super(Accelerator, self).prepare(one) for one in args)
 
     def _join(self, model: Any, optimizer: Any, loader: DataLoader[Any], schedulers: list[Any]) -> dict[int, Any]:
-        """Become a rank of the job; what to use instead of each thing, by its id."""
+        """Become a rank of the job; return the elastic form of each object, by its id."""
         given = taken_over(loader)
         self._job = job = join("Accelerate", given.batch, self._accumulation, self._elastic)
         check_ranks(job, "Accelerate", self.num_processes, "Accelerator(cpu=True)")
@@ -170,7 +171,7 @@ class Accelerator(accelerate.Accelerator):
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
-        """Nothing is left to do: the loader says which accumulation step it is, and optimizer and schedule know."""
+        """Do nothing: the loader already tells optimizer and schedule the accumulation step."""
         yield
 
 
@@ -183,7 +184,7 @@ class Registered:
         self._loaded: dict[str, Any] = {}
 
     def add(self, thing: Any) -> None:
-        """Carry it from now on, with the state that a checkpoint has of it."""
+        """Register an object, and load its state from the checkpoint, if there is one."""
         name = str(len(self._objects))
         self._objects.append(thing)
         if name in self._loaded:
@@ -221,7 +222,7 @@ class Batches:
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """Nothing is left to do: the order follows from the epoch's number."""
+        """Do nothing: the order follows from the epoch's number."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

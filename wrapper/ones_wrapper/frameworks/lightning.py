@@ -65,10 +65,11 @@ WORLD = (
 
 
 class Ranks(TorchElasticEnvironment):
-    """The ranks are those that ones-run started, whatever `devices` and `num_nodes` say; nothing requeues the job."""
+    """Lightning's environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. It requeues
+    nothing."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing to compare: a resize changes both."""
+        """Accept any numbers, since a resize changes both."""
 
 
 class ElasticStrategy(ParallelStrategy):
@@ -97,7 +98,7 @@ class ElasticStrategy(ParallelStrategy):
         self._local: Any = None
         """Samples of a pass after the first, on the device."""
         self._checkpoint: Any = None
-        """Lightning's own that the script wants to go on from."""
+        """Path of Lightning's own checkpoint from which the script asked to resume; None for none."""
 
     @property
     def job(self) -> Job:
@@ -141,7 +142,7 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Lightning calls it once the Trainer is made: what is only for rank 0, such as its log, is for that one."""
+        """Tell Lightning which rank is 0, for its log and the like. Lightning calls it once the Trainer is made."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 
@@ -253,7 +254,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load nothing of it for training: the job has checkpoints of its own."""
+        """Load nothing from a Lightning checkpoint for training, since the job has its own; as Lightning otherwise."""
         if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
             return super().load_checkpoint(checkpoint_path, weights_only)
         self._checkpoint = str(checkpoint_path)
@@ -302,7 +303,8 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Forward and backward; the loss. Lightning has the first pass's samples on the device already."""
+        """Make a forward and backward pass; return the loss. Lightning has moved the first pass's samples to the device
+        already."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:
@@ -331,7 +333,7 @@ class ElasticStrategy(ParallelStrategy):
 
 
 class _Batches:
-    """Source from which Lightning believes its batches to come."""
+    """Stand-in for a DataLoader, which hands Lightning the strategy's batches."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy

@@ -21,7 +21,7 @@ class Carried:
     """State that Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
 
     carries_averages = True
-    """A callback that keeps one saves it by its hooks."""
+    """True since a callback with an average of the weights saves it by its hooks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -1,4 +1,4 @@
-"""Needs of a framework's own loop: the next step's data, and where a step begins and ends.
+"""Steps for a loop that a framework runs: their data, beginnings and ends.
 
 A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends where
 the next one is asked for: what the framework noted of a step is then in the checkpoint that is taken there. The last
@@ -46,9 +46,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Meet the ranks, for a framework that copies them. They are these until the run ends: in a job of blocks each
-    change begins a term. Collective, the first time.
-    """
+    """Return the group of ranks, for a framework that copies it. It is fixed for the run: in a job of blocks each
+    change begins a term. Collective, the first time."""
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
@@ -76,7 +75,7 @@ def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: 
 
 
 class Plain:
-    """A scheduler that is stepped once an epoch or by evaluations, and so keeps its own steps."""
+    """Hides a scheduler that steps once an epoch or by evaluations, so that it keeps its own steps."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -103,9 +102,8 @@ class Steps:
         """The last pass of a step that was handed out and has not ended."""
 
     def take(self) -> list[Pass]:
-        """The passes of the next step, after the step before has ended; none at the end of the epoch, whose last step
-        ends with `end_epoch`.
-        """
+        """End the step before and return the passes of the next step; empty at the epoch's end, whose last step
+        `end_epoch` ends."""
         coming = self._fetch()
         if not coming:
             return []
@@ -121,12 +119,12 @@ class Steps:
         return coming
 
     def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of one of them."""
+        """Context of the forward and backward pass of this accumulation step."""
         return self._loader.passing(part)
 
     @property
     def base_steps(self) -> int:
-        """Steps of the base batch that were made, with the one under way. Not collective."""
+        """Steps so far, in units of the base batch, the present step included. Not collective."""
         progress, counted = self._run.progress, self._run.loop.schedules.samples if self._pending else 0
         return (progress.samples + progress.padding + counted) // self._run.sizes.spec.base_batch
 
@@ -137,19 +135,19 @@ class Steps:
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 
     def begin_epoch(self, accuracy: float | None = None) -> None:
-        """The framework begins an epoch, and so ends the one before, which had this accuracy."""
+        """Begin an epoch, and end the one before, which had this accuracy."""
         if self._within:
             self.end_epoch(accuracy)
         self._within = True
 
     def end_epoch(self, accuracy: float | None = None) -> None:
-        """The epoch's last step ends, and the epoch with it."""
+        """End the epoch's last step, and the epoch."""
         self._commit()
         self._data = None
         self._run.end_epoch(None, accuracy)
 
     def finish(self) -> None:
-        """Training is over, perhaps within an epoch: the last step ends, and the last checkpoint is written."""
+        """End training, perhaps within an epoch: end the last step, and write the last checkpoint."""
         if self._pending and not self._fetch():
             self.end_epoch()
         else:

@@ -190,9 +190,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """The passes of one step. Returns what this rank adds to the step's mean loss over all ranks, for each step of
-        the base batch that it makes.
-        """
+        """Make the passes of one step; return this rank's loss, so that its mean over the ranks is the step's loss. It
+        is multiplied by the steps of the base batch that the step makes."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
@@ -234,7 +233,7 @@ class Trainer(transformers.Trainer):
 
 
 class _Step(dict[str, Any]):
-    """The inputs of a step, as those of its first pass."""
+    """The passes of a step, as the inputs of its first pass."""
 
     def __init__(self, passes: list[Pass]) -> None:
         super().__init__(passes[0][1])
@@ -242,7 +241,7 @@ class _Step(dict[str, Any]):
 
 
 class _Batches:
-    """Source from which the Trainer believes its batches to come; `Trainer.get_batch_samples` takes them."""
+    """Stand-in for a DataLoader; its batches are taken by `Trainer.get_batch_samples` instead."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.dataset = trainer.train_dataset
@@ -259,7 +258,7 @@ class _Batches:
 
 
 class _Carried:
-    """Counts and notes of the Trainer: they survive a resize with the checkpoint."""
+    """State of the Trainer and its callbacks, which the job's checkpoints hold."""
 
     LOST = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "max_steps", "num_train_epochs")
     """Parts of the Trainer's state that each run sets again."""
@@ -288,7 +287,7 @@ class _Carried:
         self.over = state["over"]
 
     def restore(self) -> None:
-        """Give the Trainer what was loaded, once it has made its state again."""
+        """Load the checkpoint's state into the Trainer, once it has made a new one."""
         trainer, loaded = self._trainer, self._loaded
         if not loaded:
             return
@@ -353,12 +352,12 @@ class _Boundaries(TrainerCallback):
 
 
 def _accuracy(state: TrainerState) -> float | None:
-    """The one that the last evaluation logged."""
+    """Return the accuracy that the last evaluation logged; None for none."""
     found = [entry["eval_accuracy"] for entry in reversed(state.log_history or []) if "eval_accuracy" in entry]
     return float(found[0]) if found else None
 
 
 def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Inputs that count no item."""
+    """Return the inputs with all labels ignored, so that they count no item."""
     names = {"labels", "shift_labels"} & set(inputs)
     return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}
