@@ -47,16 +47,16 @@ UNREGISTERED_SCALER = (
 
 
 class Accumulation:
-    """Accumulation step that the script is in. The wrapped objects share it."""
+    """The script's present accumulation step, shared by all wrapped objects."""
 
     def __init__(self) -> None:
         self._index, self._count = 0, 1
         self._within = self._stepping = self._asked = self._backward = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        """The gradients of two parameters as they should be: the tensor and its version."""
+        """Gradients of two parameters as backward left them: the tensor and its version."""
         self._arrived: set[torch.Tensor] = set()
-        """Those of the two that this accumulation step's backward has reached."""
+        """Parameters, of these two, that this accumulation step's backward has reached."""
 
     @property
     def updates(self) -> bool:
@@ -65,7 +65,7 @@ class Accumulation:
 
     @contextmanager
     def during(self, index: int, count: int) -> Iterator[None]:
-        """Around accumulation step `index` of `count`. Raises RuntimeError where the script changed gradients in it."""
+        """Context of accumulation step `index` of `count`. Raises RuntimeError if the script changed its gradients."""
         if index == 0:
             self.drop()
         self._index, self._count = index, count
@@ -87,7 +87,7 @@ class Accumulation:
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """The thing to use instead: optimizers and gradient scalers get a wrapper, others stay.
+        """Return an object's wrapper, for optimizers and gradient scalers; any other object unchanged.
 
         Raises ValueError for an optimizer that cannot do without a closure.
         """
@@ -97,20 +97,20 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Tell whether a wrapped method acts now; `asks` says that it asks for the optimizer's step."""
+        """Tell whether a wrapped method acts in this accumulation step; `asks` is true for the optimizer's step."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
         return self.updates
 
     def may_zero(self) -> bool:
-        """Tell whether zeroing takes no gradient away that the step needs."""
+        """Tell whether gradients may be zeroed: none of them is still needed in this step."""
         begins = self._index == 0 and not (self._asked or self._backward)
         return self._count == 1 or begins or (self.updates and self._asked)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Around a step of the script's own optimizer that a wrapper makes."""
+        """Context of a step that a wrapper makes with the script's own optimizer."""
         self._stepping = True
         try:
             yield

@@ -29,7 +29,7 @@ MB = 2**20
 
 
 class ApartExchange(Exchange):
-    """Each rank steps on gradients of its own. Subclasses say how the ranks keep together."""
+    """An exchange whose ranks step on their own gradients. Subclasses define how the ranks' parameters stay close."""
 
     hot = True
     steps_together = False
@@ -127,8 +127,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Give back this rank's own values after a publication in these tensors. That is `always`, or if others were
-        lost on the way. Then what this rank saves is one model and not parts of two."""
+        """Context in which these tensors hold the published values. This rank's own values return at its end: `always`,
+        or after an error, so that a rescue saves one model and not parts of two."""
         if not self._apart:
             yield
             return
@@ -147,7 +147,7 @@ class ApartExchange(Exchange):
                         tensor.copy_(value)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """While ranks differ a copy of the model, which all ranks have to ask for; later the model itself."""
+        """Return a copy of the published model while ranks differ, collectively; else the model itself."""
         if not self._apart:
             return model
         with self.evaluating():

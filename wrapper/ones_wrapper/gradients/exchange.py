@@ -39,9 +39,10 @@ class Exchange(ABC):
         self._arrived = False
         """True if gradients were exchanged since the present pass began."""
         self._stepped = False
-        """True if an optimizer has taken them: later gradients of this pass are another model's doing."""
+        """True if an optimizer stepped on these gradients: later gradients of this pass come from another model's loss.
+        """
         self.begun = 0
-        """Exchanges that were begun."""
+        """Number of exchanges begun so far."""
         self._unit = 0.0
         """The gradient so far is Σ n_rp g_rp over this; 0 if no pass of the step had samples."""
 
@@ -53,7 +54,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """The model whose gradients are exchanged; what it is given for the forward pass. Collective.
+        """Return the model to call in the forward pass, whose gradients are exchanged. Collective.
 
         Raises ValueError where the model or the options cannot be used, with what to do.
         """
@@ -64,58 +65,60 @@ class Exchange(ABC):
         return self._model
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Around one forward and backward pass. After the step's last one the gradients are whole."""
+        """Context of one forward and backward pass. After the step's last pass the gradients are the mean over all its
+        samples."""
         return self._within(part)
 
     def owns(self, model: torch.nn.Module) -> bool:
-        """Tell whether it is the model that `wrap` returned."""
+        """Tell whether `model` is the one that `wrap` returned."""
         return model is self._model
 
     hot = False
     """True if the ranks may change while it exchanges gradients: `ranks_changed`."""
 
     def ranks_changed(self) -> None:
-        """The group has other ranks. Not collective; between two steps. The script's model object stays."""
+        """Go on with the group's new ranks. Not collective; between two steps. The script's model object stays."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if a rank can make a step only when all have given their part of it. Else a single one does not know, when
-    others are lost, that all samples of its steps were used."""
+    """True if no rank can step before all ranks gave their gradients. Else a rank that lost the others does not know
+    that all samples of its steps were used."""
 
     gathers = False
     """True if forward passes are collective: ranks must make equally many of them in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
+        """Context of an evaluation, in which ranks may make different numbers of forward passes. Collective at its
+        beginning."""
         return nullcontext()
 
     def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
-        """These are the optimizers that hold parameters of this model; `scaled` says that a gradient scaler decides
-        whether they step. Not collective.
+        """Take note of the optimizers that hold parameters of this model; `scaled` if a gradient scaler decides whether
+        they step. Not collective.
 
         Raises ValueError where one cannot be used, with what to do.
         """
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
-        """The training loss of this rank's pass, where the script reports it. Not collective, never waits."""
+        """Take the training loss of this rank's pass, if the script reports it. Not collective, never waits."""
 
     def published(self) -> AbstractContextManager[None]:
-        """Around a checkpoint: model and optimizers hold what the job publishes, the same on all ranks. Collective at
-        its beginning."""
+        """Context of a checkpoint, in which model and optimizers hold the published state, equal on all ranks.
+        Collective at its beginning."""
         return nullcontext()
 
     def settle(self) -> None:  # noqa: B027
-        """Go on from what the job publishes, on all ranks. Collective; between two steps."""
+        """Set all ranks to the published state, from which they train on. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the job publishes for `model`, the one given to `wrap`: to save, export or evaluate it."""
+        """Return the published form of `model`, the one given to `wrap`: to save, export or evaluate it."""
         return model
 
     def finish(self) -> None:
-        """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step
-        with a closure, whose backward pass is still to come.
+        """Check, before a step of this model's optimizer, that its gradients were exchanged. Not for a step with a
+        closure, whose backward pass is still to come.
 
-        Raises RuntimeError where the last pass exchanged nothing, since the ranks would train models of their own.
+        Raises RuntimeError if the last pass exchanged nothing: the ranks' models would drift apart.
         """
         part = self._part
         if part is None or not part.last:
@@ -144,7 +147,7 @@ class Exchange(ABC):
 
     @property
     def _measured(self) -> NoiseScale | None:
-        """The noise scale, if it shall see the gradients that arrive now."""
+        """The noise scale, if it measures the gradients that arrive now; else None."""
         noise = self._noise
         return None if self._stepped or noise is None or not noise.looks else noise
 
@@ -200,7 +203,8 @@ class Exchange(ABC):
             self._part = None
 
     def _now(self) -> AccumulationStep:
-        """The pass under way; its gradients are being exchanged."""
+        """Note that gradients of the present pass are exchanged; return the pass. Raises RuntimeError outside the
+        loader's loop."""
         if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known. Go by "
@@ -354,7 +358,7 @@ def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torc
 
 
 def scale(gradient: torch.Tensor, numerator: float, denominator: float) -> None:
-    """Do the same in place."""
+    """Multiply the gradient in place by a quotient, as `scaled` does."""
     if not numerator:
         gradient.zero_()
     elif numerator != denominator:

@@ -1,4 +1,4 @@
-"""The gradient exchanges of a job's models, one each, as the loop and the optimizers see them: as one."""
+"""The gradient exchanges of all of a job's models, behind one interface for the loop and the optimizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Exchanges:
-    """Those of one job, in the order in which its script made them. Empty at first."""
+    """Gradient exchanges of one job, in the order in which its script made them. Empty at first."""
 
     def __init__(self) -> None:
         self._all: list[Exchange] = []
@@ -33,8 +33,8 @@ class Exchanges:
         return iter(self._all)
 
     def add(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-        """The model whose gradients `exchange` exchanges from now on. Collective. Raises ValueError where it shares
-        parameters with another one."""
+        """Wrap `model` by `exchange`; return the model to train with. Collective. Raises ValueError if it shares
+        parameters with another model."""
         mine = frozenset(p for p in model.parameters() if p.requires_grad)
         if any(mine & other for other in self._trained):
             raise ValueError(
@@ -49,7 +49,7 @@ class Exchanges:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients that they exchange in a step: of the whole models, also if a rank holds a part."""
+        """Bytes of all gradients exchanged in a step: of the whole models, even if each rank holds a shard."""
         return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
 
     def owns(self, model: torch.nn.Module) -> bool:
@@ -57,12 +57,12 @@ class Exchanges:
         return any(exchange.owns(model) for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the script gave for `model`, as it is published; `model` where `add` did not return it."""
+        """Return the published form of the script's model behind `model`; `model` itself if `add` did not return it."""
         found = zip(self._all, self._inside, strict=True)
         return next((exchange.inside(inside) for exchange, inside in found if exchange.owns(model)), model)
 
     def check(self) -> None:
-        """Raises ValueError where parameters are trained by now whose gradients nobody exchanges."""
+        """Raises ValueError for a trained parameter that was frozen in `add`: nobody exchanges its gradient."""
         for exchange, trained in zip(self._all, self._trained, strict=True):
             named = exchange.model.named_parameters() if exchange.model is not None else ()
             for name, parameter in named:
@@ -84,7 +84,7 @@ class Exchanges:
             exchange.begun = value
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Around one forward and backward pass of the loop."""
+        """Context of one forward and backward pass of the loop."""
         return self._within(lambda exchange: exchange.during(part))
 
     def _within(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ class Exchanges:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Around passes that belong to no step. See `Exchange.trying`."""
+        """Context of passes that belong to no step. See `Exchange.trying`."""
         for exchange in self._all:
             exchange.trying = True
         try:
@@ -109,27 +109,27 @@ class Exchanges:
                 exchange.trying = False
 
     def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
-        """These are all optimizers of the job. See `Exchange.trained_by`."""
+        """Take note of all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
         for exchange, trained in zip(self._all, self._trained, strict=True):
             exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """The training loss of this rank's pass."""
+        """Take the training loss of this rank's pass."""
         for exchange in self._all:
             exchange.loss(loss)
 
     def published(self) -> AbstractContextManager[None]:
-        """Around a checkpoint. Collective at its beginning. See `Exchange.published`."""
+        """Context of a checkpoint. Collective at its beginning. See `Exchange.published`."""
         return self._within(lambda exchange: exchange.published())
 
     def settle(self) -> None:
-        """Go on from what the job publishes. Collective."""
+        """Set all ranks to the published state. Collective."""
         for exchange in self._all:
             exchange.settle()
 
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before an optimizer's step: the gradients of its parameters have arrived. See `Exchange.finish`."""
+        """Check, before an optimizer's step, that its gradients were exchanged. See `Exchange.finish`."""
         groups, its = self._of.get(optimizer, (-1, []))
         if groups != len(optimizer.param_groups):
             held = {p for group in optimizer.param_groups for p in group["params"]}
@@ -142,7 +142,7 @@ class Exchanges:
                 exchange.finish()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Around an evaluation. Collective at its beginning."""
+        """Context of an evaluation. Collective at its beginning."""
         return self._within(lambda exchange: exchange.evaluating())
 
     @property
@@ -152,7 +152,7 @@ class Exchanges:
 
     @property
     def steps_together(self) -> bool:
-        """True if a rank's steps are those of all."""
+        """True if `Exchange.steps_together` holds for every model."""
         return all(exchange.steps_together for exchange in self._all)
 
     @property
@@ -161,6 +161,6 @@ class Exchanges:
         return bool(self._all) and all(exchange.hot for exchange in self._all)
 
     def ranks_changed(self) -> None:
-        """The group has other ranks. Not collective; between two steps."""
+        """Go on with the group's new ranks. Not collective; between two steps."""
         for exchange in self._all:
             exchange.ranks_changed()

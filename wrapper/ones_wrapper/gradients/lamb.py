@@ -12,12 +12,13 @@ TRUST = (0.01, 10.0)
 
 
 def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """The trust ratio of tensors of this norm, whose steps have that one; 1 if either is 0."""
+    """Return the trust ratio of a tensor's norm `length` to its step's norm `size`; 1 if either is 0."""
     return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
 
 
 def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(step of a parameter before its rate, trust ratio) with its gradient, which both moments take up."""
+    """Update both moments of a parameter by its gradient; return its step before the learning rate, and the trust
+    ratio."""
     (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
     m.lerp_(gradient, 1 - beta1)
     v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -26,7 +27,7 @@ def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple
 
 
 def called(closure: Callable[[], Any] | None) -> Any:
-    """Result that a closure of an optimizer's step returns; None for none."""
+    """Call an optimizer step's closure with gradients enabled, and return its result; None without a closure."""
     with torch.enable_grad():
         return closure() if closure is not None else None
 
@@ -56,7 +57,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step; what `closure` returns, if there is one."""
+        """Make one step; return what `closure` returns, None without one."""
         found = called(closure)
         for group in self.param_groups:
             for p in group["params"]:

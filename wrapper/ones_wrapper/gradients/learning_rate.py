@@ -21,7 +21,7 @@ from ones_wrapper.data.progress import Progress
 from ones_wrapper.protocol.growth import MOST, OTHER, SILENT, bound, doubled
 
 CAP = 2.0
-"""Most that a rate is, over the largest of the script's own schedule so far."""
+"""Largest ratio of a learning rate to the largest rate of the script's own schedule so far."""
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> str:
@@ -31,15 +31,14 @@ def rule_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
-    """The rule of a job's optimizers; if they differ, that of none."""
+    """Return the rule that all optimizers of a job share; `OTHER` if theirs differ."""
     found = {rule_of(optimizer) for optimizer in optimizers}
     return found.pop() if len(found) == 1 else OTHER
 
 
 class Rate:
-    """Rate and momentum of a job's optimizers, only during their steps: schedulers, checkpoints and logs see those that
-    the script set.
-    """
+    """Sets rate and momentum of a job's optimizers during their steps only: schedulers, checkpoints and logs see the
+    script's own values."""
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
         """`base` is the batch that the script chose its rate for; unless it `follows`, nothing is done."""
@@ -47,9 +46,9 @@ class Rate:
         self._base = base
         self._optimizers = optimizers
         self._ratio = self._power = 1.0
-        """Base batches of the present step, and the power of momentum."""
+        """Size of the present step in base batches, and its power of momentum."""
         self._peaks = [0.0 for _ in optimizers]
-        """The largest rate of each one's schedule so far."""
+        """Largest learning rate of each optimizer's schedule so far."""
         self.stepped = False
         """True if an optimizer has stepped since `expect`."""
         self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
@@ -58,12 +57,12 @@ class Rate:
             optimizer.register_step_post_hook(self._after)
 
     def resume(self, progress: Progress) -> None:
-        """Go on as a checkpoint, or the ranks that train, left off."""
+        """Take over the power of momentum and the largest rates from a checkpoint, or from ranks that train."""
         self._power = progress.momentum_power
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: Progress, batch: float) -> bool:
-        """Judge the batch in force by what is known of the noise scale; True if that changes what is done.
+        """Decide by the noise scale whether the batch in force costs no samples; return True if that changed.
 
         The noise scale's lower bound admits a batch, and its mean keeps it, so that no fluctuation turns it to and fro.
         """
@@ -74,26 +73,27 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: Progress) -> int:
-        """The largest batch that costs no samples, as far as is known."""
+        """Return the largest global batch known to cost no samples."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: Progress, batch: float) -> float:
-        """The power of momentum at a batch that is in force."""
+        """Return the power to which momentum is raised at this batch; 1 leaves it unchanged."""
         if self.rule not in ("sgd", "adam") or batch > max(self._base, progress.admitted):
             return 1.0
         return batch / self._base
 
     def factor(self, progress: Progress, batch: float) -> float:
-        """The rate in force over the script's own; of SGD the rate times the memory of its momentum."""
+        """Return the learning rate in force over the script's own; for SGD both are multiplied by the memory of its
+        momentum."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def expect(self) -> None:
-        """A step of the loop is about to be made."""
+        """Prepare for the loop's next step: clear `stepped`."""
         self.stepped = False
 
     def begin(self, progress: Progress, batch: float, total: float) -> None:
-        """A step of `total` samples begins while `batch` is in force: a smaller one, such as an epoch's last, gets the
-        factor of its own samples, unless it is smaller than the base batch."""
+        """Begin a step of `total` samples while `batch` is in force. A smaller step, such as an epoch's last, gets the
+        factor of its own samples, but at least the base batch's."""
         self.expect()
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
@@ -103,7 +103,7 @@ class Rate:
         self._power = progress.momentum_power = power
 
     def remember(self, progress: Progress) -> None:
-        """Write down what a later run needs."""
+        """Store in `progress` the largest rates, which a later run needs."""
         progress.lr_peaks = list(self._peaks)
 
     def _factor(self, number: int, ratio: float, power: float) -> float:
@@ -138,7 +138,7 @@ class Rate:
         self.stepped = True
 
     def words(self, progress: Progress, batch: float) -> str:
-        """Words about it for a job's log."""
+        """Describe rate and momentum at this batch, for a job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:

@@ -63,7 +63,8 @@ class Bucket:
                 view.mul_(weight)
 
     def complete(self, first: bool) -> None:
-        """Nothing will be added in this step. `first`: on rank 0, which counts samples in every pass."""
+        """Fill in zeros and marks once all the step's gradients were added; `first` on rank 0, which has samples in
+        every step."""
         for view, used in zip(self.views, self.used, strict=True):
             if not used:
                 view.zero_()
@@ -185,7 +186,8 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Have the gradients ready when the backward from these outputs ends, for those who clip them."""
+        """Make the backward pass from these outputs end only with all gradients exchanged, so that a script can clip
+        them."""
         if self._part is None or not self._part.last:
             return
         for output in tree_leaves(outputs):
@@ -240,5 +242,5 @@ class MpiExchange(Exchange):
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """The type in which gradients are summed: short ones in single precision."""
+    """Return the type in which gradients are summed: half precision is summed in single precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

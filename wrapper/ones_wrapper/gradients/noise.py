@@ -50,7 +50,7 @@ class Window(NamedTuple):
 
 
 class NoiseScale:
-    """Watches the gradients of one run. Nothing waits for the GPU before `exchange`."""
+    """Measures the gradient noise scale of one run. Nothing waits for the GPU before `exchange`."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -59,9 +59,9 @@ class NoiseScale:
         self.measures = True
         """True if the present step is measured; the same on all ranks."""
         self._keeps = True
-        """True if the next one is, which a single rank compares with this one."""
+        """True if the next step is measured, for which a single rank keeps this step's gradient."""
         self.looks = True
-        """True if the present step's gradients are needed: else nobody need show them."""
+        """True if the present step's gradients are needed, to measure it or to keep them for the next step."""
         self._alone: dict[int, torch.Tensor] = {}
         """Last gradient of each bucket, with one rank."""
         self._alone_samples = 0
@@ -69,7 +69,7 @@ class NoiseScale:
         """Squares of each bucket of the step, with their weights in the estimates of tr(Σ) and of |G|²; this rank's
         part of either."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
-        """The same of the steps of the window, as far as it is not in there yet."""
+        """Squares of finished steps that are not yet added to `_window`."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
         self._skips = False
@@ -89,12 +89,12 @@ class NoiseScale:
         self._measured_steps = 0
 
     def begin(self, number: int) -> None:
-        """The step begins before which the job made `number` steps."""
+        """Begin a step, before which the job made `number` steps."""
         self.measures, self._keeps = _measured(number), _measured(number + 1)
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
-        """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
+        """Take a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
 
         Where each of a step's `passes` is shown on its own, each counts as a rank of its own.
         """
@@ -105,12 +105,12 @@ class NoiseScale:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
-        """The same bucket after the exchange: the mean over all samples. Rank 0 counts it for all."""
+        """Take the bucket after the exchange, the mean over all samples. Rank 0 counts it for all."""
         if self._group.rank == 0:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """This rank's shard of the same, where each rank has another: squares add up over shards."""
+        """Take this rank's shard of an exchanged bucket, if each rank has another: squares add up over shards."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
@@ -127,11 +127,11 @@ class NoiseScale:
             self._alone[bucket] = gradient.detach().clone()
 
     def skip(self) -> None:
-        """The present step does not count, since nobody sees its mean gradient. All ranks call it in the same steps."""
+        """Leave the present step out, since nobody sees its mean gradient. All ranks call it in the same steps."""
         self._skips = True
 
     def step(self, total: int) -> None:
-        """The step of `total` samples is over."""
+        """End a step of `total` samples."""
         self._alone_samples = total
         found, self._step = self._step, []
         skipped, self._skips = self._skips, False
@@ -155,7 +155,7 @@ class NoiseScale:
                 self._window[i] = self._window[i] + sums[i]
 
     def exchange(self) -> None:
-        """Sum up what all ranks saw since the last time. Collective."""
+        """Add up all ranks' measurements since the last call. Collective."""
         self._settle()
         steps, window = self._steps, [float(value) for value in self._window]
         self._window, self._steps = [0.0, 0.0], 0

@@ -77,24 +77,23 @@ def is_scheduler(thing: Any) -> bool:
 
 
 class Schedules:
-    """The schedulers of a job, and which step the script is in. The wrapped schedulers share it."""
+    """The schedulers of a job, and the script's present step, which the wrapped schedulers share."""
 
     def __init__(self, base_batch: int, due: Callable[[], bool] = lambda: True) -> None:
         """`due` says whether the step ends with this accumulation step."""
         self.base_batch = base_batch
         self.due = due
         self.samples = 0
-        """Samples that the present step counts."""
+        """Samples by which the present step advances schedules."""
         self.within = False
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
         self.differences: list[str] = []
-        """Schedules that are not those of the checkpoint."""
+        """Descriptions of schedules that differ from the checkpoint's."""
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
-        """The scheduler to use instead; what is none stays as it is, and averages of torch's follow progress, too.
-        `known`: whatever has `step` is one.
-        """
+        """Return a scheduler's wrapper; any other object unchanged, though an `AveragedModel` follows progress from
+        then on. With `known` any object with a `step` counts as a scheduler."""
         if isinstance(thing, AveragedModel):
             thing.update_parameters = _Average(thing.update_parameters, self)  # type: ignore[method-assign]
         if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
@@ -109,12 +108,12 @@ class Schedules:
             wrapped.mark()
 
     def check(self) -> None:
-        """The step was made. Raises RuntimeError where the script stepped a scheduler past its wrapper in it."""
+        """Check, after a step, that the script stepped no scheduler past its wrapper. Raises RuntimeError if it did."""
         for wrapped in self._wrapped:
             wrapped.check()
 
     def leave(self) -> None:
-        """The script left the loop over batches."""
+        """Note that the script left the loop over batches."""
         self.within = False
 
 
@@ -144,7 +143,7 @@ class ProgressScheduler:
         self.scheduler = scheduler
         self._schedules = schedules
         self._samples = 0
-        """Less than a base batch, after each step."""
+        """Samples not yet counted as a step of the base batch; fewer than one base batch after each step."""
         self._marks: Any = None
         self._made = _plain(scheduler.state_dict()) if callable(getattr(scheduler, "state_dict", None)) else {}
 
@@ -185,7 +184,7 @@ class ProgressScheduler:
         self._marks = _marks(self.scheduler)
 
     def check(self) -> None:
-        """Raises RuntimeError where somebody else stepped it since."""
+        """Raises RuntimeError if the script's scheduler was stepped past this wrapper since `mark`."""
         if _marks(self.scheduler) != self._marks:
             raise RuntimeError(UNWRAPPED.format(name=type(self.scheduler).__name__))
 
@@ -208,7 +207,7 @@ class ProgressScheduler:
 
 
 def _marks(scheduler: Any) -> list[Any]:
-    """Values that change with each step of it, or of those it is made of."""
+    """Return counters that change with each step of a scheduler, or of the schedulers in it."""
     own = [getattr(scheduler, name, None) for name in ("last_epoch", "_step_count")]
     return own + [_marks(part) for part in getattr(scheduler, "_schedulers", ())]
 
@@ -223,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
-    """The first name under which two plain states differ, and both values; empty for none."""
+    """Return the first key under which two plain states differ, with both values; empty if they are equal."""
     if isinstance(before, dict) and isinstance(now, dict) and (not key or before.keys() == now.keys()):
         parts = ((before[name], now[name], name) for name in before if name in now)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
