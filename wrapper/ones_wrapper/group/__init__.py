@@ -48,7 +48,7 @@ class Group:
     device: torch.device
 
     def duplicate(self) -> Group:
-        """The same ranks once more, for the collectives of a background thread; `close` it in the end.
+        """Return another group of the same ranks, for the collectives of a background thread; `close` it in the end.
 
         Raises `ThreadsError` where a second thread can't have any.
         """
@@ -59,9 +59,7 @@ class Group:
         return self.maximum_later(values)()
 
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """The elementwise maximum over the ranks, which is found while this one does something else; the result,
-        when it is called, waits for it.
-        """
+        """Begin the elementwise maximum over the ranks; return a function that waits for the result and returns it."""
         return lambda: list(values)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -80,9 +78,7 @@ class Group:
         """
 
     def everywhere(self, function: Callable[[], T]) -> list[T]:
-        """Run `function` on every rank; its results in rank order. Raises `RankError` where any of them
-        failed.
-        """
+        """Run `function` on every rank; return the results in rank order. Raises `RankError` if any rank failed."""
         outcome: tuple[T | None, str | None]
         try:
             outcome = (function(), None)
@@ -95,9 +91,8 @@ class Group:
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
     def here(self, function: Callable[[], T]) -> T:
-        """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
-        failed on any.
-        """
+        """Run `function` on every rank; return this rank's result, which is not sent. Raises `RankError` on all ranks
+        if it failed on any."""
         results: list[T] = []
         failure: Exception | None = None
         try:
@@ -115,7 +110,7 @@ class Group:
         return results[0]
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Run `function` only on rank 0; its result on every rank. Raises `RankError` if it failed."""
+        """Run `function` only on rank 0; return its result on every rank. Raises `RankError` if it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
@@ -129,7 +124,7 @@ class TorchGroup(Group):
     main: bool = True
     """True if closing this ends torch.distributed, rather than only `control`."""
     again: Callable[[], Any] | None = None
-    """Makes another group like `control`, where torch.distributed does not know that one."""
+    """Makes another group like `control`, if `control` is raw, and so unknown to torch.distributed."""
 
     def duplicate(self) -> TorchGroup:
         control = self.again() if self.again is not None else dist.new_group(backend="gloo")
@@ -139,7 +134,7 @@ class TorchGroup(Group):
     def become(
         self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any] | None
     ) -> None:
-        """Set the ranks from now on. Not collective; who holds this object sees the change."""
+        """Replace the ranks of this group in place. Not collective."""
         self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
         self.control, self.again = control, again
 

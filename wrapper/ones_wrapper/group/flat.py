@@ -17,7 +17,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The tensors in lists of one type and device, each one's in their order, of about `size` bytes or one tensor."""
+    """Yield the tensors in lists of one type and device, each of at most `size` bytes or a single tensor."""
     by_kind: dict[tuple[torch.dtype, torch.device], list[T]] = {}
     for tensor in tensors:
         some = by_kind.setdefault((tensor.dtype, tensor.device), [])
