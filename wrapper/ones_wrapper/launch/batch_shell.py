@@ -1,4 +1,4 @@
-"""The batch shell above ones-run, which Slurm's warning kills if it did not become ones-run by `exec`."""
+"""Watches the shell of the batch script, which Slurm's warning signal kills unless it became ones-run by `exec`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 
 class Blocks:
-    """The other blocks, as one of them sees them."""
+    """View of one block on the job's other blocks."""
 
     def __init__(
         self,
@@ -85,12 +85,13 @@ class Blocks:
             time.sleep(_LOOK_S)
 
     def keep_guests(self, nodes: int, gpus_per_node: int) -> None:
-        """See to guests of this shape, if the job's comment names a queue for them, whenever this block leads."""
+        """Start a thread that manages guests of this shape while this block leads, if the job's comment names a queue
+        for them."""
         self._guests = GuestKeeper(self.block, self._job_dir, self._spool, (nodes, gpus_per_node))
         self._guests.start()
 
     def others_train(self) -> bool:
-        """Return whether another block leads the job, and lives."""
+        """Return whether another block leads the job and answers."""
         leader = self._hot.newest()
         return leader is not None and not self._own(leader) and self._answers(leader)
 
@@ -104,7 +105,7 @@ class Blocks:
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Return whether, as far as reports say, no other block trained with this one.
+        """Return whether this block trained by itself in the newest term, according to its reports.
 
         A term without reports is that of the blocks that were announced for it.
         """
@@ -113,7 +114,8 @@ class Blocks:
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """Clear up after this block's ranks, which ended for good with this exit code; `stopped` if they had to.
+        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` if a signal asked for
+        it.
 
         If the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
         """

@@ -39,7 +39,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Row:
-    """One job that is trained: the first is the job itself."""
+    """One job that a fused training trains; the first row is the job itself."""
 
     job_id: int
     arguments: tuple[str, ...]
@@ -78,7 +78,7 @@ def before_ranks(
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
     """Return the exit code in a result for this job and these very words, and report it; None if there is none.
 
-    If another job was to train this one and has no result, this one takes itself out.
+    If the other job has no result yet, a file tells it that this job trains by itself.
     """
     taken = read_fused(job_dir / TAKEN)
     if not taken:
@@ -165,7 +165,7 @@ def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Seque
 
 
 def _take(row: Row, by: int) -> bool:
-    """Say in the job's directory that it is trained; return False if it has begun by itself."""
+    """Write into a member's directory that job `by` trains it; return False if the member has begun by itself."""
     folder = Path(row.folder)
     with suppress(FileExistsError):
         folder.mkdir()

@@ -44,7 +44,7 @@ class GuestKeeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for nothing more, and wait a few seconds for an answer of Slurm."""
+        """Stop the thread, and wait up to `STOP_S` seconds for a Slurm command under way."""
         self._over.set()
         self._thread.join(STOP_S)
 

@@ -50,12 +50,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Started:
-    """The whole command, and the variables to add for it."""
+    """A launcher's command, the environment variables that it needs, and its stop signal."""
 
     command: list[str]
     env: dict[str, str]
     stop: int | None = signal.SIGUSR2
-    """The signal by which it hands on an order to stop; None if that depends on the program that it starts.
+    """Signal that the launcher passes on to the ranks to stop them; None if that depends on the program that it starts.
 
     At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
     """

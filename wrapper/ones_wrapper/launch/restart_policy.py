@@ -61,9 +61,9 @@ class Limits:
     """Bounds on restarts and requeues."""
 
     retries: int = 3
-    """Starts of the ranks in a row, after a crash, without a newer checkpoint."""
+    """Most starts of the ranks in a row, after a crash, without a newer checkpoint."""
     requeues: int = 20
-    """Requeues of the job by `ones-run`; those of the companion and of Slurm itself do not count."""
+    """Most requeues of the job by `ones-run`; requeues by the companion or by Slurm do not count."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ class Tries:
     restarts: int = 0
     """Starts of the ranks after a crash, in all."""
     failures: int = 0
-    """Such starts in a row without a newer checkpoint."""
+    """Starts after a crash, in a row, without a newer checkpoint."""
     failed_at: str = ""
-    """Newest checkpoint at the last of them."""
+    """Newest checkpoint at the last start after a crash."""
     halvings: int = 0
     """Starts after the memory did not suffice for a pass."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of the ranks."""
+    """The end of the ranks: exit code, cause, and progress."""
 
     code: int
     stopped: bool = False
@@ -98,7 +98,7 @@ class Outcome:
     checkpoint: str = ""
     """Newest complete checkpoint; empty for none."""
     ours: bool = False
-    """True if this run made or loaded it."""
+    """True if this run made or loaded the newest checkpoint."""
     steady: bool = True
     """True if a newer checkpoint means progress of these ranks: not if others wrote it, and these lived for moments."""
     no_requeue: str = ""

@@ -69,7 +69,8 @@ def _receiver(pid: int) -> tuple[int, str]:
 
 
 def _time_left_s(env: Mapping[str, str], now: float) -> float:
-    """Return the seconds that the ranks have after the warning; it was not about an end that is far away."""
+    """Return the seconds that the ranks have to end after the warning; `WARNED_S` if the job's end is unknown or far
+    away."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - now if end.isdigit() else 0.0
     return max(5.0, left - BEFORE_END_S) if 0 < left < 900 else WARNED_S
