@@ -48,7 +48,7 @@ class BackOff:
         self._began: tuple[str, float] | None = None
 
     def failed(self, members: Iterable[Member]) -> None:
-        """Note that their plan came to nothing."""
+        """Note that a plan with these blocks failed."""
         name = _name(members)
         count = self._failures.get(name, (0, 0.0))[0] + 1
         self._failures[name] = count, time.monotonic() + _wait_s(count)
@@ -58,7 +58,7 @@ class BackOff:
         return time.monotonic() < self._failures.get(_name(members), (0, 0.0))[1]
 
     def begun(self, members: Iterable[Member], grown: bool) -> None:
-        """Note that they train now; `grown` if some of them are new."""
+        """Note that these blocks train now; `grown` if some of them are new."""
         self._failures.clear()
         self._began = (name := _name(members)), time.monotonic()
         if grown:
@@ -66,7 +66,7 @@ class BackOff:
             self._write()
 
     def look(self) -> None:
-        """Forget the losses of those who have trained long enough."""
+        """Forget the losses of the present membership once it has lasted `SOON_S` seconds."""
         if self._began is not None and time.monotonic() - self._began[1] > SOON_S:
             name, self._began = self._began[0], None
             if self._losses.pop(name, None):

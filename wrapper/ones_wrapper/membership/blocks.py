@@ -57,7 +57,7 @@ class Change:
     leaves: bool
     """True if this rank's block is no member."""
     bytes: int
-    """State that was sent, over all new blocks."""
+    """Bytes of state that were sent to all new blocks."""
     transfer_s: float
     began: float
     """Unix time at which training paused."""
@@ -66,7 +66,8 @@ class Change:
 
 
 class Blocks:
-    """Made of what `entrance.come_in` found. Methods are collective over the ranks of the group where they say so."""
+    """One rank's view of its job of blocks, made from what `entrance.come_in` found. Methods are collective over the
+    group's ranks if they say so."""
 
     def __init__(
         self,
@@ -121,12 +122,12 @@ class Blocks:
         return self.link.lost
 
     def trains(self, max_local: int) -> None:
-        """Note that torch.distributed is set up, and the largest pass that this block's devices hold."""
+        """Note that torch.distributed is set up, and that this block's devices hold passes of `max_local` samples."""
         self._backend = dist.get_backend_config()
         self._me = replace(self._me, max_local=max_local)
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: those that it began with, or only this block.
+        """Return the first membership of a term: the blocks that it began with, or only this one.
 
         A block that begins by itself changes by `carrier` from then on.
         """
@@ -170,7 +171,7 @@ class Blocks:
         return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
-        """Notes for people on blocks that came since the last call; only the leader has any."""
+        """Return the notes, since the last call, on nodes that newcomers found unfit; only the leader has any."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
@@ -180,12 +181,13 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return whether the blocks that an order names are those that train, or begin a term."""
+        """Return whether an order names exactly the present members, or only this block before there are any; true for
+        None."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
     def stops(self) -> bool:
-        """Return whether a signal to end that this process got is meant for the job: no other block goes on."""
+        """Return whether a signal to end stops the whole job, since no other block trains on."""
         if self._coordinator is not None and self._coordinator.alive:
             return self._coordinator.stop_all
         return self.alone
@@ -241,14 +243,14 @@ class Blocks:
         return why
 
     def stay(self, why: str) -> None:
-        """Go on with this term: the next one cannot begin."""
+        """Go on with this term, since the next one cannot begin."""
         if self._coordinator is not None:
             self._coordinator.dropped(why)
         self._forget()
 
     @property
     def leaves(self) -> bool:
-        """True if the plan that is prepared for is without this block."""
+        """True if this block is no member of the plan under way."""
         return self.coming.first_rank(self._me.uid) is None
 
     # -- the change ---------------------------------------------------------------------------------------------------
@@ -546,7 +548,7 @@ class Blocks:
         self._form_after(plan)
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
-        """Follow the board of another block, which leads from now on."""
+        """Follow the next leader's board; on the plan's rank 0, claim the term and lead."""
         old, self._board = self._board, board
         connections.keep(old)  # new ranks may still read the verdict there
         if self._coordinator is not None:  # its block stays, and another leads: ranks move only so

@@ -50,17 +50,17 @@ class Board(StoreClient):
     def will(self, *pair: str) -> None:
         """Have the store write this key and text when the connection ends. Raises `StoreLostError`.
 
-        Without a pair the end is planned: nothing is written, and a leader's missing signs count no more.
+        Without a pair the end is planned: the store writes nothing, and ignores a leader's missing signs.
         """
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
-        """The text of a key that is followed, as it was pushed last; None if there is none. Asks nothing."""
+        """Return the text that was pushed last for a followed key; None for none. Sends no request."""
         value = self.news.get(key.encode())
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
-        """Names after the dash in the keys of a kind. Only the thread that listens calls it."""
+        """Return the names after the dash in the pushed keys of a kind. Only the thread that listens calls it."""
         begin = f"{kind}-".encode()
         return [key[len(begin) :].decode(errors="replace") for key in self.news if key.startswith(begin)]
 
@@ -81,7 +81,7 @@ class Board(StoreClient):
         return int(self.ask("sign", name.encode())[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:
-        """Seconds since each of them signed, or was first asked for. Raises `StoreLostError`."""
+        """Return the seconds since each of these ranks signed, or was first asked for. Raises `StoreLostError`."""
         return [int(age) / 1000 for age in self.ask("ages", *(name.encode() for name in names))]
 
     def count(self, key: str, more: int = 0) -> int:

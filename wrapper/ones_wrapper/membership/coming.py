@@ -1,4 +1,4 @@
-"""A term that begins with several blocks, from a checkpoint, and the way in which those find each other.
+"""The beginning of a term with several blocks, from a checkpoint: its announcement, and how its blocks find each other.
 
 Some jobs' state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Their members change in
 three steps. All write one checkpoint at a step boundary. The leader announces in the job's folder who trains next. The
@@ -37,24 +37,25 @@ class Coming:
     """Unix time of the announcement."""
 
     def named(self, block: Block) -> bool:
-        """Return whether this start of a block trains in it."""
+        """Return whether this start of a block trains in the announced term."""
         return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
 
     def led_by(self, block: Block) -> bool:
-        """Return whether this start of a block leads it."""
+        """Return whether this start of a block leads the announced term."""
         first = self.plan.members[0]
         return (first.task, first.restart) == (block.task, block.restart)
 
     def patience_s(self) -> float:
-        """Seconds to wait from now: others need about as long as this process did."""
+        """Seconds to wait for the other blocks: twice the time that this process took since the announcement, within
+        `LEAST_S` and `MOST_S`."""
         return min(MOST_S, max(LEAST_S, 2.0 * (time.time() - self.at)))
 
     def encode(self) -> str:
-        """Return it as JSON."""
+        """Return the announcement as JSON."""
         return json.dumps(self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the announcement as plain values."""
         return {"plan": asdict(self.plan), "began": self.began, "at": self.at}
 
     @classmethod

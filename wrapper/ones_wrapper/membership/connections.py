@@ -1,4 +1,4 @@
-"""Groups formed while training goes on in another one, and the change from one to the other.
+"""Process groups that are formed while training goes on, and the change to them.
 
 A thread forms the raw groups over the board's store; they are tried once training is paused for the change. Then the
 script's default group is left, and one is initialised whose registered backend hands out the formed groups. So
@@ -110,7 +110,7 @@ def control_group(board: Board, name: str, rank: int, world: int, timeout_s: flo
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """Return the same, formed by a store. Raises `ProofError` if one of the ranks is none of this job's."""
+    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))
@@ -141,7 +141,7 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def in_time(function: Callable[[], T], timeout_s: float) -> T:
-    """Return the result of a function that may wait for ever for a process that hangs.
+    """Return the result of a function, called in a thread, since it may wait for ever for a process that hangs.
 
     Raises `StoreLostError` if it takes longer; its thread is then left to itself.
     """
@@ -261,7 +261,7 @@ class Former(threading.Thread):
         return Formed(plan, rank, board, data, control, store)
 
     def _next_board(self) -> Board:
-        """The board of the next term, which the plan's rank 0 hosts and names on the present one."""
+        """Return the next term's board: the plan's rank 0 hosts it, and posts its address on the present board."""
         key = f"next-{self.plan.generation}"
         if self.rank == 0:
             board = Board.hosted(self._board.network, self.plan.term)
@@ -281,7 +281,8 @@ def destroy() -> None:
 
 
 def drop(formed: Formed | None) -> None:
-    """Give back NCCL's threads and memory of groups that came to nothing at once; the Python objects are kept."""
+    """Abort the NCCL groups of a failed plan, which frees their threads and memory at once; the Python objects are
+    kept."""
     if formed is None:
         return
     keep((formed.data, formed.control))
@@ -332,7 +333,7 @@ def _add_nccl(group: Any) -> None:
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
-    """Make `group` that of all ranks with which a term begins, and torch.distributed's too if it was set up.
+    """Extend `group`, and torch.distributed's default group if it was set up, to all ranks with which a term begins.
 
     Collective over these ranks. Raises `StoreLostError` if they do not all come in time.
     """
@@ -375,7 +376,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
 
 
 def keep(left: Any) -> None:
-    """Hold a group or board that was left for two more changes; do nothing for None."""
+    """Keep a reference to an abandoned group or board for two more changes; do nothing for None."""
     if left is not None:
         _kept.append(left)
 
@@ -388,7 +389,7 @@ def _register(backend: str) -> str:
 
 
 def _create(name: str, asked: Any, options: Any) -> Any:
-    """Return the formed group for the default one; a group that is asked for later is made as ever."""
+    """Return the formed group as the backend of the default group; make a new one for any later group."""
     if name in _formed:
         return _formed[name]
     if name == "ones_gloo":

@@ -116,7 +116,7 @@ class Coordinator:
             self._formed = self._offered = False
 
     def dropped(self, why: str) -> None:
-        """Take back the change that was offered; training goes on as before."""
+        """Drop the plan that was offered, for this reason; training goes on as before."""
         with self._lock:
             self._offered = False
         self._drop(why)
@@ -172,7 +172,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """Clear the board, after a change, of groups older than those that were just left: nobody has them any more."""
+        """Remove, after a change, the board's texts of groups older than those that were just left."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -221,7 +221,7 @@ class Coordinator:
                 self._drop(why, failed=False)
 
     def _told(self, kind: str) -> set[str]:
-        """Blocks for one of whose ranks the board has a text of this kind."""
+        """Return the blocks one of whose ranks has posted a text of this kind."""
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:

@@ -1,4 +1,4 @@
-"""The way of a process into its run: with the ranks of its start, and in a job of blocks with those of others.
+"""The entry of a process into its run: with the ranks of its start, in a job of blocks also with those of other blocks.
 
 If a change begins a term, blocks meet before the script's first line: a Trainer copies the number of ranks, and so
 finds the right one. Else `init` lets them meet, while others train on.
@@ -47,12 +47,12 @@ _ELSEWHERE = (
 
 
 class Entered:
-    """The ranks of a run, before there is one."""
+    """Ranks that have met and will make a run."""
 
     def __init__(self, group: Group, blocks: Blocks | None = None) -> None:
         self.group = group
         self.blocks = blocks
-        """None in a plain job."""
+        """The job's blocks; None in a plain job."""
         self.early = False
         """True until torch.distributed is set up, if the ranks met before the script."""
         self.begun = False
@@ -65,13 +65,13 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """End the process if others are lost before a run is made of these ranks."""
+        """Context before the run is made: ends the process if other blocks are lost in it."""
         assert self.blocks is not None
         with _looking_again(self.blocks.block, self.blocks.local_rank, self):
             yield
 
     def keep_ranks(self) -> None:
-        """Let each change of ranks begin a term, for a framework that copies who they are.
+        """Let each change of ranks begin a term, for a framework that copies rank and world size.
 
         Ends a block that found others training from memory to memory.
         """

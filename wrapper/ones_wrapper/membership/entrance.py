@@ -51,7 +51,7 @@ class Found:
     present: Plan | None = None
     """The membership of the term that begins with several blocks."""
     stood_still_at: float = 0.0
-    """Unix time at which the term before that one ended."""
+    """Unix time at which the term before ended, if it announced this one; else 0."""
 
 
 def come_in(
@@ -140,7 +140,8 @@ def wait_for_term(group: TorchGroup, found: Found, link: Link, leaving: Callable
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Say that a block can join from now on. Its first rank calls it once all of them sign. Raises `StoreLostError`."""
+    """Announce on the board that a block can join. Its first rank calls it once all its ranks sign. Raises
+    `StoreLostError`."""
     board.put(f"join-{board.count('joined', 1)}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 

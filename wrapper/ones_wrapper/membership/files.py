@@ -51,7 +51,7 @@ class FolderError(Exception):
 
 @dataclass(frozen=True)
 class Leader:
-    """The place at which the blocks of a term meet."""
+    """Leader of a term, and the address of its board."""
 
     term: int
     """Number from 0, as restarts are counted."""

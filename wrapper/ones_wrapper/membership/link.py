@@ -1,4 +1,4 @@
-"""A rank's one thread for the membership.
+"""The background thread of one rank that keeps its membership.
 
 It signs the leader's board, takes in what that pushes, and has the leader's coordinator take its turns. It begins to
 form the groups of plans before the ranks agree on them. It works on while the script's thread waits in a collective
@@ -84,7 +84,8 @@ class Link(threading.Thread):
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """Return the former of this plan's groups. If None, this thread never begins it, and the caller has to."""
+        """Return the former of this plan's groups. None if this thread has not begun it: it never will, so the caller
+        must."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -125,7 +126,7 @@ class Link(threading.Thread):
                 return
 
     def _turn(self, board: Board) -> str:
-        """Take one turn; return why the others count as lost, empty if they don't."""
+        """Take one turn; return the reason that the membership is lost, empty if it is not."""
         board.listen(LOOK_S)
         if self._leaving() != self._told or time.monotonic() - self._signed_at > SIGN_S:
             if self._sign(board) > LEADER_S:

@@ -89,14 +89,14 @@ class BlockMachine:
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state
-        """The second is `state` without the change that is under way, or the end."""
+        """Present state; `settled` is the state before the change under way, or before the end."""
         self.carrier = carrier
         self.plan: Plan | None = None
         """The plan of the change that is under way."""
         self._lock = threading.Lock()
 
     def go(self, to: BlockState) -> None:
-        """Take a step. Nothing follows a last state: a thread may find others lost while the script's goes on."""
+        """Change the state, unless it is a last one: a thread may find others lost while the script's goes on."""
         with self._lock:
             if self.state in LAST or to is self.state:
                 return
@@ -108,7 +108,7 @@ class BlockMachine:
             FLAGS.leaving = FLAGS.leaving or to is _PARTING
 
     def prepare(self, plan: Plan) -> None:
-        """Begin a change, or go over to another one."""
+        """Begin the change to a plan, in place of any other plan."""
         self.go(_CHANGING)
         self.plan = plan
 

@@ -1,4 +1,4 @@
-"""The search of a block for those who train, or for the lead; and the errors that show that they are gone."""
+"""Finds a block's leader, or makes the block lead; and the errors that show that other blocks are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is checked before its block joins: one that hangs, is slow or lacks memory would hold up all ranks.
+"""Check of a node before its block joins: a node that hangs, is slow or lacks memory would hold up all ranks.
 
 Each rank multiplies matrices, and all ranks of the block sum over each other. Their times are written into the job's
 folder, and compared with those of the job's other nodes. The number of GPUs is checked as ranks choose theirs

@@ -43,14 +43,14 @@ class Plan:
     members: tuple[Member, ...]
     """Blocks in rank order; the first leads."""
     order: int | None = None
-    """Number of the order that asked for it."""
+    """Number of the order that asked for the plan; None for none."""
     batch: int = 0
-    """Global batch that holds from the change on; 0 leaves it."""
+    """Global batch from the change on, in samples; 0 leaves it unchanged."""
     why: str = "order"
     ready_s: float = 0.0
     """Seconds from the order until the last new block was ready."""
     moves: bool = False
-    """True if another block leads from then on."""
+    """True if another block leads after the change."""
 
     @property
     def world(self) -> int:
@@ -156,7 +156,7 @@ def _member(data: Any) -> Member:
 
 @dataclass(frozen=True)
 class Choice:
-    """The next membership, and its cause."""
+    """Members of the next membership, and its cause."""
 
     members: tuple[Member, ...]
     why: str

@@ -61,7 +61,7 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """End while the script's thread waits for those who are lost.
+        """End from the watch's thread while the script's thread waits for lost ranks.
 
         Returns only if that thread noticed at last, and ends the process itself; else `end` does.
         """
@@ -91,7 +91,7 @@ class Ending:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Return whether this process writes the checkpoint: nobody else does, or did."""
+    """Claim the rescue checkpoint of a term; return whether this process got it, and so writes."""
     if _done(folder, term).exists():
         return False
     try:
@@ -102,13 +102,13 @@ def claim(folder: Path, term: int) -> bool:
 
 
 def done(folder: Path, term: int) -> None:
-    """Note that it is written, or cannot be."""
+    """Mark the rescue checkpoint of a term as over: written, or impossible."""
     with suppress(OSError):
         _path(folder, term).rename(_done(folder, term))
 
 
 def wait(folder: Path, term: int) -> None:
-    """Wait for the term's checkpoint if a process is writing it. Older terms' files are removed."""
+    """Wait up to `WAIT_S` for the term's rescue checkpoint, if a process writes it. Removes older terms' files."""
     until = time.monotonic() + WAIT_S
     while _path(folder, term).exists() and time.monotonic() < until:
         time.sleep(0.02)

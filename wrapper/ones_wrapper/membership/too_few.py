@@ -1,4 +1,4 @@
-"""Blocks that are left of a membership, and are none that the job's strategy can train with: they wait for others."""
+"""The wait of blocks for others, if the job's strategy cannot train with the ranks that are left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_S = 0.1
 
 
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
-    """Wait for blocks that make a membership which the strategy can use; return if nobody came. Collective.
+    """Wait for other blocks until the strategy can use the number of ranks; return if nobody came. Collective.
 
     With them the next term begins, from the checkpoint that there is. Ends the process if it, or the job, is asked to
     end. Raises `NextTermError`, `NotWantedError` if this block is none of that membership, and `PeersLostError`.
