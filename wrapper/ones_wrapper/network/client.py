@@ -18,7 +18,7 @@ from ones_wrapper.network.server import MEMBER
 ANSWER_S = 5.0
 """A store that does not answer within this time is lost."""
 IDLE_S = 10.0
-"""A connection by which nothing was asked for so long may rest."""
+"""Seconds without a request after which a connection may be closed until the next one."""
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 _clients_lock = threading.Lock()
 
@@ -58,7 +58,7 @@ class StoreClient:
         return connection
 
     def key(self, *purpose: str) -> bytes:
-        """A key that is bound to this place and a purpose."""
+        """Return a key for this purpose, bound to this place."""
         return self._secret.key(*purpose, self.place)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class StoreClient:
             hang_up(connection)
 
     def close_in_child(self) -> None:
-        """A process that was forked holds nobody's connection open."""
+        """Close the socket in a forked process, which must hold nobody's connection open."""
         self._closed = True
         connection, self._socket = self._socket, None
         if connection is not None:
@@ -77,7 +77,8 @@ class StoreClient:
                 connection.close()
 
     def rest(self) -> None:
-        """Hang up until something is asked again, unless somebody asks now, or did lately, or things are pushed."""
+        """Close an idle connection until the next request, unless it was used within `IDLE_S`, or receives pushed
+        values."""
         if self._role != MEMBER or self._follows or not self._lock.acquire(blocking=False):
             return
         try:
@@ -88,8 +89,8 @@ class StoreClient:
             self._lock.release()
 
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
-        """Answer of the store to a request, which it may think about for `wait_s`. Raises `StoreLostError`,
-        TimeoutError for keys that did not come, and ValueError for what it does not understand.
+        """Send a request and return the store's answer, for which it may take `wait_s` seconds. Raises
+        `StoreLostError`, TimeoutError for keys that did not come, and ValueError for a request that the store refuses.
         """
         with self._lock:
             answer, *found = self._ask(frame(fields(what.encode(), *parts)), wait_s + ANSWER_S)
@@ -100,14 +101,14 @@ class StoreClient:
         return found
 
     def follow(self, *kinds: str) -> None:
-        """Have the values of these kinds of keys in `news`, now and as they come: a key is of a kind if it is that, or
-        begins with it and a dash. Raises `StoreLostError`."""
+        """Subscribe to kinds of keys: their values are in `news`, now and as they change. A key's kind is the part
+        before its dash. Raises `StoreLostError`."""
         self._follows = True
         found = self.ask("follow", *(kind.encode() for kind in kinds))
         self.news.update(zip(found[::2], found[1::2], strict=True))
 
     def listen(self, timeout_s: float) -> None:
-        """Wait until something is pushed, and hear it. Raises `StoreLostError`."""
+        """Wait up to this time for a pushed value, and take it into `news`. Raises `StoreLostError`."""
         if (connection := self._socket) is None:
             raise StoreLostError("this connection to the store is closed")
         poll = select.poll()
@@ -158,7 +159,7 @@ class StoreClient:
 
 
 def rest_idle() -> None:
-    """Hang up on stores that nobody has asked lately; whoever does is connected again."""
+    """Close this process's idle connections to stores; the next request opens one again."""
     with _clients_lock:
         clients = list(_clients)
     for client in clients:
@@ -166,7 +167,7 @@ def rest_idle() -> None:
 
 
 def _in_child() -> None:
-    """Their end tells that the parent died."""
+    """Close all clients in a forked process: only then a connection's end shows that the parent died."""
     global _clients_lock
     _clients_lock = threading.Lock()  # another thread may have held it
     for client in list(_clients):

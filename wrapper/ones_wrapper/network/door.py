@@ -71,7 +71,7 @@ class Door:
     """One listening socket."""
 
     def __init__(self, listener: socket.socket, secret: JobSecret, refuse: Callable[[str, str], str]) -> None:
-        """`refuse` says of role and place of somebody who has proved himself why he is not taken; empty takes him."""
+        """`refuse` takes role and place of a proven caller, and returns the reason to refuse it; empty lets it in."""
         self._listener, self._secret, self._refuse = listener, secret, refuse
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -95,12 +95,12 @@ class Door:
         return [self._listener, *(one.connection for one in list(self._strangers.values()))]
 
     def next_s(self) -> float | None:
-        """Seconds until somebody's time is over; None while nobody is there."""
+        """Return the seconds until the oldest unproven caller's time is over; None without any."""
         oldest = next(iter(self._strangers.values()), None)
         return max(0.0, oldest.until - time.monotonic()) if oldest else None
 
     def look(self, timeout_s: float = 0.0) -> list[Caller]:
-        """Serve who is there, and wait no longer than `timeout_s` for anybody; those who are let in now."""
+        """Serve waiting callers, for which it waits up to `timeout_s`; return those that are let in now."""
         found = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
@@ -141,7 +141,7 @@ class Door:
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _make_room(self) -> None:
-        """Without file descriptors nobody can be taken, and who waits makes `look` return at once."""
+        """Hang up on the oldest unproven caller, or sleep a moment, since no file descriptors are left."""
         if oldest := next(iter(self._strangers.values()), None):
             self._hang_up(oldest, "there are no file descriptors left")
         else:

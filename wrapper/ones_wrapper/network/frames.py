@@ -26,12 +26,12 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def frame(body: bytes) -> bytes:
-    """A message as it is sent."""
+    """Return a message as it is sent: its length, then the body."""
     return _LENGTH.pack(len(body)) + body
 
 
 def fields(*parts: bytes) -> bytes:
-    """Parts of a message, in one."""
+    """Join the parts of a message into one body."""
     return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
 
 
@@ -59,7 +59,7 @@ class Frames:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Bytes that came. Raises `FrameError` as soon as a message is too long."""
+        """Take bytes that were received. Raises `FrameError` as soon as a message is too long."""
         self._bytes += data
         self._next()
 
@@ -74,7 +74,7 @@ class Frames:
 
     @property
     def empty(self) -> bool:
-        """Tell whether nothing came that was not taken."""
+        """True if all bytes received so far were taken as whole messages."""
         return not self._bytes
 
     def _next(self) -> int | None:

@@ -28,9 +28,8 @@ _here: dict[str, StoreServer] = {}
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """Name by which other nodes of the job find this one; the loopback address outside Slurm. A node's name may lead to
-    a slow network: `ONES_SOCKET_IFNAME` names the interface whose address counts.
-    """
+    """Return the name or address by which the job's other nodes reach this one; the loopback address outside Slurm.
+    `ONES_SOCKET_IFNAME` names an interface, if a node's name leads to a slow network."""
     if interface := env.get("ONES_SOCKET_IFNAME"):
         return address_of(interface)
     if not env.get("SLURM_JOB_ID"):
@@ -39,7 +38,7 @@ def node_name(env: Mapping[str, str]) -> str:
 
 
 def address_of(interface: str) -> str:
-    """Its IPv4 address. Raises OSError with what is wrong."""
+    """Return the interface's IPv4 address. Raises OSError with the reason."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             found = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, interface.encode()[:15].ljust(256, b"\0"))
@@ -50,7 +49,7 @@ def address_of(interface: str) -> str:
 
 @dataclass(frozen=True)
 class JobNetwork:
-    """One process's view."""
+    """The job's secret, and the address of this block's store server, for one process."""
 
     secret: JobSecret
     host: str
@@ -77,7 +76,7 @@ class JobNetwork:
         return cls(secret, host, _here[name].port)
 
     def client(self, role: str, place: str) -> StoreClient:
-        """A connection to this block's own store server. Raises `StoreLostError`."""
+        """Connect to this block's own store server. Raises `StoreLostError`."""
         return StoreClient(self.host, self.port, self.secret, role, place)
 
     def number(self, purpose: str) -> int:

@@ -22,9 +22,8 @@ _SIZE = hashlib.sha256().digest_size
 
 
 def prove_pairwise(group: Any, key: bytes, rank: int, world: int, timeout_s: float = PAIRWISE_S) -> None:
-    """One exchange of every rank with every other. Collective over a gloo group, of torch.distributed or raw. Raises
-    `ProofError` for a rank that has not the key, and RuntimeError for one that says nothing.
-    """
+    """Exchange proofs between all pairs of ranks. Collective over a gloo group, of torch.distributed or raw. Raises
+    `ProofError` for a rank without the key, and RuntimeError for one that does not answer."""
     if world == 1:
         return
     mine = b"".join(_proof(key, rank, to) for to in range(world))
@@ -43,7 +42,7 @@ def prove_pairwise(group: Any, key: bytes, rank: int, world: int, timeout_s: flo
 
 
 def prove_groups(control: Any, key: bytes, rank: int, world: int) -> None:
-    """The same of torch.distributed's default group, unless it is NCCL's, and of a gloo group besides."""
+    """Exchange proofs in the gloo group `control`, and in torch.distributed's default group if that is gloo's."""
     if dist.get_backend() == "gloo":
         prove_pairwise(dist.group.WORLD, key, rank, world)
     prove_pairwise(control, key, rank, world)

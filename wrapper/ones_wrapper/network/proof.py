@@ -1,4 +1,4 @@
-"""Two processes show each other that they have the job's secret, over a connection that anybody may have opened.
+"""Mutual proof of two processes that they have the job's secret, over a connection that anybody may have opened.
 
     caller: role, place, a nonce
     host:   a nonce, HMAC-SHA256 over both nonces, role and place
@@ -34,7 +34,7 @@ class ProofError(ConnectionError):
 
 
 class Challenge:
-    """The host's part, of one connection."""
+    """The host's side of the proof, for one connection."""
 
     def __init__(self, secret: JobSecret, hello: bytes) -> None:
         """`hello` is the caller's first message. Raises `ProofError`."""
@@ -56,7 +56,7 @@ class Challenge:
 
 
 def prove(connection: socket.socket, secret: JobSecret, role: str, place: str, timeout_s: float = PROOF_S) -> None:
-    """The caller's part. Raises `ProofError`, and OSError for a connection that fails."""
+    """Make the proof on the caller's side. Raises `ProofError`, and OSError for a connection that fails."""
     until, nonce = time.monotonic() + timeout_s, os.urandom(_NONCE)
     frames = Frames(MOST_UNPROVEN)
     connection.settimeout(timeout_s)

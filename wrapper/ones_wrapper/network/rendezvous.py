@@ -28,9 +28,8 @@ _torch_env = _rendezvous_handlers["env"]
 
 
 def install(env: MutableMapping[str, str]) -> None:
-    """Let `env://` from now on lead ranks of `ones-run` to the job's store, and others as torch does. NCCL takes
-    connections only from this job's ranks, as far as its release can, unless the user says otherwise.
-    """
+    """Make `env://` lead ranks of `ones-run` to the job's store, and others as torch does. NCCL then takes connections
+    only from this job's ranks, if its release can and the user does not say otherwise."""
     _rendezvous_handlers["env"] = _find
     if STORE in env and torch.cuda.is_available():
         network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
@@ -39,12 +38,12 @@ def install(env: MutableMapping[str, str]) -> None:
 
 
 def place(host: str, port: int, name: str) -> dict[str, str]:
-    """The variables by which `env://` leads to a place that another block hosts."""
+    """Return the environment variables by which `env://` leads to a place that another block hosts."""
     return {PLACE: f"{host} {port} {name}"}
 
 
 def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
-    """A connection to the place where the ranks of this start meet. Raises `StoreLostError`."""
+    """Connect to the place in which the ranks of this start meet. Raises `StoreLostError`."""
     until = time.monotonic() + _MEET_S
     while True:
         try:
@@ -59,7 +58,7 @@ def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
 
 
 def group_key() -> bytes | None:
-    """Key by which the ranks that came here last show each other that they are the job's; None if none did."""
+    """Return the key for `prove_pairwise` of the newest group that was formed by `env://`; None for none."""
     return _kept[-1].key() if _kept else None
 
 

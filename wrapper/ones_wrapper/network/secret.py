@@ -19,7 +19,7 @@ class SecretError(Exception):
 
 
 class JobSecret:
-    """The secret itself is never sent: keys that are bound to a purpose are derived from it."""
+    """The job's secret. It is never sent itself: keys that are bound to a purpose are derived from it."""
 
     def __init__(self, value: bytes) -> None:
         assert len(value) == SIZE
@@ -31,12 +31,12 @@ class JobSecret:
 
     @classmethod
     def fresh(cls) -> JobSecret:
-        """One that nobody else has, for processes that inherit it."""
+        """Return a new random secret, for processes that inherit it."""
         return cls(os.urandom(SIZE))
 
     @classmethod
     def make(cls, folder: Path) -> JobSecret:
-        """The job's secret, made if there is none: of several processes that make it at once, all get the same.
+        """Return the job's secret, and make it if there is none; several processes at once get the same one.
 
         Raises `SecretError`.
         """
@@ -49,7 +49,8 @@ class JobSecret:
 
     @classmethod
     def read(cls, folder: Path, patience_s: float = 0.0) -> JobSecret:
-        """The job's secret, waited for as long as `patience_s`: a shared file system may show a new file late.
+        """Return the job's secret, waiting up to `patience_s` for its file: a shared file system may show a new file
+        late.
 
         Raises `SecretError`.
         """

@@ -29,7 +29,7 @@ _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
 class _Place:
-    """Keys and values, who is there, who waits for which key, and who gets which kinds of keys."""
+    """One place of the store: its keys and values, members, waiting requests and subscriptions."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -62,7 +62,7 @@ def _kind(key: bytes) -> bytes:
 
 
 class StoreServer:
-    """Serves from its making until it is closed, or its process ends."""
+    """Server of a job's store, in a thread from its construction until `close` or the process's end."""
 
     def __init__(self, listener: socket.socket, secret: JobSecret) -> None:
         self._door = Door(listener, secret, self._why_not)
@@ -85,13 +85,13 @@ class StoreServer:
         return cls(listen(host), secret)
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop the server, and wait for its thread."""
         with suppress(OSError):
             self._wake.close()
         self._thread.join()
 
     def close_in_child(self) -> None:
-        """A process that was forked holds nobody's connection open."""
+        """Close all sockets in a forked process, which must hold nobody's connection open."""
         for one in (*self._door.sockets(), *(member.connection for member in self._members), self._stopped, self._wake):
             with suppress(OSError):
                 one.close()
@@ -185,7 +185,7 @@ class StoreServer:
             self._leave(member)
 
     def _serve(self, member: _Member) -> None:
-        """Serve its requests, one after another: while it waits, the next one does."""
+        """Serve a member's received requests in order, until one has to wait for keys."""
         while member in self._members and member not in self._waiting and (body := member.frames.take()) is not None:
             what, *parts = parts_of(body) or [b""]
             act = getattr(self, f"_do_{what.decode('ascii', 'replace')}", None) if what.isalpha() else None
@@ -203,7 +203,7 @@ class StoreServer:
         self._send(member, frame(fields(*parts)))
 
     def _send(self, member: _Member, message: bytes = b"") -> None:
-        """This message, after what is unsent."""
+        """Send a message to a member, after its unsent bytes; keep in memory what its socket does not take."""
         if held := bool(member.unsent):
             member.unsent += message
         try:
@@ -283,7 +283,7 @@ class StoreServer:
         return self._do_ages(member, place.leads or name)
 
     def _do_ages(self, member: _Member, *names: bytes) -> list[bytes]:
-        """Milliseconds since each of them signed."""
+        """Return the milliseconds since each of these names signed, or was first asked for."""
         now, heard = time.monotonic(), member.place.heard
         return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
@@ -296,7 +296,7 @@ class StoreServer:
         return []
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
-        """Their values, once all are there."""
+        """Return the values of these keys, once all are there."""
         return self._wait(member, milliseconds, keys, list(keys))
 
     def _do_wait(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:

@@ -1,4 +1,4 @@
-"""The job's store as torch uses it, while groups are formed."""
+"""The job's store as a `torch.distributed.Store`, by which groups are formed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ and of the newest ones stay. Whoever has a group for longer holds its store."""
 
 
 class GroupStore(Store):
-    """Keys that begin alike, by one connection."""
+    """A torch store of the keys under one prefix, over one connection."""
 
     def __init__(self, client: StoreClient, begin: str, timeout_s: float = 300.0) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class GroupStore(Store):
         self._client.ask("set", self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """A value, waited for."""
+        """Wait for a key and return its value."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Several values in one request, waited for."""
+        """Wait for several keys and return their values, in one request."""
         return self._wait("get", keys, self._timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -63,15 +63,15 @@ class GroupStore(Store):
         return True
 
     def add(self, key: str, value: int) -> int:
-        """A counter, after so much was added."""
+        """Add to a counter; return its new value."""
         return int(self._client.ask("add", self._key(key), b"%d" % value)[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all of them are there."""
+        """Tell whether all these keys exist."""
         return self._client.ask("check", *map(self._key, keys)) == [b"1"]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of them are there."""
+        """Wait until all these keys exist."""
         self._wait("wait", keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
     def _wait(self, what: str, keys: Sequence[str], timeout_s: float) -> list[bytes]:
@@ -79,7 +79,7 @@ class GroupStore(Store):
         return self._client.ask(what, milliseconds, *map(self._key, keys), wait_s=timeout_s)
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        """Write a value if the expected one is there; what is there then."""
+        """Write a value if the present one is as expected; return the value that is there then."""
         return self._client.ask("swap", self._key(key), _bytes(expected), _bytes(value))[0]
 
     def delete_key(self, key: str) -> bool:
@@ -99,10 +99,9 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
-    """A store whose every part is torch's own, since NCCL's threads ask it at any time: a thread of theirs that waits
-    for the interpreter's lock can keep a group from ending (pytorch#56297). Its place and its keys' beginning, which is
-    random, travel through `store`. Rank 0 serves it, at this node's address `host`.
-    """
+    """Return a TCPStore of torch's own for NCCL, whose threads ask it at any time. One that waits for the interpreter's
+    lock can keep a group from ending (pytorch#56297). Its address and its random key prefix travel through `store`.
+    Rank 0 serves it, at this node's address `host`."""
     timeout = timedelta(seconds=timeout_s)
     if rank == 0:
         listener = listen(host)

@@ -1,4 +1,4 @@
-"""State from the memory of ranks that train into that of new ones, over plain connections.
+"""Transfer of state from the memory of ranks that train to the memory of new ranks, over plain TCP connections.
 
 All tensors make one row of bytes. Each of a newcomer's senders sends a stretch of it, so several send at once, in
 chunks of `CHUNK` bytes; two are held. The newcomer receives into the tensors that it trains with. The first sender also
@@ -52,7 +52,7 @@ _VECTOR = 256
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
-    """Time that a state of `size` bytes may take."""
+    """Return the seconds that the transfer of `size` bytes may take."""
     return timeout_s + size / SLOWEST
 
 
@@ -62,7 +62,7 @@ class TransferError(RuntimeError):
 
 @dataclass(frozen=True)
 class Sender:
-    """One rank's part in sending: to one newcomer."""
+    """One rank's part in sending state to one newcomer."""
 
     address: tuple[str, int]
     place: str
@@ -73,7 +73,7 @@ class Sender:
 
 
 class Received:
-    """State that a newcomer got; `answer` once it was taken over, `close` in any case."""
+    """State that a newcomer received. Call `answer` once it is loaded, and `close` in any case."""
 
     def __init__(self, joined: _Connections, seconds: float) -> None:
         self.packed, self.names, self.bytes, self.seconds = joined.packed, joined.names, joined.bytes, seconds
@@ -81,7 +81,7 @@ class Received:
         self._joined = joined
 
     def answer(self) -> None:
-        """Tell the senders that all was taken over."""
+        """Tell the senders that the state is loaded."""
         self._joined.answer(_DONE)
 
     def close(self) -> None:
@@ -95,7 +95,8 @@ def state_for(board: str, generation: int, rank: int) -> str:
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """Parts that this rank of `world` that have the state sends, to newcomers: (host, port, `state_for` it)."""
+    """Return what rank `rank`, of `world` ranks with the state, sends to each newcomer, given as (host, port, its
+    `state_for`)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
@@ -133,7 +134,7 @@ def send(
     rest: dict[str, Any] | None,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Send this rank's stretch, and wait until the newcomer has taken over all; the bytes sent.
+    """Send this rank's stretch, wait until the newcomer has loaded all, and return the bytes sent.
 
     `rest` is plain data, sent by the newcomer's first sender. Raises OSError or `TransferError`.
     """
@@ -224,13 +225,13 @@ def _into(connection: socket.socket, view: memoryview) -> None:
 
 
 def unpacked(packed: bytes | bytearray) -> dict[str, Any]:
-    """State from the first sender that is no tensor."""
+    """Return the state besides tensors, from the bytes of the first sender."""
     found: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
     return found
 
 
 class Receiver:
-    """A newcomer's end. Listens from the beginning; `receive` takes the state."""
+    """Receiving end of a newcomer. It listens from its construction on; `receive` takes the state."""
 
     def __init__(self, secret: JobSecret, host: str) -> None:
         """`host` is this node's name."""
@@ -254,7 +255,7 @@ class Receiver:
     ) -> Received | None:
         """Wait for the senders of the state at this place, and receive into `tensors`.
 
-        None if `given_up` says, before the first of them came, why none will. Raises `TransferError`.
+        Returns None if `given_up` gives a reason before the first sender came. Raises `TransferError`.
         """
         joined, self._place = _Connections(tensors), place
         until = float("inf")
@@ -306,7 +307,7 @@ class _Connections:
         return bool(self._open)
 
     def whole(self) -> bool:
-        """Tell whether all senders came; raises what failed."""
+        """Tell whether all senders are connected. Raises `TransferError` if one failed."""
         if self._open:
             self._header.wait(TIMEOUT_S)
         if self._errors:
