@@ -106,7 +106,7 @@ def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: in
 
 
 def _drop(names: dict[str, Any]) -> None:
-    """Let go of a module's names, as the interpreter does: those with an underscore first."""
+    """Set a module's names to None, as the interpreter does at its end: names with one underscore first."""
     threading.excepthook = lambda _: None  # daemon threads find their names gone, and nobody needs to know
     for private in (True, False):
         for name in list(names):
@@ -122,7 +122,7 @@ def _close_files() -> None:
 
 
 def _open_files() -> list[io.IOBase]:
-    """The script's regular files that are open for writing, those that write through others first."""
+    """Return the script's regular files open for writing; wrappers come before the files that they write to."""
     # By the type: a proxy's class may be anything, and asking for it may import something.
     files = [one for one in gc.get_objects() if issubclass(type(one), _FILE) and _writes(one)]
     return sorted(files, key=lambda file: (type(file).__module__ == "_io", not isinstance(file, io.TextIOBase)))

@@ -12,16 +12,16 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """Kind of failure, from which follows what is done."""
+    """Class of an error, by which the job restarts, is requeued, or ends."""
 
     DEVICE = "device"
     """A GPU, its driver or its links: the ranks start again, and if that fails too, the job is requeued."""
     CONFIGURATION = "configuration"
-    """Failure that would come again anywhere: the job ends with a sentence."""
+    """An error that would recur on any node: the job ends with a message."""
     PEER = "peer"
     """Other ranks are gone: a block begins again without them, and counts no try."""
     SCRIPT = "script"
-    """The script's own: the job ends."""
+    """An error of the script's own: the job ends."""
 
 
 class ConfigurationError(RuntimeError):
@@ -51,12 +51,13 @@ _PATTERNS = tuple((fault, re.compile(pattern, re.IGNORECASE)) for fault, pattern
 
 
 def fault_in(text: str) -> Fault:
-    """The class that an error's text is of."""
+    """Return the class of an error by its text."""
     return next((fault for fault, pattern in _PATTERNS if pattern.search(text)), Fault.SCRIPT)
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The class of an error that a script raised. Only RuntimeErrors tell: torch raises nothing else for these."""
+    """Return the class of an error that a script raised. Only texts of RuntimeErrors are read: torch raises no others
+    for devices and peers."""
     if isinstance(error, ConfigurationError):
         return Fault.CONFIGURATION
     return fault_in(str(error)) if isinstance(error, RuntimeError) else Fault.SCRIPT

@@ -1,5 +1,5 @@
-"""A watch on ranks that hang: each writes the time of its last step boundary into memory that its node's ranks
-and their launcher share.
+"""Detection of ranks that hang: each rank writes the time of its last step boundary into memory shared with its node's
+launcher.
 
 A dead peer, a lost network or a deadlock leaves ranks waiting for ever, and the job's time with them. What hangs
 is found, its ranks are ended, and training goes on from the last checkpoint.
@@ -29,23 +29,21 @@ class Heartbeats:
         self.ranks = ranks
         self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
         self._excused = [(0.0, 0.0)] * ranks
-        """Last beat of each rank, and the seconds after it that do not count."""
+        """Last beat of each rank, and the seconds of pauses since then."""
 
     def beat(self, local_rank: int, now: float) -> None:
-        """This rank was at a step boundary; with 0 it is watched no longer."""
+        """Record that this rank was at a step boundary at this time; 0 ends its watch."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """Excuse all ranks for this time until now: they were paused, with the caller. It adds up: a scheduler that
-        suspends jobs in turn does so more often than a limit ends.
-        """
+        """Excuse all ranks for these seconds until now, in which they were paused with the caller. Pauses add up, for
+        schedulers that suspend jobs in turn."""
         for rank, beat in enumerate(self._beats()):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
     def hung(self, now: float, limit_s: float) -> list[int]:
-        """Local ranks that trained and were at no step boundary for so long, pauses of the machine aside. None of them
-        if `limit_s` is 0.
-        """
+        """Return the local ranks that reached no step boundary for more than `limit_s` seconds, pauses of the machine
+        excluded. Empty if `limit_s` is 0."""
         if limit_s <= 0:
             return []
         silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats())]
@@ -63,21 +61,20 @@ _own: tuple[Heartbeats, int] | None = None
 
 
 def watch_rank(board: Heartbeats, local_rank: int) -> None:
-    """Watch this process as that rank from now on."""
+    """Let `beat` and `pause` of this process record the beats of this local rank."""
     global _own
     _own = (board, local_rank)
 
 
 def beat() -> None:
-    """This rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a microsecond;
-    does nothing if nobody watches.
-    """
+    """Record that this rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a
+    microsecond; does nothing without a watch."""
     if _own is not None:
         _own[0].beat(_own[1], time.monotonic())
 
 
 def pause() -> None:
-    """Training is over, or nobody knows how long the next thing takes: no watch until the next beat."""
+    """End the watch until the next beat: training is over, or the next action may take any time."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
 

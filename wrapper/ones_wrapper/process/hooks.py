@@ -1,4 +1,4 @@
-"""Reactions of a rank's process: signals, the end of the script, and libraries that requeue the job too.
+"""Handlers of a rank's signals and of its script's end, and a check for libraries that requeue the job too.
 
 Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
 checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks only for a checkpoint. Slurm may send a signal
@@ -27,10 +27,10 @@ from ones_wrapper.protocol import LOOK_SIGNAL
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
 LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
-"""There is an order: look for it now."""
+"""Signal that announces an order, to be read at once."""
 
 QUIET_S = 2.0
-"""A request that comes this soon after a checkpoint is the second copy of the one it answered."""
+"""Seconds after a checkpoint in which a request is taken for the second copy of the one just answered."""
 
 
 class Flags:
@@ -79,7 +79,7 @@ class Flags:
             self._calling = False
 
     def checkpoint_taken(self) -> None:
-        """The request is answered."""
+        """Clear the request for a checkpoint, which was taken."""
         self.checkpoint = False
         self._quiet_until = time.monotonic() + QUIET_S
 
@@ -94,7 +94,7 @@ class Flags:
             signal.signal(number, self.handle)
 
     def keep(self) -> None:
-        """The script may have installed handlers of its own since: ours act again, and call them."""
+        """Install our handlers again if the script has replaced them; ours then call the script's."""
         if threading.current_thread() is not threading.main_thread():
             return
         if any(signal.getsignal(number) != self.handle for number in STOP + CHECKPOINT):
@@ -137,7 +137,7 @@ def on_error(classifier: ErrorClassifier) -> None:
 
 
 def exit_code_of(error: BaseException) -> tuple[int, str]:
-    """The exit code and one line for an uncaught error."""
+    """Return the exit code and one line of text for an uncaught error."""
     for classifier in _classifiers:
         if verdict := classifier(error):
             return verdict
@@ -150,7 +150,7 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 
 def run_exit_hooks(code: int, note: str) -> None:
-    """The script ended; later calls have no effect."""
+    """Call the exit hooks, since the script ended; later calls do nothing."""
     callbacks = _callbacks[:]
     _callbacks.clear()
     _classifiers.clear()
@@ -159,7 +159,7 @@ def run_exit_hooks(code: int, note: str) -> None:
 
 
 def drop_exit_hooks() -> None:
-    """The process ends, and the script did not: no hook is to take that for its end."""
+    """Drop all exit hooks, since the process ends before the script does."""
     _callbacks.clear()
     _classifiers.clear()
 
@@ -192,7 +192,7 @@ _DEEP = 4
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
-    """Conflict and what to do, for people; empty if nobody else was noticed.
+    """Return a message if another library requeues the job too, with the remedy; empty if none was noticed.
 
     A batch script that calls `scontrol requeue` by itself is not seen.
     """
@@ -208,7 +208,7 @@ def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
 
 
 def _handlers(handler: Any, deep: int) -> Iterator[Any]:
-    """A signal's handler, and those that it passes the signal on to."""
+    """Yield a signal's handler, and the handlers in its `signal_handlers`, to this depth."""
     if handler is None or isinstance(handler, int):
         return
     yield handler

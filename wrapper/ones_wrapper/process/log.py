@@ -10,7 +10,7 @@ TORCH_MISSING = (
 
 
 def log(text: str, source: str = "ones") -> None:
-    """A line for people, in the job's log; `source` is the program that writes it."""
+    """Write a line to the job's log; `source` is the program that writes it."""
     # In one piece: other ranks write to the same log.
     sys.stderr.write(f"{source}: {' '.join(text.splitlines())}\n")
     sys.stderr.flush()

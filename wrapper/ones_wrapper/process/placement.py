@@ -1,4 +1,4 @@
-"""Nodes and ranks that the job has this time, and each process's rank.
+"""Nodes and ranks of this start of the job, and each process's rank.
 
 Slurm sets the shape at each start. The environment that `sbatch` froze still holds the counts of the job's first shape,
 and launchers would obey them, so those variables are removed. Each process then checks the rank that its launcher gave
@@ -95,7 +95,7 @@ class Allocation:
 
 
 def number(env: Mapping[str, str], name: str) -> int | None:
-    """An environment variable that is a count; None if it is not set. Raises `LaunchError`."""
+    """Return an environment variable as a count; None if it is not set. Raises `LaunchError`."""
     text = env.get(name, "").strip()
     if not text:
         return None
@@ -137,8 +137,8 @@ def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
 
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
-    """Error if another launcher than `ones-run` started another number of ranks than the job has GPUs, and what to do.
-    Empty if all is well, or Slurm does not count GPUs."""
+    """Return an error message if a launcher other than `ones-run` started more or fewer ranks than the job has GPUs.
+    Empty if the numbers agree, or Slurm counts no GPUs."""
     each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
     if "ONES_LAUNCHED" in env or not each or each * nodes == world:
         return ""
@@ -151,7 +151,7 @@ def idle_gpus(env: Mapping[str, str], world: int) -> str:
 
 
 def without_stale(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is stale in it."""
+    """Return the environment without variables of another shape or step (`STALE`, `STALE_PREFIXES`)."""
     return {k: v for k, v in env.items() if k not in STALE and not k.startswith(STALE_PREFIXES)}
 
 
@@ -235,7 +235,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> Task:
-    """Task by the starter of this process. Raises `PlacementError` if it says nothing.
+    """Return this process's number as its launcher gives it. Raises `PlacementError` if there is none.
 
     Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
     """
@@ -252,7 +252,7 @@ def find_task(env: Mapping[str, str], launcher: str) -> Task:
 
 
 def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
-    """Compare with the plan. Raises `PlacementError` with the reason and what to do."""
+    """Compare a task with the planned numbers of tasks. Raises `PlacementError` with the reason and the remedy."""
     wrong = ""
     if task.size == 1 < tasks:
         wrong = f"each process believes that it has no others, and there should be {tasks}"
@@ -270,7 +270,7 @@ def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
 
 
 def own_node(env: Mapping[str, str]) -> int:
-    """Number of this node, for a node launcher. Raises `PlacementError`."""
+    """Return this node's number, for a node launcher. Raises `PlacementError`."""
     launcher, nodes = env.get("ONES_LAUNCHER", "local"), int(env["ONES_NODES"])
     task = find_task(env, launcher)
     check(task, nodes, 1, launcher)
@@ -278,13 +278,13 @@ def own_node(env: Mapping[str, str]) -> int:
 
 
 def placement_on(node: int, nodes: int, ranks_per_node: int, local_rank: int) -> Placement:
-    """The place of a rank that a node launcher forks."""
+    """Return the placement of a rank that a node launcher forks."""
     rank = node * ranks_per_node + local_rank
     return Placement(rank, nodes * ranks_per_node, local_rank, ranks_per_node, node, nodes)
 
 
 def own_placement(env: Mapping[str, str]) -> Placement:
-    """The place of a rank that the launcher itself started. Raises `PlacementError`."""
+    """Return the placement of a rank that the launcher itself started. Raises `PlacementError`."""
     launcher, nodes, each = env["ONES_LAUNCHER"], int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"])
     task = find_task(env, launcher)
     check(task, nodes * each, each, launcher)

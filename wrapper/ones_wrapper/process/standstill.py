@@ -1,4 +1,4 @@
-"""Pauses of this process itself, which those who wait for signs of others have to know."""
+"""Detection of pauses of this process, which must not count as silence of others."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import time
 
 
 class Standstill:
-    """Notices that this process was paused itself: its node was, or Slurm had suspended the job. Others were paused
-    with it, or could not be reached, so that time does not count as their silence.
-    """
+    """Detects that this process was paused: its node was, or Slurm had suspended the job. Others were paused too, or
+    unreachable, so that time does not count as their silence."""
 
     MOST_S = 2.0
-    """Two looks that are further apart had a standstill between them."""
+    """Seconds between two looks above which the process was paused."""
     COUNTS_S = 0.5
-    """Part of each that counts all the same: who is always late finds at last what is silent."""
+    """Seconds of each pause that count nevertheless, so that a process that is always late still finds silent ones."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

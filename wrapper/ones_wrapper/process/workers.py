@@ -1,4 +1,4 @@
-"""A DataLoader's workers do not act on the signals of their rank.
+"""Keeps a DataLoader's workers from acting on the signals of their rank.
 
 Slurm sends its signals to every process of a step. A worker that died of one would end its rank with an error, at the
 very moment in which the rank writes its checkpoint.
@@ -33,7 +33,7 @@ def _in_child() -> None:
 
 
 def leave_signals_to_rank() -> None:
-    """React in a worker to no signal but its rank's SIGTERM, by which multiprocessing ends it."""
+    """Ignore all signals in a worker, except its rank's SIGTERM, by which multiprocessing ends it."""
     if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}):
         return  # done before
     # A handler rather than SIG_IGN, which programs that the worker starts would inherit.
