@@ -121,7 +121,7 @@ class Spec:
     dataset: int
     """Samples in an epoch; 0 if unknown."""
     epochs: int
-    """Epochs that the script means to train; 0 when it does not say."""
+    """Epochs that the script means to train; 0 if it does not say."""
     max_passes: int = 1
     """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
     `max_local_batch` × world size."""
@@ -133,14 +133,14 @@ class Spec:
     multiple_of: int = 1
     """Global batches are multiples of this, if the GPUs take that many samples."""
     limits: Limits | None = None
-    """Those of the strategy that it trains by; None: plain data parallel, at any number of GPUs."""
+    """Limits of the job's strategy; None for plain data parallel, at any number of GPUs."""
     gradient_bytes: int = 0
     """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""
     rule: str = ""
-    """Rule by which its steps follow the batch, by the class of its optimizers: sgd, adam, other; none if the script
-    sees to it. Empty while unknown."""
+    """Rule by which optimizer steps follow the batch: sgd, adam or other, by the optimizers' class; none if the script
+    does it itself. Empty while unknown."""
     grown: int = 0
-    """The largest global batch that costs it no samples (`growth`), by its rule and the gradient noise scale so far."""
+    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale so far."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Fusion:
 
     restart: int
     asks: bool
-    """It waits for an order that names members."""
+    """True while the job waits for an order that names members."""
     members: tuple[int, ...] = ()
     """The other jobs that it trains."""
 
@@ -179,14 +179,14 @@ class Order:
     """Tasks of a job of blocks that are to train together, those that should lead first; None leaves that to the job.
     `batch` then holds from the moment at which they do."""
     gain: float | None = None
-    """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
+    """Expected ratio of useful samples per second after the resize to those before; for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Members of a job that asked for others of its sweep: itself first, then those; empty: it trains by itself."""
+    """Members of the fused training that the job asked for, itself first; empty: it trains by itself."""
 
 
 @dataclass(frozen=True)
 class Hello:
-    """First report of a run: what it is, and where it goes on."""
+    """First report of a run: its size, settings and position in the training."""
 
     kind: ClassVar[str] = "hello"
     nodes: int
@@ -270,7 +270,7 @@ class Throughput:
     gpu_use: float | None = None
     """Share of the interval in which rank 0's GPU was in use; None if its driver does not say."""
     gpu_memory: int | None = None
-    """Bytes of its memory in use."""
+    """Bytes in use of rank 0's GPU memory; None if its driver does not say."""
     tokens: int | None = None
     """Tokens of the interval's samples; None if batches do not say how many they hold."""
 
@@ -304,7 +304,7 @@ class Checkpoint:
     seconds: float
     """Time from its beginning until it was durable."""
     stall_s: float | None = None
-    """Pause of training for it; less than `seconds` if it was written in the background."""
+    """Seconds for which training paused; fewer than `seconds` if the checkpoint was written in the background."""
     order: int | None = None
     """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
 
@@ -337,7 +337,7 @@ class Membership:
     """Slurm's restart count of each of them."""
     nodes: int
     gpus_per_node: int
-    """0 if nodes give unequally many."""
+    """GPUs of each node; 0 if nodes have different numbers."""
     world: int
     step: int
     batch: int
@@ -345,7 +345,7 @@ class Membership:
     pause_s: float
     """Time from the last step before to the end of the first after it."""
     bytes: int = 0
-    """State that was sent to new blocks."""
+    """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0
     """Part of `pause_s` that sending it took."""
     ready_s: float = 0.0
@@ -359,7 +359,7 @@ class Membership:
 
 @dataclass(frozen=True)
 class Note:
-    """Something people should know, as training goes on."""
+    """A message for people, while training goes on."""
 
     kind: ClassVar[str] = "note"
     note: str
@@ -418,7 +418,7 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 
 
 def decode_report(line: bytes) -> tuple[int, float, Report]:
-    """The number, time and report of a line.
+    """Return number, time and report of a line in a report file.
 
     Raises `ProtocolError`, which costs the reader only this line.
     """
@@ -432,7 +432,7 @@ def decode_report(line: bytes) -> tuple[int, float, Report]:
 
 
 def encode(value: Spec | Order | Fusion) -> bytes:
-    """The whole text of `spec.json`, `orders.json` or `fusion.json`."""
+    """Return the text of `spec.json`, `orders.json` or `fusion.json`."""
     return json.dumps(asdict(value), allow_nan=False, indent=1).encode() + b"\n"
 
 

@@ -27,7 +27,7 @@ class ProtocolError(ValueError):
 
 
 class Kind(NamedTuple):
-    """Values that a field may hold."""
+    """Type of a field's values."""
 
     type: Any
     optional: bool
@@ -49,7 +49,7 @@ def _kind(hint: Any) -> Kind:
 
 
 def build(cls: type[T], types: Mapping[str, Kind], data: Mapping[str, Any]) -> T:
-    """An object of the dataclass from what was read; unknown names are ignored. Raises `ProtocolError`."""
+    """Make an object of the dataclass from parsed JSON, checked; unknown names are ignored. Raises `ProtocolError`."""
     values: dict[str, Any] = {
         name: None if optional and data[name] is None else value_of(name, kind, data[name])
         for name, (kind, optional) in types.items()
@@ -63,7 +63,7 @@ def build(cls: type[T], types: Mapping[str, Kind], data: Mapping[str, Any]) -> T
 
 
 def value_of(name: str, kind: Any, value: Any) -> Any:
-    """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
+    """Return `value`, checked: of the field's type, finite, not negative, of bounded length, printable."""
     if kind is float or kind is int:  # most of all values by far
         return _number(name, kind, value)
     if kind is str:

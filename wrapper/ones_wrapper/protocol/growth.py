@@ -9,20 +9,21 @@ from __future__ import annotations
 OTHER, SILENT = "other", "none"
 """Rules of an optimizer without one of its own, and of a script that sees to it itself."""
 MOST = 8
-"""Base batches of the largest batch that costs nothing."""
+"""Largest batch at no cost in samples, in base batches."""
 PARTS = {"sgd": 4.0, "adam": 2.0}
 """Divisors of the gradient noise scale that give the bound, by rule. At 0.3 and 0.75 of it the result was seen to get
 worse, and soon after to diverge (docs/benchmarks/training.md)."""
 
 
 def bound(rule: str, base: float, noise: float) -> float:
-    """The largest batch at no cost; the base batch for an optimizer without a rule, and before a noise is measured."""
+    """Return the largest global batch at no cost in samples; the base batch without a rule, and before a noise scale is
+    measured."""
     part = PARTS.get(rule)
     return base if part is None else max(base, min(MOST * base, noise / part))
 
 
 def doubled(rule: str, base: int, noise: float) -> int:
-    """The base batch, doubled as often as it stays within the bound."""
+    """Return the largest batch within `bound` that is the base batch times a power of two."""
     most, batch = bound(rule, base, noise), base
     while 2 * batch <= most:
         batch *= 2
@@ -30,7 +31,7 @@ def doubled(rule: str, base: int, noise: float) -> int:
 
 
 def efficiency(batch: float, base: float, noise: float | None, free: float = 0.0) -> float:
-    """Progress that a sample at this global batch brings, over one at the base batch; 1 up to the batch `free`."""
+    """Return the progress of a sample at this global batch over that at the base batch; 1 up to the batch `free`."""
     if noise is None or batch <= max(base, free):
         return 1.0
     return (noise + base) / (noise + batch)

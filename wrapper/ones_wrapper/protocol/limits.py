@@ -63,11 +63,11 @@ class SizeLimits:
         return self._usable(memory_bytes) // self.sample_bytes
 
     def _usable(self, memory_bytes: int) -> int:
-        """Memory for samples."""
+        """Bytes of a GPU's memory that are left for samples."""
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
-        """Memory for each sample by a measurement: `samples` fit into so much memory, and no more."""
+        """Return the bytes for each sample, if at most `samples` samples were found to fit into this memory."""
         return max(1, self._usable(memory_bytes) // samples)
 
 
@@ -76,7 +76,7 @@ class Limits:
     """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
 
     strategy: str
-    """Its name, as reasons give it."""
+    """Name of the strategy, for reasons shown to people."""
     sizes: tuple[SizeLimits, ...] = ()
     """A row for each valid number of GPUs, ascending; empty: any number, each GPU a replica."""
     memory_bytes: int = 0
@@ -116,9 +116,8 @@ class Limits:
         return found if found is not None and found.gpus == gpus else None
 
     def corrected(self, gpus: int, samples: int) -> Limits:
-        """The same where `samples` turned out to be the largest pass at `gpus`: memory for each sample is changed by
-        the same factor at all sizes. As they are where the formula or the memory is not known.
-        """
+        """Return the limits corrected by a measurement: at `gpus` GPUs the largest pass has `samples` samples. Memory
+        for each sample changes by the same factor at all sizes. Unchanged if the formula or the memory is not known."""
         row = self.at(gpus)
         if row is None or not row.most_local(self.memory_bytes):
             return self

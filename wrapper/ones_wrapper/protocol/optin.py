@@ -1,4 +1,4 @@
-"""Opting in: what a job's comment says it can take.
+"""Opt-in of a job by its comment, and the sizes and options that the comment allows.
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic. `gpus=4-16:4` allows only 4, 8, 12 and 16, as Slurm writes the
 steps of an array. `nodes=` instead of `gpus=` counts whole nodes. `batch=N` keeps the global batch, and `batch=N+-10%`,
@@ -95,9 +95,9 @@ class OptIn:
     batch: Range | None
     resize: bool = True
     blocks: bool = False
-    """The tasks of its array are blocks of one job."""
+    """True if the tasks of the job's array are blocks of one job."""
     size: int | None = None
-    """GPUs that the job shall have, as soon as there is room and for as long as the comment says so."""
+    """GPUs that the owner asks for by hand, for as long as the comment says so; None for no such request."""
     fuse: str = ""
     """The sweep whose jobs may be trained as one; empty: none."""
     deadline: Deadline | None = None
@@ -108,12 +108,12 @@ class OptIn:
     kinds: tuple[str, ...] = ()
     """Types of GPU that the job may have, only `any` for all; empty: what it asked sbatch for."""
     guests: bool | GuestQueue = True
-    """Blocks beyond what it asked sbatch for may wait in the queue of guests, which Slurm preempts; in which, while no
-    companion decides for it."""
+    """True if blocks beyond sbatch's request may wait in a preemptible queue; a `GuestQueue` names the queue to use
+    while no companion decides."""
     cost: float | None = None
-    """GPU-hours that it may use, over those that it would at the size asked for; None for as many as its site lets."""
+    """Largest ratio of the job's GPU-hours to those at the size asked for; None for the site's limit."""
     notify: str = ""
-    """Address that what happens to it is posted to, if the site lets users name it; empty: none."""
+    """Address to which the job's events are posted, if the site lets users name its host; empty for none."""
 
 
 class _NotUnderstood(ValueError):
@@ -228,7 +228,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def meant(comment: str) -> str:
-    """The comment that its words would make if they were written right; an example if they would make none."""
+    """Return the comment that the words would make if written correctly; an example if they would make none."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
@@ -241,7 +241,7 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """The line that the owner of a comment which does not opt in probably means; "" if nothing speaks for that.
+    """Return the opt-in that a comment without one probably means; "" if it does not come near.
 
     To be shown, never to be acted on.
     """
@@ -308,6 +308,6 @@ def _check_size(size: int, gpus: Range | None, step: int) -> None:
 
 
 def with_size(comment: str, size: int | None) -> str:
-    """The comment of a job that opted in with this size asked for, or with none."""
+    """Return an opt-in comment with `size=` set to this number of GPUs, or removed for None."""
     words = [word for word in comment.split() if not word.strip(",").startswith("size=")]
     return " ".join([*words, *([] if size is None else [f"size={size}"])])

@@ -30,7 +30,7 @@ def requeue_command(job: object) -> list[str]:
 
 
 def again_command(job: object, *, hold: bool) -> list[str]:
-    """Start one again that runs, or that has ended: at once, or once its hold is lifted."""
+    """Requeue a job that runs or has ended; with `hold` it starts only once the hold is lifted."""
     return ["scontrol", "requeuehold" if hold else "requeue", str(job)]
 
 
@@ -45,7 +45,7 @@ def hold_tasks_command(array: int, tasks: Iterable[int]) -> list[str]:
 
 
 def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
-    """Let one that waits wait in another queue. Its limit comes along: with the QOS Slurm resets it."""
+    """Move a pending job to another queue. The time limit is set too, since Slurm resets it with the QOS."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
     found = [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
     found += [f"Licenses={queue[4].removeprefix(NO_LICENSES)}"] if queue[4] else []
@@ -61,8 +61,8 @@ def reshape_command(
     queue: QueueWords = UNCHANGED,
     tasks: bool = False,
 ) -> list[str]:
-    """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
-    without it Slurm would take any.
+    """Change a pending job's shape, as N-N nodes, since a job submitted with -N1 has a maximum too. `kind` is the GPU
+    type that the job asks for: without it Slurm would take any.
 
     The CPUs come along: Slurm raises their number with the nodes and leaves it there. So a job back on one node may ask
     for more CPUs than that has. After a node count that was refused it can be neither updated nor released. Slurm adds
@@ -75,12 +75,12 @@ def reshape_command(
 
 
 def defer_command(job: object, when: str) -> list[str]:
-    """`when` is the earliest start as scontrol takes it: `now`, `now+SECONDS` or `utsSECONDS`."""
+    """Set a pending job's earliest start: `when` is `now`, `now+SECONDS` or `utsSECONDS`, as for scontrol."""
     return ["scontrol", "update", f"JobId={job}", f"StartTime={when}"]
 
 
 def release_commands(job: object, *, start: str = "") -> list[list[str]]:
-    """`start` is a new earliest start, as `defer_command` takes it; without it the job's own stays."""
+    """Release a held job; with `start`, set its earliest start first, as `defer_command` does."""
     return [*([defer_command(job, start)] if start else []), ["scontrol", "release", str(job)]]
 
 

@@ -53,7 +53,7 @@ class QueueLine(NamedTuple):
     partition: str
     qos: str
     limit_s: float
-    """0 for none."""
+    """Time limit in seconds; 0 for none."""
     end: float
     """Unix seconds at which it ends at the latest; 0 if that is not known."""
     reason: str
@@ -69,7 +69,8 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """Command to be run with SLURM_TIME_FORMAT=%s, and without formats of the user's own."""
+    """Return the squeue command for an array's tasks; run it with SLURM_TIME_FORMAT=%s, and without the user's own
+    formats."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
@@ -95,7 +96,8 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """Opt-in by the job's comment, and the queue that it names; None if it names none. Raises `BadComment`."""
+    """Return the opt-in in the job's comment, and the guests' queue that it names; None if it names none. Raises
+    `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
         if optin is not None and optin.blocks and isinstance(optin.guests, GuestQueue):
@@ -115,7 +117,7 @@ def is_companions(number: int) -> bool:
 
 
 class StandingGuests:
-    """Those of one job, as one process sees to them."""
+    """Manages the standing guests of one job, in one process."""
 
     def __init__(
         self,
@@ -134,15 +136,15 @@ class StandingGuests:
         self._kept: dict[int, float] = {}
         """Tasks that may not start before this time."""
         self._again: dict[int, float] = {}
-        """Time at which each was asked for again."""
+        """Time of each task's last requeue from here; infinite after a refusal that will stay."""
         self._home = UNCHANGED
         """The queue of the base."""
         self._most = -1
         self._open = False
-        """The throttle is lifted."""
+        """True once the array's throttle is lifted."""
 
     def look(self) -> bool:
-        """Do what is to be done now. False if there will be nothing to do any more."""
+        """Read the job's tasks from Slurm, and change what must change. Returns False if no further look is needed."""
         text, why = self._run(look_command(self._array))
         if why:
             self._tell(f"the job's tasks could not be asked for ({why})")
@@ -193,7 +195,7 @@ class StandingGuests:
         return self._most > 0
 
     def _without_base(self, lines: Sequence[QueueLine], queue: GuestQueue) -> None:
-        """The next base may start now."""
+        """Let the next base block start now, since none runs."""
         own = self._startable(lines, queue, lent=False)
         if own:
             first = min(own, key=lambda one: (not self._waits_for_a_time(one), one.task))
@@ -209,7 +211,7 @@ class StandingGuests:
             self._tell(f"{_shown(queue)}: no task waits in the job's own queue to be its next base")
 
     def _startable(self, lines: Iterable[QueueLine], queue: GuestQueue, *, lent: bool) -> list[QueueLine]:
-        """Tasks that wait there, and that nobody holds."""
+        """Return the pending tasks without a hold: those in the guests' queue if `lent`, else those outside it."""
         waiting = (one for one in lines if one.state == _WAITS and not one.reason.startswith("JobHeld"))
         return [one for one in waiting if one.among(queue) is lent]
 
@@ -225,7 +227,7 @@ class StandingGuests:
         return min(limit_s or most_s, most_s or limit_s)
 
     def _move(self, one: QueueLine, queue: GuestQueue, limit_s: float) -> str:
-        """Have it wait among the guests; why it does not."""
+        """Move a task to the guests' queue; return the reason of a failure, empty for success."""
         names = (queue.name, "") if queue.kind == "partition" else ("", queue.name)
         now = ("StartTime=now",) if self._waits_for_a_time(one) else ()
         command = move_command(self._name(one), (*names, "", limit_s, ""), *now)
@@ -235,7 +237,7 @@ class StandingGuests:
         return why
 
     def _keep(self, one: QueueLine, until: float, *, back: bool) -> bool:
-        """Let it start in the job's own queue, but not before that time."""
+        """Keep a task in the job's own queue, to start at this time at the earliest; return whether Slurm did so."""
         before = self._kept.get(one.task, 0.0)
         if not back and (before == until or abs(before - until) < 60.0):
             return True
@@ -248,14 +250,15 @@ class StandingGuests:
         return not why
 
     def _start_again(self, one: QueueLine) -> None:
-        """Slurm cancelled it, or its time was over."""
+        """Requeue a guest that Slurm cancelled, or whose time was over; at most once every `AGAIN_S` seconds."""
         now = self._clock()
         if now - self._again.get(one.task, 0.0) >= AGAIN_S:
             why = self._change(again_command(self._name(one), hold=False), f"guest {one.task} does not come back")
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """All tasks wait where they shall: name them in an order, those that rather lead first, and let them start."""
+        """Write an order that names all tasks, likely leaders first, and lift the throttle, once each task waits in its
+        queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")
@@ -268,7 +271,7 @@ class StandingGuests:
             )
 
     def _change(self, command: list[str], otherwise: str) -> str:
-        """Have Slurm do that; why it did not."""
+        """Run a Slurm command; return the reason of a failure, empty for success."""
         _, why = self._run(command)
         if why and ALREADY_ENDED not in why:
             self._tell(f"{otherwise}: Slurm says: {why}")
