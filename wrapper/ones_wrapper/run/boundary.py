@@ -40,7 +40,7 @@ BY_SIGNAL, BY_OWNER = 1, 2
 
 @dataclass(frozen=True)
 class Agreement:
-    """The actions that all ranks take now."""
+    """Actions that all ranks take at this step boundary."""
 
     stop: int
     """0, `BY_SIGNAL` or `BY_OWNER`."""
@@ -48,12 +48,12 @@ class Agreement:
     number: int
     """Number of the order in force, 0 for none."""
     wanted: int
-    """Global batch that it asks for, 0 for none."""
+    """Global batch that the order asks for, in samples; 0 for none."""
     drain: bool
     measure: bool
-    """Sum up the measured gradient noise."""
+    """True if the measured gradient noise is summed up now."""
     behind: bool
-    """The checkpoint may be written behind the training: nobody waits for it."""
+    """True if the checkpoint may be written in the background, since nobody waits for it."""
     plan: int = 0
     """Generation of the newest plan of a job of blocks, 0 for none."""
     change: int = 0
@@ -63,7 +63,7 @@ class Agreement:
 
 
 QUIET = Agreement(0, False, 0, 0, False, False, True)
-"""Nobody asks for anything, and there is no order."""
+"""The agreement if no rank asks for anything, and there is no order."""
 
 
 class Boundary:
@@ -80,7 +80,7 @@ class Boundary:
         self._flags = flags
         self._skip = 0
         self._later: Callable[[], list[int]] | None = None
-        """The agreement that is being found."""
+        """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []
         """This rank's part in it."""
         self._told = (0, 0)
@@ -111,7 +111,7 @@ class Boundary:
         return self._answered
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read these orders and requests, of another run, from now on; None for ranks that don't. Not collective."""
+        """Read the orders and requests of another run from now on; None on all ranks but rank 0. Not collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 

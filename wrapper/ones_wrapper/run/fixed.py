@@ -1,4 +1,4 @@
-"""The moments at which ranks may change. In a plain job they stay those of its start, and nothing happens here."""
+"""Hooks at the moments at which a job's ranks may change. A plain job's ranks never do, so they do nothing here."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class Unknown(int):
 
 
 class FixedRanks:
-    """The ranks of a plain job. `ChangingRanks` are those of a job of blocks."""
+    """Hooks of a plain job, whose ranks stay. `ChangingRanks` has those of a job of blocks."""
 
     @property
     def joining(self) -> bool:
-        """True while others train and these ranks are none of them."""
+        """True while other blocks train and these ranks have not joined them."""
         return False
 
     def join(self) -> bool:
-        """Join those who train, if others do; true if that began the run. Called before the first step."""
+        """Join the blocks that train, if any; return whether that began the run. Called before the first step."""
         return False
 
     def began(self) -> None:
-        """The hello was sent, and the first step is next."""
+        """Act after the hello, before the first step."""
 
     def stepped(self) -> None:
-        """A step was completed."""
+        """Act after each step."""
 
     def at_boundary(self) -> None:
-        """A step boundary was reached."""
+        """Act at a step boundary, before the ranks agree."""
 
     def agreed(self, agreed: Agreement) -> None:
-        """All ranks did what they agreed on, and train on."""
+        """Act at a step boundary, after the ranks did what they agreed on."""
 
     def over(self) -> None:
-        """All is trained, and the last checkpoint is written."""
+        """Act after the last checkpoint of a finished training."""
 
     def leave(self, code: int) -> None:
-        """All ranks end now with this exit code, before the last report."""
+        """Act before the last report, as all ranks end with this exit code."""
 
     def ended(self, code: int) -> bool:
-        """The script ended with this exit code; true if the run has yet to report that."""
+        """Act after the script ended with this exit code; return whether the run must still report that."""
         return True
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Exit code and note for an error that is not of the script's own making; None for any other."""
+        """Return exit code and note for an error that the script did not cause; None for any other."""
         return None

@@ -43,11 +43,11 @@ class LocalBatch:
         self.own = found.samples if found is not None else self._declared
         """Samples that this rank's own device was found to hold, else the declared ones."""
         self.found: Found | None = None
-        """The smallest that any rank found."""
+        """Smallest result of any rank's trials; None without one."""
         self.trying = 0
         """Samples of the passes that a probe is trying; 0 for none."""
         self._by_size = spec.limits is not None
-        """True if it depends on the world size."""
+        """True if the largest local batch depends on the world size."""
 
     @property
     def _gpus(self) -> int:

@@ -208,7 +208,7 @@ class Run:
         return gathered.BatchShares(loop.part.samples, alike, loop.first_steps.say if loop.first_steps else log)
 
     def watch_others(self) -> None:
-        """Look for ranks that made fewer backward passes than others. Not collective."""
+        """Start a thread that finds ranks with fewer backward passes than others. Not collective."""
         if self._watch is not None:
             self._watch.close()
         if self.group.world == 1:

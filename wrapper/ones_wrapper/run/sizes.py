@@ -74,12 +74,12 @@ class StepSizes:
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Samples of a step that the learning rate follows."""
+        """Return the samples by which the learning rate follows a step: all, or those of one replica."""
         return samples / self._rated
 
     @property
     def _rated(self) -> int:
-        """Batches of the learning rate in a global batch: one, or one a replica."""
+        """Number of batches in a global batch by which the learning rate is set: one, or one for each replica."""
         strategy = self._settings.strategy
         return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
@@ -120,7 +120,7 @@ class StepSizes:
         return note
 
     def write_spec(self) -> None:
-        """Tell the companion what the job can do: rank 0 does."""
+        """Write `spec.json`, in which the companion reads the job's limits, on rank 0."""
         if self._group.rank == 0:
             write_spec(self._directory, self.spec)
 
@@ -162,7 +162,7 @@ class StepSizes:
         return useful
 
     def divide(self, measured: tuple[int, ...]) -> None:
-        """Shares follow the speeds that the ranks measured."""
+        """Adapt uneven shares to the speeds that the ranks measured."""
         if self.uneven is None or not measured:
             return
         passes = self.division.passes(self.batch)
@@ -179,7 +179,7 @@ class StepSizes:
         return True
 
     def batch_fixed(self) -> None:
-        """Tell the companion if the strategy's limits changed."""
+        """Write the spec again if the strategy's limits changed, such as a batch that is fixed now."""
         strategy, limits = self._settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return
