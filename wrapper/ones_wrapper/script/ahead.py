@@ -1,4 +1,4 @@
-"""Tell a script that asks for its batches ahead from one that left a batch out.
+"""Distinguish a script that asks for its batches ahead from one that left a batch out.
 
 Both ask for a second batch before a backward pass. The first then trains on the batch that it has, the second on the
 one that it got. The inputs of the model show which of them it is.
@@ -20,7 +20,7 @@ UNCLEAR = (
 
 
 class AskedAhead:
-    """A look at the model's inputs, until they show which of two batches is trained on."""
+    """Watches the model's inputs until they show which of two batches the script trains on."""
 
     def __init__(
         self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
@@ -47,11 +47,11 @@ class AskedAhead:
 
     @property
     def unclear(self) -> bool:
-        """A forward pass was made, on neither batch as it is. Without one the first is the one of the pass before."""
+        """True if a forward pass was made that did not show its batch."""
         return self._seen and not self._known
 
     def close(self) -> None:
-        """The first backward pass was made, or the epoch is over."""
+        """Remove the hooks: the first backward pass was made, or the epoch is over."""
         for hook in self._hooks:
             hook.remove()
         self._held, self._asked = [], []

@@ -96,7 +96,7 @@ class FirstSteps:
         self.touched = True
 
     def end(self, stepped: bool, samples: int) -> None:
-        """End a step, with or without one of an optimizer; this rank had `samples` in its last pass."""
+        """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass."""
         self._steps += 1
         if len(self._parts) > 1 and sum(self._parts) == samples:
             self.say(PARTS)
@@ -132,8 +132,8 @@ class FirstSteps:
         return list(dict.fromkeys(found))
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
-        """Reason why a resize would lose something of it, and the method of Accelerate's that carries it; None if it
-        would not."""
+        """Return why a resize would lose an object's state, and the method of Accelerate that carries it; None if
+        nothing is lost."""
         schedules = isinstance(thing, LRScheduler) or _SCHEDULE.search(type(thing).__name__)
         if schedules and {id(one) for one in self._optimizers} & {id(one) for one in _reached(thing, INNER)}:
             return "drives a registered optimizer", "prepare"
@@ -144,8 +144,8 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Tell whether it is an average of weights: by its class's name, or by tensors in the shapes of all that are
-        trained."""
+        """Tell whether an object is an average of weights: by its class's name, or by tensors in the shapes of all
+        trained parameters."""
         values = (vars(thing) if hasattr(thing, "__dict__") else {}).values()
         lists = (one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,) for one in values)
         held = list(chain.from_iterable(lists))
@@ -163,7 +163,7 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _stateful(kind: type) -> bool:
-    """Tell whether a thing of this type has a state to carry: torch's own, or one of the script's classes."""
+    """Tell whether objects of this type have a state to carry: types of torch's, or the script's own classes."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     methods = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
@@ -172,7 +172,7 @@ def _stateful(kind: type) -> bool:
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
-    """A thing, and what it and what it holds have under these names, by itself or in lists."""
+    """Return an object and all objects reached from it by attributes of these names, also in lists."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:

@@ -1,4 +1,4 @@
-"""A look at the script's own collectives: they gather a batch, and ranks may have unequally many samples of it.
+"""A check of the script's own collectives: a gathered batch fails if ranks have different numbers of samples.
 
 gloo aborts one rank and gives another what was in its memory; NCCL hangs, or reads what is not there.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ones_wrapper.script.line import line
 
 NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
-"""Those of torch.distributed that need equally many rows of all ranks."""
+"""Collectives of torch.distributed that need the same number of rows from all ranks."""
 _LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
 
 MAY = (
@@ -30,12 +30,12 @@ CANNOT = (
 
 
 class BatchShares(NamedTuple):
-    """Samples that ranks have of a pass."""
+    """Numbers of samples that ranks have in a pass."""
 
     samples: int
-    """This rank's."""
+    """Samples of this rank."""
     alike: bool
-    """True if all have as many."""
+    """True if all ranks have the same number."""
     say: Callable[[str], None]
     """Says a sentence once."""
 
@@ -44,7 +44,7 @@ _shares: Callable[[], BatchShares | None] | None = None
 
 
 def watch(shares: Callable[[], BatchShares | None] | None) -> None:
-    """Look at collectives from now on; `shares` is None to look no more."""
+    """Check the script's collectives from now on, by the ranks' `shares` of the pass; None ends the checks."""
     global _shares
     _shares = shares
     for name in NAMES if shares is not None else ():

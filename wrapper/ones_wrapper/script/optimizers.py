@@ -1,4 +1,4 @@
-"""Optimizers that are made of others, or whose state is not as torch's."""
+"""Support for optimizers that wrap others, or whose state differs from torch's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INNER = ("base_optimizer", "optimizer", "_optimizer")
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose `step` changes the parameters: of one that goes by another, that one."""
+    """Return the optimizer whose `step` changes the parameters: the innermost one of wrapped optimizers."""
     for name in INNER:
         held = getattr(optimizer, "__dict__", {}).get(name)
         if isinstance(held, torch.optim.Optimizer) and held is not optimizer:
@@ -23,15 +23,14 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Two parameters that show each backward pass: cheap, and either may be unused in a model."""
+    """Return the first and last trained parameter, whose hooks notice backward passes; a model may not use both."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
     return list({id(p): p for p in (*trained[:1], *trained[-1:])}.values())
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell if its state is carried as plain data, since torch.distributed.checkpoint cannot fill it: one made of
-    others, one with another `state_dict` than torch's, and one that only steps by a closure.
-    """
+    """Tell whether an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
+    That is if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure."""
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
         return True
     closure = _parameters(optimizer).get("closure")
@@ -39,7 +38,7 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its state; and that of the one it goes by, if it does not hold that itself."""
+    """Return an optimizer's state, and the state of the optimizer that it wraps, unless its own includes that."""
     found, inner = [optimizer.state_dict()], stepper(optimizer)
     if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
         found.append(inner.state_dict())
@@ -54,7 +53,8 @@ def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, An
 
 @contextmanager
 def stepping_without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Around what calls `step(closure=None)`, as torch.distributed.checkpoint does to fill an empty state."""
+    """Context in which `step(closure=None)` works on any optimizer: torch.distributed.checkpoint so fills an empty
+    state."""
     parameters = _parameters(optimizer)
     taken = "closure" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     if taken:

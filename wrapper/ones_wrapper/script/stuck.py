@@ -1,4 +1,4 @@
-"""Ranks that wait for each other for ever, since one made fewer backward passes than another.
+"""Detection of ranks that wait for each other for ever, since one made fewer backward passes than another.
 
 A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
 gradients. Each rank counts the exchanges of gradients that it began. One that makes no progress writes its place to a
@@ -30,7 +30,7 @@ UNEQUAL = (
 
 
 def fewer_passes(rank: int, fewer: int) -> str:
-    """Ranks at the same step boundary have begun unequally many exchanges."""
+    """Return the error for ranks at one step boundary that began different numbers of exchanges."""
     if not fewer:
         return "another rank made fewer backward passes than this one: it says where"
     return (
@@ -40,20 +40,20 @@ def fewer_passes(rank: int, fewer: int) -> str:
 
 
 class Standpoint(NamedTuple):
-    """The place of one rank."""
+    """One rank's counts of steps and exchanges, and its line in the script."""
 
     rank: int
     steps: int
-    """Completed."""
+    """Steps completed."""
     begun: int
     """Exchanges of gradients since the ranks met."""
     done: int
-    """Those of the completed steps."""
+    """Exchanges of gradients in the completed steps."""
     line: str
 
 
 Counts = tuple[int, int, int, float]
-"""Steps, exchanges, those of whole steps, and the seconds of a step."""
+"""Completed steps, exchanges begun, exchanges in completed steps, and the seconds of a step."""
 
 
 class Watch:
@@ -123,7 +123,7 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """The name of a start's ranks, since others may have been in the same directory."""
+    """Return a name for the ranks of this start, to ignore files that other ranks left in the directory."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
