@@ -45,7 +45,7 @@ class Leader:
 
     @torch.no_grad()
     def take(self, flat: list[torch.Tensor]) -> None:
-        """Its parameters now, in buckets."""
+        """Store the leader's present parameters, in vectors by type."""
         self._flat = flat
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ class LsgdExchange(ApartExchange):
         self._begin()
 
     def _begin(self) -> None:
-        """All ranks are at the leader's point: count to the next round again."""
+        """Begin to count to the next round, since all ranks are at the leader's point."""
         self._losses, self._since, self.leader = [], 0, 0
         self._local, self._global = Leader(), Leader()
 
@@ -173,7 +173,7 @@ def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
 
 
 def _at(ranks: range, source: int, place: int) -> int:
-    """The rank at this place of the tree, whose root is `source`."""
+    """Return the rank at this place of the binomial tree, whose root is `source`."""
     return ranks[(source - ranks[0] + place) % len(ranks)]
 
 
@@ -205,7 +205,7 @@ class Lsgd(Strategy):
     local_period: int | None = None
     pull: float = 0.1
     model_bytes: int = field(default=0, init=False)
-    """Bytes of what is trained, once `job.ddp` was given it."""
+    """Bytes of the trained parameters, once `job.ddp` was given the model."""
 
     name = "lsgd"
     hot = True

@@ -139,7 +139,7 @@ class DecentLamExchange(ApartExchange):
                 yield group, some
 
     def _exchanged(self, mine: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
-        """Each neighbour's vector and the weight that it gets here."""
+        """Exchange a vector with all neighbours; return (weight on this rank, vector) of each."""
         received = [(other, weight, torch.empty_like(mine)) for other, weight in self._neighbours]
         operations = [dist.P2POp(dist.isend, mine, other) for other, _, _ in received]
         operations += [dist.P2POp(dist.irecv, theirs, other) for other, _, theirs in received]
@@ -160,7 +160,7 @@ class DecentLam(Strategy):
     topology: Topology = "ring"
     momentum: float = 0.9
     model_bytes: int = field(default=0, init=False)
-    """Bytes of what is trained, once `job.ddp` was given it."""
+    """Bytes of the trained parameters, once `job.ddp` was given the model."""
 
     name = "decentlam"
     hot = True

@@ -60,7 +60,7 @@ DIRECTED = {
 }
 """Known topologies that are refused: each rank sends to those this many ranks further on, and gets from others."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
-"""Known, and refused: other neighbours in each step."""
+"""Known topologies that are refused, since neighbours change in each step."""
 
 
 def degree(name: str, world: int) -> int:
@@ -115,7 +115,7 @@ def check_name(name: str) -> None:
 
 
 def checked(weights: Matrix, world: int) -> Matrix:
-    """The same, if it is symmetric, doubly stochastic and connected. Raises ValueError otherwise."""
+    """Return the matrix if it is symmetric, doubly stochastic and connected. Raises ValueError otherwise."""
     what = f"topology: the matrix for {world} ranks"
     if weights.shape != (world, world) or not np.isfinite(weights).all():
         raise ValueError(f"{what} must be {world} × {world} finite numbers, not {weights.shape}")

@@ -78,7 +78,8 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Something that is equal for things that do the same, if that can be found out; else their type."""
+    """Return a value by which to compare settings: equal for functions of the same code; for unknown objects, their
+    type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

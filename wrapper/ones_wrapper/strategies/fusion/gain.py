@@ -1,4 +1,4 @@
-"""Measurement of whether fusing pays on this device, and for how many members, since nothing else shows it.
+"""Measures whether fusing pays on this device, and for how many members: nothing else shows it.
 
 Fused layers are larger operations. That pays if a single model leaves the device idle or spends its time on starting
 operations. It does not pay if one model fills the device: there it may even cost. So a few steps of both ways are taken
@@ -20,7 +20,7 @@ from ones_wrapper.strategies.fusion.model import Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
-"""Least factor that fusing must save: less is within what a probe of a few steps can be wrong by."""
+"""Least speed-up for which fusing pays; a smaller one is within the error of a probe of a few steps."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Gain:
 
     members: int
     alone_s: float
-    """Seconds of one step of each member, in turn, together: processor time on a CPU, time on a GPU."""
+    """Sum over the members of the seconds of one step each, made in turn: processor time on a CPU, time on a GPU."""
     fused_s: float
     """Seconds of one fused step."""
 
     @property
     def speedup(self) -> float:
-        """Times as many steps of all members in the same time."""
+        """Ratio of the time of separate steps to that of a fused step."""
         return self.alone_s / self.fused_s
 
     @property
@@ -66,7 +66,7 @@ def measure(
     batch: Sequence[Any],
     steps: int,
 ) -> Gain:
-    """The gain of `fuse` for a local batch (x, *targets), over `steps` steps of either way after one of warming up.
+    """Measure the gain of `fuse` on a local batch (x, *targets), over `steps` steps of either way after a warm-up step.
 
     All is done on copies, on the batch's device. `losses` are the members', each of an output.
     """
@@ -96,7 +96,8 @@ def measure(
 
 
 def most_members(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which `fits` holds, which must hold for smaller ones then, too; 0 for none.
+    """Return the largest number up to `most` for which `fits` holds; 0 for none. `fits` must hold for all smaller
+    numbers, too.
 
     Doubled until it fails, then bisected (as HFTA's planner does). Running out of memory counts as failing.
     """
@@ -145,7 +146,7 @@ def device_of(batch: Sequence[Any]) -> torch.device:
 def _copied(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Both, apart from those that were given, on the device."""
+    """Return copies of model and optimizer on the device."""
     mine = copy.deepcopy(model).to(device)
     of = dict(zip(map(id, model.parameters()), mine.parameters(), strict=True))
     groups = [{**group, "params": [of[id(p)] for p in group["params"]]} for group in optimizer.param_groups]

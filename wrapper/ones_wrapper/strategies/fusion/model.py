@@ -50,7 +50,8 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Members that still train. The optimizer's state carries it; a buffer would be sent at each step."""
+        """Flags by row: True while the member trains. Saved in the optimizer's state, since a buffer would be sent at
+        each step."""
         self.train(given[0].training)
 
     def __len__(self) -> int:
@@ -161,7 +162,7 @@ class FusedModel(torch.nn.Module):
 
 
 def _stacked(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
-    """A copy of the first, whose parameters and buffers are those of all, one behind the other."""
+    """Return a copy of the first model, with all models' parameters and buffers stacked in a new first dimension."""
     parameters, buffers = stack_module_state(list(models))
     frame = copy.deepcopy(models[0])
     found: dict[int, torch.Tensor] = {}
@@ -194,7 +195,7 @@ def _losses(loss: Loss | Sequence[Loss], members: Sequence[str]) -> list[Loss]:
 
 
 def _member(output: Any, index: int) -> Any:
-    """One member's part of what `vmap` returned."""
+    """Return one member's part of an output of `vmap`."""
     if isinstance(output, torch.Tensor):
         return output[index]
     if isinstance(output, dict):

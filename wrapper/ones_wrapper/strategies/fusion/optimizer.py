@@ -36,7 +36,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.model = model
         self.optimizers = dict(optimizers)
-        """Each member's own, by name: what its schedule is given."""
+        """Each member's own optimizer, by name, on which its schedule acts."""
         self._update = _same_update(optimizers)
         names = _partitions(models, optimizers)
         _check_groups(self._update, optimizers)
@@ -143,8 +143,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return state
 
     def member(self, name: str) -> dict[str, Any]:
-        """State of this member as an ordinary script saves it: `{"model": model.state_dict(), "optimizer":
-        optimizer.state_dict()}`, on the CPU, copies."""
+        """Return this member's state as an ordinary script saves it, copied to the CPU: `{"model": model.state_dict(),
+        "optimizer": optimizer.state_dict()}`."""
         row, one = self.model.row(name), self.optimizers[name]
         groups = one.state_dict()["param_groups"]
         state: dict[int, dict[str, Any]] = {}

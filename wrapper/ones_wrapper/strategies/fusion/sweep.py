@@ -29,7 +29,7 @@ from ones_wrapper.process.log import log
 
 
 class Sweep:
-    """Made by `sweep`. On one rank."""
+    """Members of a sweep that this job trains. Made by `sweep`, on one rank."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         own = Row(int(os.environ.get("SLURM_JOB_ID") or 0), tuple(sys.argv[1:]), os.environ.get("ONES_JOB_DIR") or ".")
@@ -61,8 +61,8 @@ class Sweep:
         return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
-        """The members that are no longer to be trained: cancelled, or begun by themselves. Each is named once, and
-        again after a restart. From then on they are not in `members`: their results are no business of this job."""
+        """Return the members to stop: cancelled, or started by themselves. Each is returned once, and again after a
+        restart. They are removed from `members`: their results are no business of this job."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
         gone = [
@@ -88,8 +88,8 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """This member's training has ended, with this exit code: its job will end with it. What it is to find in its
-        folder is there already. Of the script's own job the script's exit code counts."""
+        """Mark a member's training as ended; its job will end with this exit code. Write its results into its folder
+        before. The script's own job ends with the script's exit code."""
         if name not in self._trains:
             return
         self._count()
@@ -110,7 +110,7 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
-        """Each member that trains used an equal part of the time."""
+        """Add the time since the last call to the members that train, in equal parts."""
         now = time.monotonic()
         for name in self._trains:
             self._seconds[name] += (now - self._since) / len(self._trains)

@@ -26,7 +26,7 @@ STEP = "step"
 
 
 class Update(ABC):
-    """One kind of optimizer."""
+    """Rule of one kind of optimizer, for the tensors of all members."""
 
     numbers: tuple[str, ...]
     """Numbers that each member has of its own in a parameter group; `betas` are two."""
@@ -44,7 +44,7 @@ class Update(ABC):
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
-        """One step in place. `by` are the scalars, in the parameter's type, ready to be broadcast; `decay` is left out
+        """Make one step in place. `by` has the scalars, in the parameter's type, ready to be broadcast; without `decay`
         if it is 0 for all."""
 
     def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class LambUpdate(AdamUpdate):
 
 
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
-    """Each member's, ready to be broadcast."""
+    """Return the norm of each member's part, ready to be broadcast."""
     flat = tensor.reshape(len(tensor), -1)
     norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1).view(-1, *[1] * (tensor.dim() - 1))
     return norms

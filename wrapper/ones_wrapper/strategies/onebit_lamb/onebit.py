@@ -39,7 +39,7 @@ class OneBitMean:
         """Bytes of payload that this rank has sent so far."""
 
     def ranks_changed(self) -> None:
-        """There are other ranks. What the servers kept back is lost, unless `carried` was called before."""
+        """Go on with other ranks. The servers' errors are lost, unless `carried` was called before."""
         self._server = None
 
     def __call__(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,14 +126,14 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 class Compressing(Protocol):
-    """The optimizer of a model that `OneBitExchange` exchanges for, as that sees it."""
+    """The optimizer of a model with a `OneBitExchange`, as the exchange uses it."""
 
     @property
     def frozen(self) -> bool:
-        """True if it exchanges its momentum."""
+        """True if the optimizer exchanges its momentum, so that gradients are not averaged."""
 
     def settle(self) -> None:
-        """Merge what ranks keep back. Collective."""
+        """Merge the ranks' residuals into one. Collective."""
 
 
 class OneBitExchange(DdpExchange):

@@ -117,8 +117,7 @@ class CompressedLamb(Lamb):
             self._freeze()
 
     def settle(self) -> None:
-        """Merge what ranks kept back into one residual, the same on all, before state is written or sent.
-        Collective."""
+        """Merge the ranks' residuals into one, equal on all ranks, before state is written or sent. Collective."""
         trained = list(self._trained())
         if not self.frozen or not trained:
             return
@@ -127,8 +126,8 @@ class CompressedLamb(Lamb):
             torch.mul(part, state["exp_avg_sq"] > 0, out=state["residual"])
 
     def restart(self, batch: int) -> None:
-        """Warm up again, at this global batch: the variance moves on, and what was kept back goes into the momentum.
-        Collective."""
+        """Warm up again, at this global batch: the variance is updated again, and the residual is added to the
+        momentum. Collective."""
         self.settle()
         for group, _, state in self._trained() if self.frozen else ():
             state["exp_avg"] += state["residual"] / (state["scale"] * group["betas"][0])
@@ -148,7 +147,7 @@ class CompressedLamb(Lamb):
                     yield group, p, self.state[p]
 
     def _freeze(self) -> None:
-        """The warm-up is over."""
+        """End the warm-up: set each tensor's scale and factor, and freeze the variance."""
         states = [state for *_, state in self._trained()]
         sizes = torch.stack(
             [torch.linalg.vector_norm(s["exp_avg"]) / max(s["exp_avg"].numel(), 1) ** 0.5 for s in states]

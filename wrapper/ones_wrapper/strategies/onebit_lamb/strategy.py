@@ -68,7 +68,7 @@ class OneBitLamb(Strategy):
         )
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
-        """Bytes by the number of GPUs; empty, so any number, before the model is known."""
+        """Return the limits, with the bytes sent, for each number of GPUs; empty before the model is known."""
         sizes = range(1, most_gpus + 1) if self._made is not None else ()
         rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
         return rows_within(rows, any_number=True)

@@ -67,7 +67,7 @@ class MeshExchange(Exchange):
 
     @torch.no_grad()
     def _take_first(self, model: torch.nn.Module) -> None:
-        """Ranks that made the model with other random numbers would not have copies of one."""
+        """Broadcast the first replica's parameters, since ranks may have drawn different ones."""
         mesh = self._mesh
         for parameter in model.parameters():
             if mesh.replicas > 1:
@@ -146,8 +146,8 @@ class _Bucket:
 
     @torch.no_grad()
     def hand_out(self) -> None:
-        """Give the parameters the sums, and let go of the message. All replicas use the same parameters, so one that
-        has no gradient here has none anywhere."""
+        """Copy the sums to the parameters' gradients, and drop the message. All replicas use the same parameters, so
+        one that has no gradient here has none anywhere."""
         for parameter, piece in zip(self.parameters, pieces(self.flat, self.parameters), strict=True):
             if parameter.grad is not None:
                 local(parameter.grad).copy_(piece)

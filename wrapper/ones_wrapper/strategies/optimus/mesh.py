@@ -22,8 +22,8 @@ FEATURES = (Replicate(), Shard(-1))
 
 
 class Mesh:
-    """This rank's place, and the groups that it belongs to. Methods are collective over the row or column they name; if
-    that is one rank, they send nothing."""
+    """This rank's place in its mesh, and its process groups. Methods are collective over the row or column they name;
+    if that is one rank, they send nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
         """Build the groups of all meshes, of all ranks. Collective. Raises ValueError where q² does not divide them."""
@@ -71,8 +71,8 @@ class Mesh:
         return values
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """This row's samples of the replica's local batch [samples, …]. Rows differ by one sample at most, and may
-        have none."""
+        """Return this mesh row's samples of the replica's local batch [samples, …]. Rows differ by one sample at most,
+        and may have none."""
         return batch.tensor_split(self.q)[self.row]
 
     @torch.no_grad()

@@ -24,11 +24,12 @@ class Circle:
         """Payload that this rank has sent."""
 
     def source(self, step: int) -> int:
-        """Rank whose block is here after `step` shifts."""
+        """Return the rank, within the circle, whose block this rank has after `step` shifts."""
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
-        """Begin to send `tensor` to the next rank; the result, when it is called, is what came from the one before.
+        """Begin to send `tensor` to the next rank; return a function that waits for the previous rank's tensor and
+        returns it.
 
         The tensor must be contiguous and stay as it is until then. Collective over the circle.
         """
@@ -59,7 +60,7 @@ class Circle:
 
 
 def _arrived(works: Sequence[dist.Work], arriving: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
-    """Tensor that came; until then this holds what is `sent`."""
+    """Wait for the previous rank's tensor and return it; until then `sent` must stay referenced."""
     for work in works:
         work.wait()
     return arriving

@@ -189,9 +189,8 @@ class Ring(Strategy):
         return function(q, k, v, self._arrangement, real=real, dropout=dropped, scale=scale)
 
     def dropout(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        """Dropout of (batch, tokens, …) by where the tokens are in the whole sequences. Without it all ranks of a ring
-        would draw the same mask for different tokens.
-        """
+        """Apply dropout to (batch, tokens, …), by the tokens' positions in the whole sequences. Ordinary dropout would
+        draw the same mask on all ranks of a ring, for different tokens."""
         if not rate:
             return x
         samples = torch.arange(len(x), device=x.device)[:, None] * self.length + self._positions.to(x.device)

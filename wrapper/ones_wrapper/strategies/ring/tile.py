@@ -48,7 +48,8 @@ class Place:
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Scores that do not count, to broadcast over (batch, heads, queries, keys); None: all do."""
+        """Return the mask of scores that do not count, to broadcast over (batch, heads, queries, keys); None if all
+        count."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]
@@ -82,7 +83,7 @@ class Above(NamedTuple):
     """The sum of gradient times output over the width, (batch, heads, queries)."""
 
     def rows(self, which: slice) -> Above:
-        """Those of some queries."""
+        """Return the values of some queries."""
         return Above(*(one[:, :, which] for one in self))
 
 
@@ -136,7 +137,7 @@ def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_tot
 
 
 def finite(total: torch.Tensor) -> torch.Tensor:
-    """The logsumexp, 0 if there is nothing to sum: so that what is hidden weighs 0 and not NaN."""
+    """Return the logsumexp with 0 in place of -inf, so that hidden scores weigh 0 and not NaN."""
     return total.masked_fill(total == -torch.inf, 0.0)
 
 

@@ -70,7 +70,7 @@ def _whole(meetings: Meetings, device: torch.device) -> Place:
 
 
 def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
-    """The blocks of all ranks, this rank's first, while the next one is under way."""
+    """Yield the blocks of all ranks, this rank's first, each while the next one is under way."""
     circle, here = arrangement.circle, mine.contiguous()
     for step in range(circle.size):
         coming = circle.shift(here) if step < circle.size - 1 else None
