@@ -38,7 +38,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""The ranks of this process, if they are known before there is a run."""
+"""Ranks of this process that met before there was a run; None otherwise."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
@@ -142,7 +142,8 @@ def init(
 
 
 def before_script() -> None:
-    """Prepare a rank before its script, for `ones-run`. Ends a block that has nothing to do, or is to wait."""
+    """Prepare a rank before its script, for `ones-run`. Ends the process of a block that has nothing to do, or must
+    wait."""
     global _entered
     rendezvous.install(os.environ)
     _entered = enter_before_script()

@@ -71,7 +71,7 @@ class Job:
 
     @property
     def replica(self) -> int:
-        """The number of this rank's replica; all its ranks get the same samples."""
+        """Number of this rank's replica, from 0; all ranks of a replica get the same samples."""
         return self._run.known(self._run.sizes.division.replica)
 
     @property
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def base_steps(self) -> int:
-        """Steps of the base batch that the samples used so far make: at that batch, simply the steps.
+        """Samples used so far, in steps of the base batch; at that batch, the number of steps.
 
         A formula of the script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`).
         """

@@ -184,7 +184,7 @@ class RankResult:
 
 
 class Rank:
-    """The rank that this process is."""
+    """This process, as a rank of a test."""
 
     this: Rank | None = None
 
@@ -359,7 +359,7 @@ class Start:
         return self._directory / f"stack-{rank}"
 
     def _ask_stack(self, rank: int, after_s: float) -> None:
-        """Have a rank write its stack; the signal would end one that has not begun."""
+        """Signal a rank to write its stack, unless it has not begun: the signal would end it."""
         stack = self._stack(rank)
         begun = stack.exists() and "begun, " in stack.read_text()
         with stack.open("a") as file:
