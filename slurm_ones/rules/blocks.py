@@ -1,4 +1,4 @@
-"""The blocks of a running job: which of its tasks train, could join or have to go, and which do so for another size.
+"""Blocks of a running job: tasks that train, could join or must go, and the choice of blocks for another size.
 
 A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
 leave. If no choice of its blocks makes the size, others replace some or all of them, once there is room for both. All
@@ -37,7 +37,7 @@ class RunningBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class Moves:
-    """Blocks that join and leave."""
+    """Blocks that join and blocks that leave in one resize."""
 
     added: tuple[tuple[int, Shape], ...] = ()
     """Task and shape of each, the largest first."""
@@ -54,7 +54,7 @@ class Moves:
 
 
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes by blocks that join and leave: it has such, and does not wait."""
+    """Tell whether the job changes size by blocks that join and leave: it is a job of blocks, and not pending."""
     return elastic.job.by_blocks and not elastic.job.pending
 
 
@@ -64,12 +64,12 @@ def task_of(job: Job) -> int:
 
 
 def has_left(job: Job) -> bool:
-    """Tell whether the block left, by itself or since Slurm preempted it: then its task can be used again."""
+    """Tell whether the block has left, by itself or by preemption, so that its task can be used again."""
     return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
 
 
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
-    """The blocks that run, the one that leads first, and then the oldest."""
+    """Return the running blocks: the leader first, then the oldest first."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
         elastic.job.running_blocks,
@@ -125,8 +125,8 @@ def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[i
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:
-    """Tasks of running blocks that are to be replaced, the most urgent first: their time is nearly over, or one of
-    their nodes takes no more jobs."""
+    """Tasks of running blocks to replace, most urgent first: near their time limit, or on a node that drains or
+    fails."""
     ends = {
         task_of(job): job.start_time + job.time_limit_s
         for job in elastic.job.running_blocks
@@ -162,7 +162,8 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
 
 
 def _drains(node: Node) -> bool:
-    """Tell whether it is to be emptied. One that is reserved may be reserved for the job."""
+    """Tell whether the node drains, fails or is down. A reserved node does not count: it may be reserved for the
+    job."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 
@@ -180,7 +181,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """The same with those that left it, or that their owner was seen to hold."""
+    """Tasks that were ever in a hold of ours, those included that left it or that their owner was seen to hold."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -222,7 +223,7 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether no guest takes the place of base: what leaves of it makes up a part of what joins."""
+        """Tell whether guests replace no base GPUs, up to those that the user asked for."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus
@@ -316,7 +317,8 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Sizes between both, the largest first: each near the target, and further below those that add whole nodes."""
+    """Sizes between the present one and the target, largest first: all near the target, further below only whole
+    nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))

@@ -26,7 +26,7 @@ from slurm_ones.slurm.model import Queue
 
 @dataclass(frozen=True)
 class Cap:
-    """Most GPUs that some jobs may have in all before none of them grows any more."""
+    """Upper limit on the total GPUs of some jobs, beyond which none of them grows."""
 
     gpus: int
     """Left for `jobs`: what others under the same cap have elsewhere is subtracted. May be below 0."""
@@ -111,8 +111,8 @@ class CapUse:
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """The first cap that keeps the job from having `gpus` GPUs, while each of the others has what was counted. Only
-        a strict one does so up to those that it is `due`."""
+        """Return the first cap that forbids the job `gpus` GPUs, given the counts of the other jobs; None if none does.
+        Up to the GPUs that the job is `due`, only a strict cap forbids."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -122,7 +122,7 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """GPUs that no cap takes from the job."""
+    """GPUs up to which no cap restrains the job, unless it is strict."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 

@@ -1,4 +1,4 @@
-"""Rules of one tick for each job: computed once, read by what a policy is shown and by what may begin.
+"""Rules of one tick for each job: computed once, used for the policy's views and for planning resizes.
 
 A `Round` is built from what a tick has seen. Its `PartitionRules` have, of each elastic job, why it may not change now;
 of the partition its free GPUs and its caps. Both are plain data and know no clock.
@@ -57,16 +57,16 @@ from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, res
 from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
 
 LOOK_S = 60.0
-"""Slurm has looked at its queue again so long after a resize, or a job's submission."""
+"""Seconds after a resize or a submission by which Slurm has scheduled its queue again."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
-    """The shape that the resize is heading for: the old one once it is on its way back."""
+    """Return the target shape of the resize: the old shape if it is being rolled back."""
     return resize.old_shape if resize.back else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
-    """The kind of GPU that the job asks for there; empty for any."""
+    """Return the kind of GPU that the job asks for at the resize's target; empty for any."""
     return resize.old_kind if resize.back else resize.new_kind
 
 
@@ -93,7 +93,7 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
 
 
 class GivenBack(NamedTuple):
-    """Size of a job once growth of it has gone back."""
+    """Size of a job after it has given back growth."""
 
     shape: Shape
     nodes: Mapping[str, int]
@@ -110,15 +110,15 @@ class Growth:
     back: Mapping[int, GivenBack] = field(default_factory=dict)
     """Sizes to go back to, by job."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Nodes on which nobody grows, and the job that waits for room there."""
+    """Id of the pending job that waits for room, by node; jobs do not grow there."""
     unserved: Mapping[str, int] = field(default_factory=dict)
     """Nodes of these on which no guests are added either."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Jobs that do not grow, and the job that waits for a limit that they share."""
+    """Id of the pending job that waits for a shared limit, by the job that must not grow for it."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
-        """The waiting job for whose sake this one does not grow, by `guests` if it is one of blocks; None if there is
-        none."""
+        """Return the id of the pending job that keeps this one from growing (with `guests`, also by guests); None if
+        none does."""
         contested = self.unserved if guests and elastic.job.by_blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
         return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
@@ -135,7 +135,7 @@ class WaitingStart(NamedTuple):
 
 @dataclass(frozen=True)
 class JobRules:
-    """An elastic job, and what the rules of this round say of it."""
+    """An elastic job and the rules that hold for it in this round."""
 
     elastic: Elastic
     history: JobHistory | None
@@ -156,17 +156,17 @@ class JobRules:
     going: tuple[int, ...] = ()
     """Blocks of it that are to be replaced, the most urgent first."""
     renewal: Moves | None = None
-    """New base blocks that it needs, whether or not there is room."""
+    """New base blocks that the job needs, even if they find no room now."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Blocks of it that stay at each size to which only leaving blocks lead."""
+    """Blocks that stay, for each size that the job reaches only by leaving blocks."""
     settled: bool = False
-    """It may move to fewer nodes, although it keeps its number of GPUs."""
+    """True if the job may move to fewer nodes at the same number of GPUs."""
     given_back: GivenBack | None = None
-    """Size it is to have now, since growth of it goes back."""
+    """Size that the job goes back to, since it gives growth back; None if it does not."""
     guests: frozenset[int] | None = None
     """Tasks of its blocks that run as guests; None if it grows by none."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Reservations before which what it begins now would not end."""
+    """Reservations that a run begun now would reach into."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -218,7 +218,7 @@ class PartitionRules:
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of its GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Jobs that a resize under way has in the queue at a shape for which too few GPUs are `free` yet."""
+    """Jobs queued by a resize at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes that take no more jobs."""
     contested: frozenset[str] = frozenset()
@@ -227,8 +227,7 @@ class PartitionRules:
     """See `GuestSettings.most`; 0 if nobody grows by guests here."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
-        """Guests of the job if it grows, and their pieces. One of its tasks is left for a base block that takes the
-        place of another."""
+        """Sizes of the guests by which the job grows. One task is kept for a base block that replaces another."""
         if job.guests is None or job.history is None:
             return None
         asked, optin = job.history.job.requested_shape.gpus, job.elastic.optin
@@ -272,12 +271,12 @@ class Round:
     """Slurm forgets the licences of jobs that are requeued."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
-        """The same once these resizes are under way as well, for the rules of the partitions that follow."""
+        """Return the round with these resizes under way too, for the partitions that follow."""
         return replace(self, under_way={**self.under_way, **resizes}) if resizes else self
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
-        """Those with elastic jobs."""
+        """Names of the partitions with elastic jobs."""
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
 
     def full_node(self, partition: Partition) -> tuple[int, bool]:
@@ -285,7 +284,7 @@ class Round:
         return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
 
     def partition(self, name: str) -> PartitionRules:
-        """The rules of one partition: what a policy is shown and what may begin are read from the same."""
+        """Return the rules of one partition, from which both the policy's views and the plan follow."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
@@ -322,7 +321,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Caps under which a job does not grow: another waits for what it would take, or Slurm took blocks of it."""
+        """Caps that stop growth: another job waits for the room, blocks were preempted, or the job leaves its GPUs
+        idle."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -398,8 +398,8 @@ class Round:
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
-        """Reason against growth of the job going back now: as for any resize, but only failures bring a dwell time.
-        None if it may."""
+        """Return why the job may not give growth back now; None if it may. As for any resize, but only failures bring a
+        dwell time."""
         job_id = elastic.job.job_id
         untouchable = _untouchable(elastic, self.under_way.get(job_id))
         return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
@@ -451,7 +451,7 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to start a job that waits in place of guests: it has not waited for long."""
+        """Tell whether Slurm is about to preempt guests for a pending job: the job has not waited for long."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
         if not (self.settings.guests and fresh and self._lent):
@@ -470,7 +470,7 @@ class Round:
         return ahead_of(joining, self.seen.snapshot, self.now)
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
-        """Reason against a new start once the job is requeued; None if it could start."""
+        """Return why the job could not start again after a requeue; None if it could."""
         if not elastic.job.running:
             return None
         if self.loses_licenses and elastic.job.home.licenses:

@@ -1,4 +1,4 @@
-"""Growth goes back to jobs that wait: what a job holds beyond the GPUs that its user asked for is borrowed.
+"""Giving growth back to pending jobs: GPUs beyond those that a job's user asked for are borrowed.
 
 A job may wait that Slurm could start but for what growth holds: GPUs, CPUs, memory, a node by name or all of it, a
 licence, the limit of its account or QOS. Then nobody grows in any partition where it could start. Growth goes back, the
@@ -52,11 +52,11 @@ class WaitingJob:
 
     job: Job
     on: Sequence[Mapping[str, Resources]] = ()
-    """Resources that it takes of each node on which it could start, for each of its partitions."""
+    """Resources that the job takes of each node on which it could start, by partition."""
     shared: str = ""
     """Field of the jobs that share the limit."""
     unserved: bool = True
-    """Slurm does not serve it by preemption: it waits for a limit, or has waited for long."""
+    """True if Slurm does not preempt guests for it: it waits for a limit, or has waited for long."""
 
     @property
     def what(self) -> str:
@@ -82,26 +82,26 @@ class WaitingJob:
 
 
 class Piece(NamedTuple):
-    """Growth that goes back at once: a block, or all that a plain job has."""
+    """Growth that is given back as a whole: a block, or all growth of a plain job."""
 
     job_id: int
     part: Job
     held: Mapping[str, Resources]
     keeps: Shape
-    """Shape that remains of it."""
+    """Shape that remains after it was given back."""
     guest: bool = False
-    """Slurm preempts it."""
+    """True for a guest, which Slurm may preempt itself."""
 
     @property
     def gpus(self) -> int:
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Nodes on which something remains: those that are wanted least."""
+        """Nodes that the job keeps: those that pending jobs want least."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
-        """Resources that go back on each node. CPUs and memory go with the GPUs."""
+        """Resources that are given back on each node: GPUs, and their CPUs and memory."""
         kept = self.kept(wanted)
         for name, held in self.held.items():
             left = self.keeps.gpus_per_node if name in kept else 0
@@ -118,12 +118,12 @@ class Grown(NamedTuple):
     """Pieces of its growth, the youngest first."""
 
     def stay(self, gone: Collection[Piece]) -> list[RunningBlock]:
-        """Blocks that are left once these have gone."""
+        """Blocks that are left without these pieces."""
         tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
         return [block for block in self.blocks if block.task not in tasks]
 
     def may_keep(self, gone: Collection[Piece], site: ClusterView) -> bool:
-        """Tell whether it may train on once these have gone."""
+        """Tell whether the job may train on without these pieces."""
         if not self.blocks:
             return True
         stay, limits = [block.shape for block in self.stay(gone)], _limits(self.elastic, self.history, site)
@@ -134,7 +134,7 @@ class Grown(NamedTuple):
 
 
 def with_growth(round_: Round) -> Round:
-    """The round with what growth gives back in it, and where none goes on."""
+    """Return the round with its `growth`: sizes that jobs go back to, and nodes on which none grows."""
     waiting = _waiting(round_)
     if not waiting and not round_.seen.idle:
         return round_
@@ -155,7 +155,7 @@ def with_growth(round_: Round) -> Round:
 
 
 class _Returns:
-    """Free resources and growth that has gone back, as waiting jobs are served one after the other."""
+    """State while pending jobs are served in order: free resources, and growth given back so far."""
 
     def __init__(self, round_: Round) -> None:
         self._coming = _coming(round_)
@@ -184,7 +184,7 @@ class _Returns:
             self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
-        """Let growth go back until the job has what it waits for; False, and nothing goes, if that cannot be."""
+        """Give growth back until the job can start; return False, with nothing given back, if it could not."""
         if one.shared:
             return self._serve_limit(one)
         return any(self._serve_room(one, nodes) for nodes in one.on)
@@ -265,7 +265,7 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """Size of each job that gives something back: more goes if it could not train on otherwise."""
+        """Return the new size of each job that gives growth back; it gives back more if it could not train on."""
         found = {}
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
@@ -351,7 +351,7 @@ def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resou
 
 
 class _Want(NamedTuple):
-    """Demand of jobs that are alike."""
+    """Resources that jobs of equal requests ask for."""
 
     partition: str
     whole: bool
@@ -406,7 +406,7 @@ def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
 
 
 def _coming(round_: Round) -> list[Piece]:
-    """Pieces that ending blocks and resizes under way are about to give back."""
+    """Pieces that ending blocks and resizes under way are about to free."""
     found = []
     for job_id, one in round_.seen.elastic.items():
         # One that takes longer to end may hang.

@@ -1,11 +1,11 @@
-"""What one job may have, and when: by its training strategy, the kinds of GPU that it accepts, and times of peace.
+"""Rules for one job: sizes and batches of its training strategy, kinds of GPU that it accepts, and dwell times.
 
 A strategy's limits are the job's own word (`ones_wrapper.protocol.limits`). They only ever take something from the
 job: no size that its owner or the cluster does not allow comes from them.
 
 Slurm's types of GPU (`gres/gpu:a100`) are the kinds. A job whose comment names some (`kinds=a100,v100`, or `kinds=any`)
-may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for; where it named
-none Slurm goes on choosing, and it is not moved from the kind that Slurm chose.
+may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for. If it named
+none, Slurm goes on choosing, and the job stays on the kind that Slurm chose.
 
 A job is left in peace between two resizes, once it had too many, and near its end. Whether a change pays is the
 policy's business; this is a guard against figures that waver: whatever a policy makes of them, a job trains for a
@@ -37,28 +37,28 @@ from slurm_ones.slurm.model import Job, kind_of
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
+"""Largest believed batch per GPU, in samples; the limit of a job that reports none."""
 ANY_GPUS = 2**20
-"""No job has more."""
+"""Largest believed number of GPUs of a job."""
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
-    """What the job takes at each number of GPUs that its strategy knows, on nodes of so many; nothing where it takes
-    any number."""
+    """Return the rule at each GPU count that the job's strategy knows; empty if it reports no strategy. `node_gpus` is
+    GPUs per node."""
     if spec is None or spec.limits is None:
         return ()
     return tuple(_rule(spec, spec.limits, row, node_gpus) for row in spec.limits.sizes)
 
 
 def _sharing(row: SizeLimits, node_gpus: int) -> int:
-    """How many consecutive ranks share a node of so many GPUs: a whole group where one node holds the job or groups
-    fill nodes, else as many as divide both."""
+    """Return how many consecutive ranks share a node: a whole group if one node holds the job or groups fill nodes,
+    else the greatest common divisor of group and node."""
     return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
 
 
 def _rule(spec: Spec, limits: Limits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """A pass of a replica takes what the script says, or what fits into a GPU's memory where that is less: none at all
-    where not one sample fits."""
+    """Return the rule at one size. A replica's pass has at most the script's largest batch and what fits into memory;
+    the largest batch is 0 if no sample fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -70,11 +70,11 @@ def _rule(spec: Spec, limits: Limits, row: SizeLimits, node_gpus: int) -> SizeRu
 def breaks(
     spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: int | None, node_gpus: int = 0
 ) -> Reason | None:
-    """What the job's strategy has against that shape and global batch; None where nothing.
+    """Return why the job's strategy cannot train at this shape and global batch; None if it can.
 
-    `old_batch` is the batch in force; a `new_batch` of None leaves it. A shape of several nodes is taken for whole ones
-    unless `node_gpus`, the GPUs of a node, are known. Looked at once more before a resize begins, and
-    while it is under way: what a policy was shown may have changed.
+    `old_batch` is the batch in force; a `new_batch` of None leaves it. A shape of several nodes is taken for whole
+    nodes unless `node_gpus` is known. Checked again before a resize begins and while it is under way, since the job's
+    limits may have changed.
     """
     limits = spec.limits if spec is not None else None
     if limits is None or shape == PARKED:
@@ -105,21 +105,22 @@ def breaks(
 
 
 def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
-    """Whether blocks of these shapes could part ranks that must share a node: each must hold whole groups on each of
-    its nodes, since ranks follow the order of the blocks."""
+    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks follow the order of the
+    blocks, so each node of a block must hold whole groups."""
     if len(blocks) == 1:
         return not rule.fits(blocks[0])
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
 def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
-    """The same of the strategy of a job that is to have these blocks, on nodes of so many GPUs."""
+    """Tell whether these blocks may separate ranks that must share a node, by the job's strategy. `node_gpus` is GPUs
+    per node."""
     gpus = sum(block.gpus for block in blocks)
     return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
 
 
 def too_soon(history: JobHistory | None) -> Reason | None:
-    """That its strategy has to take more steps at its present size first; None where it may be resized."""
+    """Return a reason if the strategy must take more steps at its present size before a resize, else None."""
     limits = history.spec.limits if history is not None and history.spec is not None else None
     if history is None or limits is None or history.steps_since_change is None:
         return None
@@ -132,36 +133,36 @@ class Kinds:
     """The kinds of GPU of a partition."""
 
     of: Mapping[str, str] = field(default_factory=dict)
-    """The kind of each node that has GPUs; empty where nobody names them."""
+    """Kind of each node with GPUs; empty if kinds are not named."""
     given: bool = True
     """Slurm lets jobs ask for another type than they were submitted with."""
 
     @cached_property
     def every(self) -> tuple[str, ...]:
-        """Each of them once."""
+        """All kinds, each once."""
         return tuple(dict.fromkeys(self.of.values()))
 
     def nodes(self, kind: str) -> frozenset[str] | None:
-        """Nodes with GPUs of that kind; None for all, where any will do or no node is said to have it."""
+        """Nodes with GPUs of that kind; None for all nodes, if `kind` is empty or no node has it."""
         return frozenset(name for name, its in self.of.items() if its == kind) or None if kind else None
 
     def held(self, elastic: Elastic) -> str:
-        """The kind of GPUs that the job has; empty where it has none, or that is unknown."""
+        """Kind of the GPUs that the job has; empty if it has none or their kind is unknown."""
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
-        """Tell whether the job's owner lets it change between kinds, and Slurm can be asked for them."""
+        """Tell whether the job may change between kinds: its owner allows it, and Slurm can be asked for a kind."""
         # Of blocks that together hold unequally many GPUs of their nodes each asks for its own.
         asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
-        """Tell whether the job runs, and is to have GPUs of another kind than those that it is known to have."""
+        """Tell whether a running job is to change to GPUs of another kind than it is known to have."""
         held = self.held(elastic)
         return elastic.job.running and self.may_change(elastic) and bool(got.kind) and held not in ("", got.kind)
 
     def accepted(self, elastic: Elastic) -> tuple[str, ...]:
-        """Kinds that the job may have GPUs of; none where nobody names them."""
+        """Kinds of GPU that the job may have; empty if kinds are not named."""
         if elastic.optin is not None and self.may_change(elastic):
             named = elastic.optin.kinds
             return tuple(kind for kind in self.every if kind in named or ANY in named) or self.every
@@ -169,8 +170,8 @@ class Kinds:
         return (own,) if own in self.every else self.every
 
     def asked(self, elastic: Elastic, got: Allocation) -> str:
-        """The kind that Slurm is to be asked for, so that the job gets what it was given; the one that it asks for
-        where that does not matter, or is not for us to say."""
+        """Return the kind to ask Slurm for, so that the job gets the kind that was decided. It is the job's own request
+        if the kind does not matter or may not change."""
         asks, held = elastic.job.first.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
@@ -184,68 +185,66 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Chance with which a job that is said to be near its end is."""
+"""Probability with which a job called near its end ends in that time."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""What failures double is at least so long, where there is a dwell time at all."""
+"""Shortest dwell time that failures double, in seconds; without a dwell time failures bring none."""
 WORTH = 20.0
-"""A job trains at least so many times as long as changes of its blocks interrupt it."""
+"""Dwell time between changes of a job's blocks, as a multiple of a change's pause."""
 PACK_S = 120.0
-"""A job of blocks that moves to fewer nodes, and has as many GPUs as before, has had them for so long."""
+"""Least seconds for which a job of blocks keeps its GPUs before it moves to fewer nodes at the same size."""
 REPAYS = 4.0
-"""A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
+"""Dwell time between requeues, as a multiple of a requeue's pause: at most a fifth of a job's time is lost."""
 ENDS = 2.0
-"""A job that ends within so many times as long as a requeue would interrupt it is left as it is."""
+"""Remaining time below which a job is not requeued, as a multiple of a requeue's pause."""
 CHECKPOINT_S = 600.0
-"""Between two checkpoints that a job writes unasked: the wrapper's first interval."""
+"""Seconds between two periodic checkpoints of a job: the wrapper's first interval."""
 LONGEST_S = 1800.0
-"""No wait that follows from pauses is longer: jobs themselves say when they paused, and one that rests gives up no GPUs
-to others."""
+"""Longest dwell time, in seconds, that follows from pauses: jobs report these themselves, and a resting job gives up no
+GPUs."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
-    """Seconds that a requeue interrupts the job: the mean of its last few."""
+    """Seconds for which a requeue interrupts the job: the mean of its last few, else a default."""
     return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 
 def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
-    """Least time between two requeues of a job."""
+    """Least seconds between two requeues of a job."""
     return settings.dwell_s if settings.dwell_s is not None else min(REPAYS * requeue_s(history), LONGEST_S)
 
 
 def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> float:
-    """How long before its end a job is no longer requeued."""
+    """Seconds before its end from which on a job is no longer requeued."""
     return limits.near_end_s if limits.near_end_s is not None else min(ENDS * requeue_s(history), LONGEST_S)
 
 
 def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
-    """Least time between two changes of the blocks of a job, each of which is expected to interrupt it so long."""
+    """Least seconds between two changes of a job's blocks; `switch_s` is the expected pause of each."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
 def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
-    """How long a job of blocks keeps its GPUs before blocks on fewer nodes take their place for that alone: it holds
-    both while these prepare, which must pay in the time that the next change leaves it. Slurm chooses the nodes, and
-    may choose as many again: each time in a row `in_vain` doubles it, up to 64 times."""
+    """Seconds for which a job of blocks keeps its GPUs before it moves to fewer nodes at the same size. It holds both
+    sets of GPUs during the move. Each move in a row that saved no node (`in_vain`) doubles the time, up to 64 times."""
     return max(dwell_s, PACK_S) * 2.0 ** min(in_vain, MOST_DOUBLINGS)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """How long before its end the blocks of a job are left as they are: as long as others would take to train with it.
-    Whether a change before that pays is the policy's business."""
+    """Seconds before its end from which on a job's blocks stay: the time that new blocks take to train with it. The
+    policy weighs whether an earlier change pays."""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
-    """When the job may be resized (again): the dwell time after its start and its last resize. Of a job of blocks the
-    start is no reason to wait: it cost no training, as a requeue does.
+    """Unix time from which on the job may be resized: the dwell time after its last resize, and after its start. The
+    start of a job of blocks does not count, since it interrupted no training.
 
-    Resizes in a row that did not take effect double it, up to 64 times: what Slurm refused or kept waiting (a limit of
-    the user's, say) it will mostly refuse again, and each try costs a running job a restart. A job that waits is
-    otherwise free at once, since nothing of it is interrupted.
+    Each failed resize in a row doubles the dwell time, up to 64 times: Slurm mostly refuses again, and each try costs a
+    restart. A pending job without failures may be resized at once.
     """
     failures = history.failures if history is not None else 0
     last = (history.last_resize_end if history is not None else None) or 0.0
@@ -257,10 +256,10 @@ def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> floa
 
 
 def grows_at(preempted: Sequence[float], rest_s: float) -> float:
-    """When a job may grow again of which Slurm preempted blocks at these times, ascending; 0 if it always may.
+    """Unix time from which on a job may grow again after Slurm preempted blocks of it; 0 if it always may.
 
-    `rest_s` after that; twice as long each time in a row, which is one that comes within as long a time after the rest
-    before: what it would grow into is wanted again and again. Blocks that go during a rest are of the same time.
+    `preempted` are the times, ascending. The rest lasts `rest_s`. It doubles if the next preemption follows within one
+    rest's length after the last rest. Preemptions during a rest do not double it.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -273,15 +272,16 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Seconds of training that a job of blocks loses with a guest: those of blocks that leave; if each change begins a
-    term from a checkpoint, those of a term, and the work since the last checkpoint unless there is time for one."""
+    """Seconds of training that a job of blocks loses when a guest is preempted: the pause of blocks that leave. If each
+    change begins a term from a checkpoint, it is a term's pause. The work since the last checkpoint is added unless the
+    grace time suffices for a new one."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Why a job that runs may not be interrupted again, or not yet."""
+    """Return a reason if a running job was interrupted as often as the limits allow, else None."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
@@ -293,14 +293,15 @@ def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSetti
 
 
 def near_limit(job: Job, limits: LimitSettings, now: float) -> Reason | None:
-    """That the job reaches its time limit soon; None where it does not."""
+    """Return a reason if the job reaches its time limit soon, else None."""
     if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
         return reason("near_time_limit", seconds=limits.near_limit_s)
     return None
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Of each job that it is as good as sure to end within so many seconds at what it has; None if it is not, or waits.
+    """Return a reason for each (job, seconds) that almost surely ends within these seconds at its size, else None. A
+    pending job gets None.
 
     All are predicted at once: one by one takes a third of the time of a decision.
     """

@@ -1,7 +1,7 @@
-"""Resizes of a schedule that may begin now.
+"""Planning: which resizes of a schedule may begin now.
 
-Nothing here changes anything: it says for each job that the schedule would change whether its resize begins, or why it
-does not (yet).
+The plan changes nothing itself. It says for each job that the schedule would change whether its resize begins, or why
+not (yet).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A resize. With the new shape `PARKED` it is a stop, and unless it `resizes` only a change of batch."""
+    """A planned resize: a stop if the new shape is `PARKED`, only a change of batch unless it `resizes`."""
 
     elastic: Elastic
     old: Shape
@@ -37,13 +37,13 @@ class PlannedChange:
     blocks: tuple[int, ...] | None = None
     """Tasks of a running job of blocks that are to train together, ascending."""
     to_hold: tuple[int, ...] = ()
-    """Tasks of it that have to be held before others are released."""
+    """Tasks of the job that must be held before others are released."""
     old_kind: str = ""
     """Kind of GPU that it asks for; empty for any."""
     new_kind: str = ""
     """Kind that it is to ask for."""
     leaves_kind: bool = False
-    """It runs, and is to have GPUs of another kind than it has."""
+    """True if a running job is to change to GPUs of another kind."""
 
     @property
     def resizes(self) -> bool:
@@ -59,7 +59,7 @@ class PlannedChange:
 
     @property
     def mechanism(self) -> str:
-        """`REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
+        """Mechanism of the resize: `REQUEUE` (also of a pending job) or `BLOCKS`."""
         return BLOCKS if hot(self.elastic) else REQUEUE
 
     @property
@@ -72,7 +72,7 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """Changes that begin now, and for each job of the schedule what became of it."""
+    """Changes that begin now, and the outcome for each job of the schedule."""
 
     begin: tuple[PlannedChange, ...]
     outcomes: Mapping[int, Reason]
@@ -97,7 +97,7 @@ class GpuPool:
                 self.leave(job, job.under_way.moves)
 
     def leave(self, job: JobRules, moves: Moves | None) -> None:
-        """The job gives up blocks; without `moves`, what Slurm makes of its requeue."""
+        """Count the GPUs of the job's blocks that leave; without `moves` (a requeue) it is unknown what gets free."""
         self._known = self._known and bool(moves)
         for block in job.blocks:
             if moves and block.task in moves.dropped:
@@ -108,9 +108,8 @@ class GpuPool:
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Set GPUs aside where there will be some for these jobs, and before them for those that earlier rounds have
-        reshaped: nobody else may have what is free of those already. Returns the jobs for which there will be none, as
-        far as that is known."""
+        """Set GPUs aside, free or about to be, for jobs that earlier rounds reshaped, then for those `waiting`. Return
+        the jobs that will get none; empty if a requeue makes that unknown."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -152,7 +151,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
 
 
 class _Planner:
-    """A plan as it is made, one change after the other."""
+    """Builder of a plan, one change after the other."""
 
     def __init__(self, rules: PartitionRules, changes: Sequence[PlannedChange]) -> None:
         jobs = rules.jobs
@@ -175,7 +174,7 @@ class _Planner:
         self.queued: set[int] = set()
 
     def consider(self, change: PlannedChange, *, pack: bool = False) -> None:
-        """Begin the change, or say why not; `pack` moves a job of blocks that keeps its GPUs to fewer nodes."""
+        """Add the change to the plan, or note why not; `pack` moves a job of blocks to fewer nodes at the same size."""
         rules, job = self._rules, self._rules.jobs[change.job_id]
         if self._without is None and (change.elastic.job.pending or _gained(change) >= 0):
             self._without = self._room.set_aside(self._later)
@@ -228,7 +227,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether there would be room but for a reservation ahead."""
+        """Tell whether only a reservation ahead leaves no room."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, change.elastic.holdings
@@ -270,7 +269,7 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """The smallest shape on one node that a job of plain data parallelism may have; None if there is none."""
+    """Return the smallest one-node shape that a data-parallel job may have; None if there is none."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -391,7 +390,7 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """A policy's answer for one partition, and what it took."""
+    """A policy's schedule for one partition, with the views that it was given."""
 
     partition: str
     schedule: Schedule
@@ -413,8 +412,8 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Plan what may begin in each partition: decided and planned one after the other, each by rules that are built
-    once. If it `begins`, it counts in the partitions that follow."""
+    """Decide and plan each partition in turn. If plans are to be carried out (`begins`), later partitions count the
+    resizes that begin."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

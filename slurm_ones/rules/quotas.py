@@ -35,11 +35,11 @@ class QuotaReading:
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Those that were read when this was seen."""
+        """Return a reading of these quotas, made at the time of this observation."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
-        """The quotas with what is used of them now: what jobs hold that are seen is exact, the rest as it was read."""
+        """Return the quotas with their present use: exact for the observed jobs, as last read for the rest."""
         if not self.quotas.all:
             return self.quotas
         held = _held(self.quotas, seen)
@@ -80,7 +80,7 @@ def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """The most demanding of its jobs decides for how many GPUs the rest of a quota is enough."""
+    """Return the cap that the rest of a quota makes, by the need of its most demanding job."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)

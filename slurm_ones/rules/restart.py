@@ -1,4 +1,4 @@
-"""Nothing is requeued that could not start again as it was: reservations ahead, and licences that Slurm would lose.
+"""Guards against requeues after which a job could not start again: reservations ahead, and lost licences.
 
 Slurm starts no job whose time limit reaches into a reservation of its nodes. A requeued job begins its time limit
 again. So it may find no node for it, though there was time enough when it first started.
@@ -32,7 +32,8 @@ NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Those between now and its time limit, besides its own."""
+    """Return the partition's nodes with reservations, other than the job's own, that a run begun now would reach
+    into."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD

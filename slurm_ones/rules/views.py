@@ -46,7 +46,7 @@ class Bounds:
 
     caps: Sequence[Cap] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
-    """GPUs that owners ask for by hand, by job."""
+    """GPUs that owners set by hand (`size=`), by job."""
 
 
 def decide_within(
@@ -57,9 +57,9 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """The policy's schedule with caps kept; its own where nothing binds.
+    """Return the policy's schedule cut to the caps; unchanged if none binds.
 
-    Pure like the policy. `Schedule.refused` says which jobs a limit kept from something.
+    Pure like the policy. `Schedule.refused` names the jobs that a limit restrained.
     """
     within = narrowed(jobs, bounds.caps)
     views = with_sizes(cluster, within, bounds.sizes, bounds.caps)
@@ -72,7 +72,7 @@ def decide_within(
 
 
 def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
-    """The schedule that says of a job which gets the largest size that its caps leave it which cap that is."""
+    """Return the schedule with the cap as the reason of each job that has the largest size its caps allow."""
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
     found = {}
     for job, narrow in zip(jobs, within, strict=True):
@@ -200,7 +200,7 @@ def _no_more(limits: Limits, gpus: int) -> Limits:
 
 
 def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
-    """The job at what it is to have once growth of it has gone back, with its batch if that takes it."""
+    """Return the job's allocation after it has given growth back, with its batch if that size takes it."""
     least, most = least_and_most(view.limits, back.shape.gpus)
     quantum = 1 if view.limits.batch_fixed else math.lcm(view.limits.quantum, view.limits.at(back.shape.gpus).quantum)
     batch = max(least, min(view.batch, most) // quantum * quantum)
@@ -208,7 +208,7 @@ def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
-    """The view with the deadline that its owner wants, and the answer given to it."""
+    """Return the view with its owner's deadline and the promise given for it."""
     optin = job.elastic.optin
     if optin is None or optin.deadline is None:
         return view
@@ -310,7 +310,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
 
 
 def _nowhere(limits: Limits) -> Reason | None:
-    """Reason to keep what it has: none of the sizes which the job's strategy can use is possible here."""
+    """Return a reason to leave the job as it is if its strategy can use no size of this cluster."""
     if limits.gpus or not limits.rules:
         return None
     return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
