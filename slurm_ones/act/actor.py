@@ -1,5 +1,5 @@
-"""Carrying plans out: begins resizes, takes those under way further, and writes down what was decided. In advise mode
-it prints the commands instead."""
+"""Carrying plans out: begins resizes, advances those under way, and stores decisions. In advise mode it prints the
+commands instead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_QUEUES: Mapping[int, Queue] = {}
 
 
 class Actor:
-    """The only room with side effects on jobs. In advise mode it has none: it says what it would do."""
+    """Carries plans out; nothing else has side effects on jobs. In advise mode it only prints what it would do."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class Actor:
         return self._settings.mode == "act"
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Take resizes under way further; returns how many are left. Raises `Unreachable` and `NotLeader`.
+        """Advance the open resizes as far as they go now; return how many are still open. Raises `Unreachable` and
+        `NotLeader`.
 
-        In advise mode too: what an acting companion left half done must not stay so. `only` are the states whose
-        resizes are looked at and counted: all.
+        It acts in advise mode too, since an acting companion may have left resizes half done. Only resizes in the
+        states `only` are advanced and counted.
         """
         left = 0
         for resize in self._store.open_resizes():
@@ -94,10 +95,9 @@ class Actor:
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin what the plans say, unless there is a stop file; returns the changes begun (or advised).
+        """Begin the planned changes unless there is a stop file; return the changes begun (or advised).
 
-        Then the jobs that must wait, those `kept` among them, are kept from starting, and all others released. Raises
-        `Unreachable`.
+        Then defer the jobs that must wait, those `kept` included, and release all others. Raises `Unreachable`.
         """
         if self.acting and not self._settings.stop_file.exists():
             self._orders.mark()
@@ -123,8 +123,7 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store what was promised of deadlines, before anything is done for them. It stores nothing if nothing may be
-        done, in advise mode or for the stop file."""
+        """Store the promises of deadlines before acting on them; nothing in advise mode."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -135,7 +134,8 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Leave nothing behind of jobs that have ended. Their deferrals and resizes end by themselves."""
+        """Drop what is remembered of jobs that have ended, and their orders in the spool. Deferrals and resizes end by
+        themselves."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
@@ -144,7 +144,7 @@ class Actor:
             self._orders.clear(alive)
 
     def leave(self) -> None:
-        """Release the jobs that are kept from starting. Raises `Unreachable`."""
+        """End all deferrals, and mark the spool as unused. Raises `Unreachable`."""
         self._deferrals.release_all()
         if self.acting:
             self._orders.unmark()
@@ -333,7 +333,7 @@ def commands(
 
 
 def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int, Queue]) -> list[str]:
-    """Blocks join and leave while the job trains."""
+    """Shell lines that let blocks join and leave while the job trains, in order."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
     if moves.added and any(block.throttle for block in change.elastic.job.blocks):

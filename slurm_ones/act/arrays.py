@@ -1,4 +1,4 @@
-"""A job of blocks as Slurm has it, and what it leaves behind: tasks held for nothing, and blocks that train apart.
+"""Reading a job of blocks from Slurm, and clearing up after it: tasks still held, and blocks that train apart.
 
 Once it is over it cancels its waiting tasks itself if it can (`ones-run`). Here that is made sure of, also by a
 companion that is started later.
@@ -23,21 +23,21 @@ from slurm_ones.slurm.model import Job, JobState, Task
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
+"""Seconds after the end of its last block by which a job is over: until then Slurm may requeue the block."""
 ENDS = frozenset({"finished", "stopped", "error"})
-"""Last words (`protocol.Bye`) of a job that is over."""
+"""Reasons in the last `protocol.Bye` of a job that is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
-"""A block that runs and does not train with the others for so long is ordered to end."""
+"""Seconds after which a running block that does not train with the others is ordered to end."""
 
 
 def is_alive(job: Job) -> bool:
-    """Tell whether the block runs, is about to end, or may start without us."""
+    """Tell whether the block runs, is ending, or may start without the companion (it waits in no hold)."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
 
 def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO_GUESTS) -> WholeJob:
-    """A job of blocks as Slurm has it now; raises `UnknownJob`."""
+    """Read a job of blocks from Slurm; raises `UnknownJob`."""
     tasks = client.tasks(job_id)
     if not tasks:
         raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
@@ -45,8 +45,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """The job as it is now. Of a waiting job of blocks it is the block that it is to start with, or all of them if they
-    change together. Raises `UnknownJob`."""
+    """Read the job of a resize from Slurm. For a pending job of blocks it has the block to start with, or all of them
+    if they change together. Raises `UnknownJob`."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -61,13 +61,14 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Tasks of each job that join or leave, if it changes by blocks."""
+    """Return the tasks that join or leave in resizes by blocks, by job id."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
 def arrays_of(jobs: Iterable[Job]) -> dict[int, list[Job]]:
-    """The tasks of each job array, also of one that opted out since, whose tasks we may have held before."""
+    """Group tasks by the id of their job array, opted in or not: the companion may have held tasks before an owner
+    opted out."""
     found: dict[int, list[Job]] = {}
     for job in jobs:
         if job.array_id:
@@ -82,7 +83,7 @@ def waiting_arrays(arrays: Mapping[int, list[Job]]) -> dict[int, list[Job]]:
 
 @dataclass
 class Leftovers:
-    """Remains of jobs of blocks, looked after once a tick."""
+    """Clears up after jobs of blocks, once a tick: held tasks, preempted blocks, and blocks that train apart."""
 
     client: SlurmClient
     store: Store
@@ -92,14 +93,14 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first seen to be over."""
     _gone_on: set[int] = field(default_factory=set)
-    """Jobs with a task that was released to go on."""
+    """Jobs that go on training after one of their tasks was released."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first seen apart, by job, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Job, task and restart of blocks that were ordered to end."""
+    """Blocks that were ordered to end, each as (job, task, restart)."""
 
     def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]], *, acting: bool = True) -> None:
-        """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
+        """Cancel the tasks of finished jobs that wait in our holds; raises `Unreachable`.
 
         `arrays` have their tasks as a snapshot shows them. Slurm is asked again only about those that may be meant. One
         whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. If
@@ -127,8 +128,8 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Tell whether no block runs or may start, and all that wait do so for us. By the job's own word of its end
-        that includes those that their owner was seen to hold."""
+        """Tell whether no block runs or may start, and all waiting tasks are in our holds. If the job reported its end,
+        holds by its owner count too."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -140,7 +141,8 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """The tasks that trained last, which we had no reason to hold since."""
+        """Return the tasks of the last membership that no resize has held since: if they wait, somebody else holds
+        them."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
@@ -152,13 +154,14 @@ class Leftovers:
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Tell whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""
+        """Tell whether the last block ended over `SURE_S` ago, by Slurm's end time or by when this was first seen:
+        clocks differ."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
-        """Tell whether its last blocks left, and neither they nor anybody else ended the job."""
+        """Tell whether the job's last blocks left although the job had not ended."""
         members = self.store.membership(job_id)
         if members is None or job_id in self._gone_on:
             return False
@@ -178,9 +181,8 @@ class Leftovers:
         self.client.release(first.key, start_now=True)
 
     def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
-        """Have blocks that Slurm preempted wait in a hold of ours, so that it does not forget them: not those `moving`,
-        which a resize under way has join or leave. Of a job that has no block left another task goes on
-        (`cancel_waiting`). Raises `Unreachable`."""
+        """Requeue preempted blocks into our holds, so that Slurm does not forget them. Blocks `moving` in a resize are
+        left out, and so are jobs with no block left (`cancel_waiting` lets a task go on). Raises `Unreachable`."""
         for one in jobs:
             job_id = one.job.job_id
             blocks = one.job.blocks
@@ -198,7 +200,7 @@ class Leftovers:
                     log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
-        """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""
+        """Order running blocks to end that do not train with the others. `jobs` are in no resize."""
         now = self.clock()
         before, self._apart = self._apart, {}
         for elastic, members in jobs:
@@ -222,6 +224,6 @@ class Leftovers:
                 log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Leave nothing behind of jobs that have ended."""
+        """Drop what is remembered of jobs that have ended."""
         self._gone_on &= {*alive}
         self._told = {key for key in self._told if key[0] in alive}

@@ -1,4 +1,4 @@
-"""The resize of a job of blocks while it trains: tasks are held, shaped and released, then some join and others leave.
+"""Resizing a job of blocks while it trains: tasks are held, reshaped and released; then blocks join and leave.
 
 No state of this road takes anything from the job: it trains on as it is until all blocks that it is ordered to train
 with are ready, and it reports when it does. So a companion may die anywhere; the next one goes on from the stored
@@ -33,7 +33,7 @@ Step = Callable[[Machine, ResizeRecord, WholeJob], None]
 
 
 def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Look at the job, and do what the resize's state asks for."""
+    """Advance a resize by blocks: read the job from Slurm, and take the action of the resize's state."""
     try:
         array = _look(machine, resize)
     except UnknownJob:
@@ -62,8 +62,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Tasks of guests among the blocks that are to join: those beyond the GPUs that the user asked for, which the
-    larger blocks make up first. One block of a job is always base."""
+    """Return the tasks of joining blocks that are to be guests: those beyond the GPUs that the user asked for. At least
+    one block of a job is base."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -95,9 +95,8 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Make tasks ready to join: held with all that waits, without a throttle, in the shape to have. The job as it is
-    then, and why it cannot be. Each step may be repeated; none lets a task start, or takes anything from those that
-    train."""
+    """Prepare tasks to join: hold all waiting tasks, lift the throttle, set shapes. Return the job as it is then, and a
+    reason if that failed. Each step may be repeated; none starts a task or affects blocks that train."""
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
         (_lift_throttle, lambda answer: reason("throttle_refused", answer=answer)),
@@ -136,8 +135,8 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Have a block that completed wait again, and give one that is to join its shape, unless something else has to come
-    first."""
+    """Reshape a block that is to join, after requeueing it if it has ended. It waits until all tasks are held and the
+    throttle is lifted."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
@@ -148,7 +147,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """The queue in which a block that is to join is released: that of guests, or of its job, if it was a guest."""
+    """Return the queue in which a joining block is released: the guests', or its job's own if it was a guest before."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -169,8 +168,8 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
-    """The time limit of a guest: that of a base block, or if it may not run so long, as long as it may once it has
-    waited as it may. A limit that is right already stays."""
+    """Return the time limit of a guest in seconds: a base block's, or if that is too long, `most_s` less the longest
+    wait. A limit that already fits stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return own.time_limit_s
@@ -180,7 +179,7 @@ def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
 
 
 def _prepared(machine: Machine, resize: ResizeRecord, array: WholeJob) -> bool:
-    """Tell whether all that wait are held, and those that are to join have their shapes and queues."""
+    """Tell whether all waiting tasks are held, and the joining ones have their shapes and queues."""
     if not resize.added:
         return True
     for task, shape in resize.added:
@@ -202,13 +201,13 @@ def _throttled(array: WholeJob) -> bool:
 
 
 def _let_go(array: WholeJob) -> bool:
-    """Tell whether a task that never ran waits in nobody's hold: its owner released it since this was planned, and it
-    would start without us."""
+    """Tell whether a task that never ran waits in no hold: its owner released it since the plan, and it would start by
+    itself."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
 def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Reason why one of the blocks that are to join cannot be prepared."""
+    """Return a reason if a joining block cannot be prepared, else None."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
@@ -221,8 +220,8 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Reason if one of those that are to join waits in another partition than the others train in. Its owner moved it
-    since this was planned, and its shape is none of that partition's."""
+    """Return a reason if a joining block waits in another partition than the others train in: its owner has moved it
+    since the plan."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -288,7 +287,7 @@ def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Reason why the blocks will not train together; None while they may."""
+    """Return why the blocks will not come to train together; None while they may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -377,9 +376,8 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 
 
 def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
-    """Have those of the tasks wait in a hold that do not run any more; returns those that still run. A task that ended
-    in another way than it was to, or that Slurm no longer knows, is dropped. So is one that waits if no other block is
-    left for the job."""
+    """Put tasks that no longer run back into a hold; return those that still run. Tasks that failed or that Slurm
+    forgot are dropped. A waiting task is not held if the job has no other block left."""
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
@@ -409,8 +407,8 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the newest membership is the one that was ordered: those that were to join are in it, by the start
-    that Slurm knows of, and those that were to leave are not."""
+    """Tell whether the newest membership is the ordered one: it has the joining blocks, with the restarts that Slurm
+    shows, and none that leave."""
     if seen is None:
         return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
@@ -422,8 +420,8 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
-    to join. One that Slurm starts again is still meant; if all wait for that, those that run train meanwhile."""
+    """Return the tasks that train together: those of the newest membership that Slurm shows alive, else the running
+    ones without those that join. If all of the membership wait for a restart, the running ones count too."""
     known, running = {task for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     members = {*seen.blocks} & known if seen is not None else set()
     if members and members.isdisjoint(running):

@@ -1,4 +1,4 @@
-"""Keeping waiting jobs from starting: for a while, never by a hold.
+"""Deferrals: keeping pending jobs from starting for a while, never by a hold.
 
 A job is deferred to a time not far off, and deferred again before that comes, for as long as the schedule parks it.
 So a companion that dies leaves no job behind that does not start: Slurm starts it when its deferral is over. What was
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Deferrals:
-    """The deferrals that this companion, or one before it, gave to waiting jobs."""
+    """Deferrals of pending jobs by this companion or one before it."""
 
     client: SlurmClient
     store: Store
@@ -31,11 +31,11 @@ class Deferrals:
     clock: Callable[[], float]
 
     def ours(self, job: Job | WholeJob) -> bool:
-        """Tell whether the job's earliest start is the one that we set: another one is its owner's, or Slurm's."""
+        """Tell whether the companion set the job's earliest start; any other is its owner's or Slurm's."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
     def all_ours(self, jobs: Iterable[WholeJob]) -> set[int]:
-        """Those of the jobs whose earliest start is the one that we set: see `ours`."""
+        """Return the jobs whose earliest start the companion set (see `ours`)."""
         known = self.store.deferrals()
         return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
@@ -78,7 +78,7 @@ class Deferrals:
         self.reconcile((), jobs, ())
 
     def _renew(self, job: Job | WholeJob, ours: bool) -> None:
-        """Renew it if less than half of it is left. An earliest start that is not ours is the job's own wait."""
+        """Renew a job's deferral if less than half of it is left; an earliest start that is not ours stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

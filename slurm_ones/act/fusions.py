@@ -28,15 +28,14 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Time that a job that was answered has for reporting which jobs it trains; and until a cancelled one is named
-again."""
+"""Seconds in which an answered job must report the jobs that it trains; also until a cancelled job is named again."""
 
 ANSWERS = 8
-"""Most jobs that are answered for the first time in a tick: each answer asks Slurm about many jobs."""
+"""Most first answers in a tick: each queries Slurm about many jobs."""
 MOST = 64
 """Most members of one job, itself included."""
 LOOKED_AT = 4 * MOST
-"""Most jobs that Slurm is asked about for one answer, the oldest."""
+"""Most jobs that one answer queries Slurm about; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
 """Most characters of all their arguments: an order must hold them."""
@@ -44,7 +43,7 @@ LONGEST = MAX_LINE // 2
 
 @dataclass(frozen=True)
 class _Tick:
-    """Jobs known at a tick, while it looks for those that each carrier trains."""
+    """Jobs of a tick, while it is settled which of them each carrier trains."""
 
     seen: Observation
     busy: Collection[int]
@@ -52,22 +51,23 @@ class _Tick:
     ours: Collection[int]
     """Jobs that we deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Jobs that must wait, and the job that trains each, as found so far."""
+    """Carrier of each job that must wait, as found so far."""
 
 
 @dataclass
 class Fusions:
-    """Jobs that are trained within others. Nothing of it is stored: a new companion finds it in the jobs' own files."""
+    """Jobs that are trained within others (their carriers). It stores nothing: a new companion reads the jobs' own
+    files."""
 
     client: SlurmClient
     deferrals: Deferrals
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Time of the last answer, and the jobs in it, by job and restart."""
+    """Time and jobs of the last answer, by the carrier's id and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Jobs that must wait, and the job that trains each. `busy` are jobs in a resize. Raises `Unreachable`."""
+        """Return the carrier of each job that must wait, by id. `busy` are jobs in a resize. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -90,7 +90,7 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Jobs that the asking job gets."""
+        """Answer a job that asks for others of its sweep; return the jobs that it may train."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -123,7 +123,7 @@ class Fusions:
         return frozenset(waits)
 
     def _defer(self, job: Job) -> bool:
-        """Keep it from starting; False if it just did."""
+        """Defer the job; return False if Slurm refused, as for one that has just started."""
         try:
             self.deferrals.defer(job)
         except Refused as error:
@@ -132,14 +132,14 @@ class Fusions:
         return True
 
     def _release(self, job_ids: Collection[int]) -> None:
-        """Let them start. At once: what this tick saw of them is older than their deferral, so that it would not be
-        known for ours."""
+        """End these jobs' deferrals. Slurm is asked again: what this tick saw is older than the deferrals, which would
+        not count as ours."""
         for job_id in job_ids:
             with suppress(Refused):  # it is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Jobs that the job reports to train, of those that it may and that no other trains."""
+        """Return the jobs that the carrier reports to train, if it may train them and no other job does."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -154,7 +154,7 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Say who is left to be trained. Their arguments are known to the job."""
+        """Order the carrier to train only the jobs `left`, whose arguments it knows."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
@@ -164,7 +164,7 @@ class Fusions:
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
-    """Report of the job; None if there is nothing to be believed."""
+    """Read the job's report of its fusion; None if there is none that can be believed."""
     try:
         return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
@@ -172,7 +172,7 @@ def read_fusion(job: HasFiles) -> Fusion | None:
 
 
 def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
-    """The observation in which these jobs are left as they are, and say why."""
+    """Return the observation with a refusal for each of these jobs: it is trained within another."""
     if not fused:
         return seen
     elastic = dict(seen.elastic)
@@ -187,8 +187,7 @@ def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
 
 
 def carries(elastic: Elastic) -> bool:
-    """Tell whether a job may train others within itself. One that waits for a restart goes on with those that it
-    has."""
+    """Tell whether a job may train others within itself: it runs, or waits for a restart."""
     job, optin = elastic.job.first, elastic.optin
     if optin is None or not optin.fuse or elastic.refusal is not None:
         return False
@@ -198,9 +197,8 @@ def carries(elastic: Elastic) -> bool:
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
-    """Those of `others` that wait, have never run, and are alike, the oldest first. `ours` are jobs that wait for a
-    time that we set. Another's own start time (which Slurm's reason need not show), dependency or hold is left
-    alone."""
+    """Return the `others` that the carrier may train: pending, never run, of equal requests; oldest first. A job with a
+    hold, a dependency or a begin time is left out, unless the begin time is our deferral (`ours`)."""
     found = []
     for other in others:
         job = other.job.first
@@ -224,7 +222,7 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: Job, others: Collection[Job]) -> tuple[FusedMember, ...]:
-    """The carrier and those that may join it, by the lines that they were submitted by.
+    """Return the carrier and the jobs that may join it, by their submit lines.
 
     Jobs with the same command up to the script, arguments in the same places and the same names of options. No two are
     equal in all: what sets them apart would be nowhere to be seen. Empty if there is nobody but the carrier.

@@ -1,4 +1,4 @@
-"""Running guests of sites that requeue what they preempt: they are held meanwhile, so that they come back held.
+"""Holds on running guests, for sites that requeue preempted jobs: a held guest comes back held.
 
 Slurm then starts none of them again by itself, in GPUs that were wanted a moment ago. Each hold is written down before
 it is put on (`HeldTasks.take`), as that of a task that waits. It is an ordinary hold, which its owner may release. Two
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 EXITS = ("RequeueExit", "RequeueExitHold")
 NOT_SET = {"", "(null)", "n/a"}
 ASK_S = 300.0
-"""Between two looks at what Slurm is set to do with jobs that it preempts."""
+"""Seconds between two readings of Slurm's preemption settings."""
 
 
 def comes_back(job: Job, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
@@ -42,7 +42,7 @@ def comes_back(job: Job, config: Mapping[str, str], partition: Partition | None,
 
 @dataclass
 class GuestHolds:
-    """Holds on running guests, seen to once a tick."""
+    """Keeps running guests held, once a tick."""
 
     client: SlurmClient
     held: HeldTasks
@@ -51,7 +51,7 @@ class GuestHolds:
     """Slurm's settings, and the PreemptMode of each QOS."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """Time at which each was held, by task and restart: a guest that its owner releases then is not held again."""
+    """Time at which each guest was held, by task and restart: a guest that its owner released is not held again."""
 
     def keep(
         self,
@@ -110,5 +110,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Leave nothing behind of jobs that have ended."""
+        """Drop what is remembered of jobs that have ended."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

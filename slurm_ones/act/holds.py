@@ -32,7 +32,7 @@ FORGOTTEN_S = 300.0
 
 
 class HeldTasks:
-    """The waiting tasks of jobs of blocks that stand in holds of ours, by what is stored of their resizes."""
+    """Waiting tasks of jobs of blocks that are in our holds, derived from the stored resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class HeldTasks:
         """Held tasks by job, and the newest resize that they follow from: only that one changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Tasks of the job that are in a hold of ours whenever they wait."""
+        """Return the job's tasks that are in our holds if they wait."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -48,14 +48,13 @@ class HeldTasks:
         return self._held[job_id][1]
 
     def ever(self, job_id: int) -> frozenset[int]:
-        """Tasks held by us, with those that left the hold, or that their owner was seen to hold. Empty for a job that
-        never began a change by blocks."""
+        """Return the tasks that were ever in our holds, now or not; empty for a job without a resize by blocks."""
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[Job]) -> None:
-        """Note those of ours that are out of their hold, by what Slurm shows of the job's tasks now.
+        """Store which of our held tasks have left their hold, by the job's `tasks` as Slurm shows them.
 
-        Not those that a change under way holds, or has join and leave.
+        Tasks that a resize under way holds, or has join or leave, are left out.
         """
         if not (ours := self.of(job_id)):
             return
@@ -70,8 +69,8 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Note tasks that are to be put into a hold of ours outside of a resize, before they are. False for a job that
-        never began a change by blocks."""
+        """Store that these tasks are about to be held by us outside of a resize. Return False, storing nothing, for a
+        job without a resize by blocks."""
         if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -80,7 +79,7 @@ class HeldTasks:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Leave nothing behind of jobs that have ended."""
+        """Drop what is remembered of jobs that have ended."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -88,8 +87,8 @@ class HeldTasks:
 
 
 def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
-    """Tell whether the job waits in the hold into which the resize requeued it. Any other requeue would have counted as
-    one more restart, and a hold put on it later has another reason."""
+    """Tell whether the job waits in the hold into which the resize requeued it. Another requeue would show in the
+    restart count, and a later hold in its reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
@@ -99,7 +98,7 @@ def may_be_ours(job: Job) -> bool:
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:
-    """Tell whether slurmctld began again shortly after that time."""
+    """Tell whether slurmctld restarted shortly after the release, and so may have forgotten it."""
     return 0.0 < _began(client) - released <= FORGOTTEN_S
 
 
@@ -123,7 +122,7 @@ class StaleHolds:
         """Time of the last tick."""
 
     def release(self, jobs: Iterable[tuple[int, Job]], ours: Collection[JobKey]) -> None:
-        """Release those of the jobs, as a snapshot shows them, that are held for nothing; raises `Unreachable`.
+        """Release jobs of a snapshot that are still held by a resize that is over; raises `Unreachable`.
 
         Each job comes with the id of its record, and is in no resize. `ours` are tasks that are held for later. Slurm
         is asked again only about those that may be meant.
@@ -143,7 +142,8 @@ class StaleHolds:
         self._last = now
 
     def _is_stale(self, id_: int, job: Job, began: float) -> bool:
-        """Tell whether the hold is one of ours, by a resize of before `began`; 0: by a requeue.
+        """Tell whether the hold is ours: by a requeue, or by a release that slurmctld's restart at `began` (0: none)
+        lost.
 
         Not only the last resize counts: one that found the job in this hold gave up.
         """
@@ -152,7 +152,7 @@ class StaleHolds:
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 
     def _requeued(self, resize: ResizeRecord) -> bool:
-        """Tell whether it came to a requeue of ours: one that gave up before that found another companion's hold."""
+        """Tell whether the resize requeued the job; if it gave up before, the hold is another companion's."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: Job) -> float:

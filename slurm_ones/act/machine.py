@@ -1,4 +1,4 @@
-"""Means of every resize: client, database, the job's reports, and the one place that stores a state."""
+"""Tools of every resize: client, database, the job's reports, and the one place that stores a state."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 10.0
-"""An action whose effect is not seen is repeated after this long."""
+"""Seconds after which an action without visible effect is repeated."""
 
 
 class ResizeReports(Protocol):
     """Reports of a job that the machine needs."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Time at which the durable checkpoint that answers the drain order was reported, None while there is none."""
+        """Return when the job reported the durable checkpoint that answers the drain order; None before."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Seconds of the pause of training, once a run after `after_restart` has reported its start; None before."""
+        """Return the pause of training in seconds, once a run after `after_restart` has reported its start; None
+        before."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Blocks of a job of blocks that train together, by its newest report of that; with an order's number by the
-        newest that names it."""
+        """Return the newest membership that the job reported; with `order`, the newest that names this order."""
 
 
 @dataclass
 class Machine:
-    """Means of the actions of a resize's states.
+    """Shared tools and memory of all resizes' actions.
 
     None of what it remembers matters after a crash: actions may be repeated, and deadlines are in the database.
     """
@@ -58,20 +58,20 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Tells whether a job is still to be resized: it has not opted out, and the stop file is not there."""
+    """Tells whether a job may still be resized: it has not opted out, and there is no stop file."""
     rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
     told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Limits that the job reports, and what of them could not be believed; neither if it reports nothing."""
+    """Spec that the job reports (None without one), and what of it was not believed, in words."""
     guests: Guests = field(default_factory=dict)
     """Queue of the guests of each partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
     """See `Settings.whole_node_gpus`, and the next."""
     taper: float = 1.0
     seen: Snapshot | None = None
-    """The last tick's; None before the first."""
+    """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
+    """Resizes begun by this companion and not advanced since: a task that is held by now was held by others."""
     gains: dict[int, float] = field(default_factory=dict)
     """Gain that the decision expected of resizes that this companion has begun (`Order.gain`), only for the job's
     log."""
@@ -89,8 +89,8 @@ class Machine:
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the state's action is to be taken now: at first, after a restart of ours, and again if it did
-        not succeed."""
+        """Tell whether the state's action is due: the first time, after `ASK_AGAIN_S` unless `once`, and after a
+        restart of the companion."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not put it off.
@@ -100,7 +100,7 @@ class Machine:
         return True
 
     def late(self, resize: ResizeRecord) -> bool:
-        """Its state's deadline is past; or further ahead than any is set, because the clock was set back since."""
+        """Tell whether the state's deadline is past, or impossibly far ahead because the clock was set back."""
         if resize.deadline is None:
             return False
         longest = max(DRAIN_WAIT_S, *map(self._lasts, LASTS))
@@ -114,7 +114,7 @@ class Machine:
         return float(getattr(self.settings, LASTS[state]))
 
     def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
-        """Tell whether its last run was killed a moment ago.
+        """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not start yet.
 
         Slurm ends a job's processes on a node by the job's id. A node may not answer when that run was to end, since
         its daemon is being started again, say. Then Slurm repeats that a second later. A run that began meanwhile dies
@@ -128,9 +128,9 @@ class Machine:
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Reason why the resize must not go on, of a job whose size is still the old one. It is no longer wanted, the
-        job's strategy cannot use the new size any more, or it could not start again before a reservation. Nothing
-        hinders the way back. Raises `NoAnswer` of a job whose files do not answer, while it may wait for them."""
+        """Return why the resize of a job at its old size must not go on, else None: it is no longer wanted, the
+        strategy cannot use the new size, or a reservation would keep the job from starting again. Nothing hinders the
+        way back. Raises `NoAnswer` while the job's files do not answer and there is time to wait."""
         if resize.back:
             return None
         if not self.wanted(job):
@@ -158,7 +158,7 @@ class Machine:
         return longest_run_s(self.seen, partition, shape, reservation)
 
     def release(self, key: JobKey, *, now: bool) -> None:
-        """Release what we hold: `now` if Slurm delays it, as all that was requeued. Raises `Refused`."""
+        """Release a job or task that we hold; `now` skips Slurm's delay after a requeue. Raises `Refused`."""
         if now and self.settings.start_now:
             try:
                 self.client.release(key, start_now=True)
@@ -168,8 +168,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Have Slurm look for the shape below as few leaf switches as it needs: a preference that ends by itself, and
-        whose refusal changes nothing. One of the owner's, for longer than ours, stays."""
+        """Ask Slurm to prefer the fewest leaf switches for the shape: a preference that expires, and whose refusal is
+        only logged. A preference of the owner's stays."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)
@@ -195,8 +195,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Write down the state that comes next, by default in the direction that it has, with the deadline of the
-        table; no other code does. Raises `IllegalTransition`."""
+        """Store the resize's next state, by default in the same direction and with the deadline of `LASTS`; no other
+        code does. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         check_transition(Stage.of(resize), after)
         log.info("job %d: %s → %s%s", resize.job_id, resize.stage, after, f": {why}" if why else "")

@@ -1,4 +1,4 @@
-"""Writing orders where a job looks for them.
+"""Writing orders to jobs.
 
 Orders go into the job's own directory if the companion may write there (its own jobs, or as root). Else they go into
 the site's spool, a directory of the companion's that every user can read.
@@ -81,19 +81,19 @@ class OrderWriter:
     spool: Path | None
     clock: Callable[[], float]
     check: Callable[[], None] = lambda: None
-    """Raises `NotLeader` where another companion acts; asked before an order is written, as the client asks it."""
+    """Raises `NotLeader` if another companion leads; called before each order is written."""
     _newest: int = field(default=0, init=False)
-    """The highest number written, to whichever job."""
+    """Highest order number written to any job."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Number of the next order to this job: the time in milliseconds, and above the order in force. It is above
-        also if a clock was set back, even while a file system shows an older order in its place."""
+        """Return the number of the job's next order: Unix time in milliseconds, but above the order in force. That
+        holds even if the clock was set back, or a file system still shows an older order."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: HasFiles) -> int:
-        """Number of the order in force, 0 if there is none to be read. A job's user who wrote a number there of their
-        own misleads only their job."""
+        """Return the number of the job's order in force; 0 if none can be read. A user who forges a number misleads
+        only their own job."""
         last = 0
         for owner in {os.geteuid(), job.uid}:
             try:
@@ -106,7 +106,7 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: Job | None = None) -> None:
-        """Replace the order in force; if the block `wake` runs, it is signalled to look for it now. Raises
+        """Replace the job's order in force, and signal the block `wake`, if it runs, to read it now. Raises
         `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
@@ -117,7 +117,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Show owners' companions that the spool's acts: they yield for the jobs that read it."""
+        """Mark the spool as in use: owners' companions then yield for the jobs that read it."""
         if self.spool is None:
             return
         self.check()
@@ -129,14 +129,14 @@ class OrderWriter:
             log.warning("%s: cannot be marked as in use: %s", self.spool, error)
 
     def unmark(self) -> None:
-        """This companion leaves: owners' may act at once."""
+        """Remove the mark in the spool, so that owners' companions may act at once."""
         if self.spool is not None:
             with suppress(OSError, NotBelieved):
                 remove(self.spool / SPOOL_MARK)
 
     def clear(self, alive: Container[int]) -> None:
-        """Remove the spool's orders to jobs that have ended: Slurm will give their ids to other jobs, which would obey.
-        What cannot be removed stays until the next time."""
+        """Remove orders to ended jobs from the spool, before other jobs get their ids and obey. A file that cannot be
+        removed is tried again the next time."""
         if self.spool is None:
             return
         self.check()

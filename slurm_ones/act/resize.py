@@ -1,4 +1,4 @@
-"""The resize: a durable state machine, and the only code that changes a job. Here, what it does by a requeue.
+"""The resize: a durable state machine, and the only code that changes a job. This module has resizes by requeue.
 
 Each intent is in the database before it is acted on (transitions.py), and each action may be repeated: after a crash at
 any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one thing,
@@ -29,14 +29,14 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 AT_ONCE_S = 3.0
-"""A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
+"""Seconds from now at which a job that was parked may start: "at once" on Slurm 22.05."""
 
 
 class ResizeMachine(Machine):
-    """Carries resizes forward. `advance` may be called at any time, as often as one likes."""
+    """Advances resizes. `advance` may be called at any time and any number of times."""
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
-        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, and never `Refused`."""
+        """Advance the resize as far as it goes now; return its record. Raises `Unreachable`, and never `Refused`."""
         while not State(resize.state).final:
             before = Stage.of(resize)
             try:
@@ -69,8 +69,7 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether a job that was held by its priority and then released stands in that hold, since Slurm forgot the
-    release."""
+    """Tell whether a job is held although it was released, since Slurm forgot the release."""
     if not may_be_ours(job.first):
         return False
     steps = machine.store.resize_steps(resize.id)
@@ -135,7 +134,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Have a job that was drained carry on as it was, at once rather than after its minute."""
+    """Let a drained job train on as it was, at once rather than after its minute."""
     if machine.rival(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
     _order_batch(machine, job, resize.restart, resize.old_batch)
@@ -143,7 +142,7 @@ def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Re
 
 
 def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
-    """Order the old batch. It is not worth a job that stays held if that cannot be written."""
+    """Order the old batch; a failure is ignored, since the job must not stay held for it."""
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
@@ -210,8 +209,8 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the shape that the resize heads for, and for the kind of GPU if that changes. On the way back the
-    job gets its old batch too. Raises `Refused` if Slurm does not take it."""
+    """Ask Slurm for the resize's target shape, and the kind of GPU if that changes. On the way back, order the old
+    batch too. Raises `Refused` if Slurm does not take it."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
@@ -249,7 +248,7 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Go on in this round after an action that takes effect at once, if it did."""
+    """Handle the resize's state again at once if the job is in no hold by now."""
     fresh = job_of(machine.client, resize)
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
@@ -336,7 +335,7 @@ def _finish(
     *,
     pause_s: float | None = None,
 ) -> ResizeRecord:
-    """Close the resize by the shape that Slurm holds, whichever was asked for last. `stands` says what was odd."""
+    """End the resize, done or rolled back by the shape that Slurm shows. `stands` makes the outcome's reason."""
     # A job that was to be parked keeps its shape: if it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -357,8 +356,8 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm holds what the resize asked for, not what the job had. It is enough if it took only the shape
-    or the kind of GPU. If it holds neither, somebody else asked for that."""
+    """Tell whether Slurm shows the resize's shape or kind in place of the job's old ones, so that they must be put
+    back. A shape or kind that is neither was set by somebody else."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

@@ -33,12 +33,11 @@ class State(str, Enum):
     PREPARING = "preparing"
     """Blocks that are to join are held, and given their shapes."""
     OPENING = "opening"
-    """The job is ordered to train with other blocks; those that are to join are released."""
+    """The job is ordered to train with other blocks, and the joining ones are released."""
     JOINING = "joining"
-    """The job trains on until all are ready, and says when it trains with them."""
+    """The job trains on until all joining blocks are ready, and reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that are not wanted end, and are put back into a hold: those that left; on the way back those that were to
-    join, once the job is ordered to stay as it was."""
+    """Blocks that left end and are put back into a hold; on the way back, those that were to join."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -52,7 +51,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Directions of a step: on the way back or not, before and after it."""
+    """Direction of a resize before and after a step: forward or on the way back."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -76,7 +75,7 @@ class Stage(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A step that a resize may take."""
+    """A transition that the table allows."""
 
     mechanism: str
     """Mechanism that carries out the resize: `REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
@@ -129,7 +128,7 @@ EDGES = (
     Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is called off, those to join are in our hold"),
     Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the order came through before it could be called off"),
 )
-"""The table. Besides, a job may end at any time: any state that is not final may be followed by `ended`."""
+"""All transitions but those to `ended`, which may follow any state that is not final."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
 
@@ -142,7 +141,7 @@ def _steps() -> Iterator[tuple[Stage, Stage]]:
 
 
 TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
-"""The stages that may follow each that is not final."""
+"""Stages that may follow each stage that is not final."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
@@ -153,22 +152,22 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""The setting (`config.ResizeSettings`) that says after how many seconds a state's deadline is past."""
+"""Setting of `config.ResizeSettings` with the longest duration of each state, in seconds."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
 """States in which the job may stand in a hold of ours; none of them is ever given up before a release."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job, or GPUs, would stand idle without a companion. In the others the job waits in the queue,
-starts or trains, whether or not somebody looks."""
+"""States in which a job or GPUs would stay idle without a companion. In all others the job waits, starts or trains by
+itself."""
 
 
 class IllegalTransition(Exception):
-    """A resize was to go where the table does not let it."""
+    """A transition was asked for that the table does not have."""
 
 
 def first_state(mechanism: str, *, running: bool = True) -> State:
-    """The first state of a resize by that mechanism, of a job that runs or waits."""
+    """Return the first state of a resize by this mechanism, for a running or a pending job."""
     if mechanism == BLOCKS:
         return State.PREPARING
     return State.DRAINING if running else State.HOLDING
