@@ -1,4 +1,4 @@
-"""Elastic jobs of a snapshot: which jobs may be resized, within what, and why the others may not.
+"""Elastic jobs of a snapshot: which jobs may be resized, to which sizes, and why the others may not.
 
 A job is one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a single job of
 Slurm's. Nothing here reads a file or asks Slurm.
@@ -23,38 +23,38 @@ from slurm_ones.slurm.fields import LICENCES
 from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
-"""Queue of the guests of each partition: blocks beyond what a user asked for, which Slurm preempts."""
+"""Queue of the guests of each partition. Guests are blocks beyond a user's request, which Slurm may preempt."""
 NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A job as people, rules and policies know it: its blocks, each a job to Slurm."""
+    """A job of a user: one or more blocks, each a job to Slurm."""
 
     job_id: int
-    """Its own, or that of its array: its files, orders and records have it."""
+    """Id of the job, or of its array, as in its files, orders and records."""
     restart: int
-    """Its present run: the restart of its one block, or the term of those that are led."""
+    """Number of its present run: Slurm's restart count of a plain job, the term of a job of blocks."""
     blocks: tuple[Job, ...]
-    """One for each task, ascending; of a plain job the job."""
+    """Its blocks, one for each task, ascending; for a plain job, the job itself."""
     first: Job
-    """The block whose state is the job's: see `_representative`."""
+    """Block whose state counts as the job's (see `_representative`)."""
     home: Job
-    """The block whose owner, queue and comment are the job's: no guest; if all are, in the queue as it was stored."""
+    """Block whose owner, queue and comment count as the job's: a base block, or a guest in the stored queue."""
     submit_time: float
     key: JobKey
-    """Its name to Slurm: while it waits the block that starts first, or all of them as long as nothing was asked of one
-    by itself."""
+    """Its id in Slurm's commands. For a pending job of blocks it is the block that starts first, or the array if no
+    block was changed by itself."""
     by_blocks: bool = False
-    """Blocks join and leave while it trains. A plain job has one, whose growth is a requeue."""
+    """True if blocks join and leave while it trains. A plain job has one block, and grows by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizing its blocks, by what they show of each other."""
+    """Reason against resizes that its blocks show together; None if there is none."""
     guests: frozenset[int] = frozenset()
-    """Tasks of those of its blocks that wait or run as guests."""
+    """Tasks of its guests, waiting or running."""
 
     @classmethod
     def of(cls, job: Job, array: int = 0) -> WholeJob:
-        """Return the job of this one block: a task of `array`, if that is one of blocks."""
+        """Return the job with only this block; `array` is the array's id for a job of blocks."""
         return cls(array or job.job_id, job.restart, (job,), job, job, job.submit_time, job.key, by_blocks=array > 0)
 
     @cached_property
@@ -67,8 +67,8 @@ class WholeJob:
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """These tasks, ascending, base blocks before guests: one that stays leads rather than one that Slurm
-        preempts."""
+        """Sort tasks: base blocks before guests, each ascending. The first one leads, and Slurm does not preempt base
+        blocks."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -105,7 +105,7 @@ class WholeJob:
 
     @cached_property
     def running_blocks(self) -> tuple[Job, ...]:
-        """Those blocks that run."""
+        """Its running blocks."""
         return tuple(block for block in self.blocks if block.running)
 
     @property
@@ -120,13 +120,13 @@ class WholeJob:
 
     @property
     def start_time(self) -> float:
-        """Start of the first of its blocks that run, or of all once it has ended."""
+        """Earliest start of its running blocks, or of all its blocks once it has ended; Unix time."""
         begun = self.blocks if self.ended else self.running_blocks or (self.first,)
         return min((block.start_time for block in begun if block.start_time), default=0.0)
 
     @property
     def run_start(self) -> float:
-        """Start of its present run; of a term, whose start Slurm does not know, the job's submission."""
+        """Start of its present run; for a job of blocks its submission, since Slurm does not know terms."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -135,8 +135,8 @@ class WholeJob:
 
 
 def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
-    """Records of each job array of blocks, by the array's id: one whose comment of a task that has not ended says
-    so, or of any once all have ended."""
+    """Return the records of each array of blocks, by its id. A task's comment says so: one that has not ended, or any
+    once all have."""
     found: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
@@ -154,7 +154,7 @@ def _any_says_blocks(records: Sequence[Job]) -> bool:
 
 
 def says_blocks(comment: str) -> bool:
-    """The tasks of an array with this comment are blocks of one job."""
+    """Tell whether the tasks of an array with this comment are blocks of one job."""
     # Most comments need no parsing.
     if "array=" not in comment:
         return False
@@ -167,7 +167,7 @@ def says_blocks(comment: str) -> bool:
 
 
 def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
-    """The snapshot with these limits of arrays, by the array's id."""
+    """Return the snapshot with these throttles, by the array's id."""
     jobs = {
         id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
         for id_, job in snapshot.jobs.items()
@@ -238,7 +238,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[Job]) -> tuple[Job, ...]:
-    """One job a task, ascending: of several records of a task the one that has not ended, then the newest start."""
+    """Return one record for each task, ascending: preferably one that has not ended, then the newest."""
     found: dict[int, Job] = {}
     for record in records:
         # One more than a job of blocks may have tells that there are too many.
@@ -257,8 +257,8 @@ def _newness(job: Job) -> tuple[bool, int, bool, float, int]:
 
 
 def _of_one_kind(tasks: Sequence[Job], guests: Guests) -> tuple[tuple[Job, ...], str]:
-    """The tasks that belong together, and what sets others apart, in words; "" for none. A task that differs and has
-    ended is left out: it is not used again."""
+    """Return the tasks that may be one job, and what differs among them, in words ("" for nothing). Tasks that differ
+    and have ended are left out."""
     first = _speaker([job for job in tasks if not is_guest(job, guests)] or tasks)
     kept, apart = [], ""
     for job in tasks:
@@ -303,8 +303,8 @@ def _blocks_refusal(blocks: Sequence[Job], others: str, count: int, known: JobRe
 
 
 def _representative(blocks: Sequence[Job]) -> Job:
-    """The task that the job is like: the first that runs, else that is neither waiting nor ended, else that may start,
-    else the last that ended, else that waits. Held tasks do not keep alive a job that has ended."""
+    """Return the block whose state is the job's: the first in the order running, suspended or the like, startable, last
+    ended, waiting. Held tasks do not keep an ended job alive."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -321,7 +321,7 @@ def _representative(blocks: Sequence[Job]) -> Job:
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job that opted in. With a `refusal` it is measured and left alone."""
+    """A job that opted in. With a `refusal` it is measured and never resized."""
 
     job: WholeJob
     optin: OptIn | None
@@ -362,12 +362,12 @@ class Elastic:
 
     @property
     def weighed(self) -> bool:
-        """A policy is shown it, if only as one that keeps what it has."""
+        """True if policies see the job, even if only as a fixed one."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property
     def takes_guests(self) -> bool:
-        """Its owner lets it grow by guests; a plain job has none."""
+        """True if its owner lets it grow by guests; False for a plain job."""
         return self.job.by_blocks and self.optin is not None and bool(self.optin.guests)
 
     @property
@@ -381,7 +381,7 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
     def allows(self, gpus: int) -> bool:
-        """Its owner's range holds this number of GPUs, by its steps."""
+        """Tell whether this number of GPUs is in its owner's range and step."""
         low, high = self.gpu_range
         return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
 
@@ -393,13 +393,13 @@ class Observation:
     snapshot: Snapshot
     elastic: dict[int, Elastic]
     left: dict[int, Elastic] = field(default_factory=dict)
-    """Jobs of blocks that have ended, and left tasks in a hold."""
+    """Ended jobs of blocks whose waiting tasks are still held."""
     idle: Mapping[int, float] = field(default_factory=dict)
     """Mean use of the GPUs of jobs that leave them idle."""
 
     @cached_property
     def of_blocks(self) -> Mapping[int, Elastic]:
-        """Those elastic jobs whose blocks join and leave."""
+        """The elastic jobs of blocks."""
         return {id_: one for id_, one in self.elastic.items() if one.job.by_blocks}
 
 

@@ -1,4 +1,4 @@
-"""Use of each job's GPUs: as Slurm measures it, else as the job's own reports say.
+"""GPU use of each job, as Slurm measures it, else as the job reports it.
 
 A job is idle if its GPUs were used less than the site wants over `limits.idle_s`. In reports only intervals of steps
 count, and each change of its ranks begins that time again. So a block that loads, joins or waits does not look idle. If
@@ -20,11 +20,11 @@ from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import GpuUse
 
 LOOK_S = 300.0
-"""Between two readings of Slurm's, which asks every node, in seconds."""
+"""Seconds between two readings of Slurm's figures, for which it asks every node."""
 MEASURED = 0.5
-"""Share of `limits.idle_s` that must have been measured."""
+"""Share of `limits.idle_s` that must have been measured before a job counts as idle."""
 HOLDS = 3
-"""Times `limits.idle_s` for which a job is idle if nothing more is measured."""
+"""Time for which a job stays idle without new measurements, as a multiple of `limits.idle_s`."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Window:
 
 
 class GpuUses:
-    """The use of GPUs by job. A new companion has seen none: until then no job is idle."""
+    """GPU use by job, in memory only: for a new companion no job is idle."""
 
     def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
         self._client, self._limits = client, limits
@@ -52,7 +52,7 @@ class GpuUses:
         return {job_id: use for job_id, (use, _) in self._found.items()}
 
     def look(self, jobs: Mapping[int, Elastic], now: float) -> None:
-        """Ask Slurm again if it is time."""
+        """Read Slurm's figures if `LOOK_S` have passed."""
         self._windows = {id_: one for id_, one in self._windows.items() if id_ in jobs}
         until = now - HOLDS * self._limits.idle_s
         self._found = {id_: one for id_, one in self._found.items() if id_ in jobs and one[1] > until}
@@ -73,7 +73,7 @@ class GpuUses:
                 self._add(job_id, each.gpus, LOOK_S, now)
 
     def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
-        """The lines as they are to be stored, with Slurm's use in place of what the job says."""
+        """Return the report lines to store, with Slurm's GPU use in place of the job's own."""
         reports = ((line, self._read(job_id, line.report, now)) for line in lines)
         return [line if report is line.report else replace(line, report=report) for line, report in reports]
 

@@ -121,8 +121,8 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
-        """Limits of arrays that the snapshot does not show, as some clients' do not: one call, and none for arrays
-        that were found good before."""
+        """Read throttles that the snapshot does not show, by array id: one call, only for arrays refused for the lack
+        of one."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in jobs.items()
@@ -132,8 +132,8 @@ class Observer:
         return {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked and job.throttle}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """The observation with what a snapshot does not show. The details of each job that may be resized are read
-        once, in one call for all new ones: they do not change after its submission."""
+        """Refuse jobs that were submitted with task counts, which a snapshot does not show. Details of all new jobs are
+        read once, in one call: they never change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -144,7 +144,7 @@ class Observer:
         return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
-        """The same jobs, those refused that no order would get to, or that another companion acts on."""
+        """Refuse jobs that no order would reach, or that another companion acts on; return all of them."""
         self._files.forget(seen)
         self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
@@ -160,7 +160,7 @@ class Observer:
         return {id_: judged(elastic) for id_, elastic in seen.items()}
 
     def _left_if_silent(self, elastic: Elastic) -> Elastic:
-        """The same job, left as it is while its files do not answer."""
+        """Return the job, refused while its files do not answer."""
         problem = self._silent.get(elastic.job.job_id)
         if problem is None or elastic.refusal or elastic.job.ended:
             return elastic
@@ -188,9 +188,8 @@ class Observer:
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Update the jobs that are open in the database and not in the queue. Slurm forgets a job MinJobAge after its
-        end, and an owner may have taken the opt-in out of the comment. Jobs in `no_more` have lost only the word for
-        blocks."""
+        """Close jobs that are open in the database and no longer among the elastic ones. Slurm forgets a job MinJobAge
+        after its end, and an owner may opt out. Jobs in `no_more` only dropped the word for blocks."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -216,8 +215,8 @@ class Observer:
         return whole_job(job_id, tasks, record, record.restart) if tasks else None
 
     def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
-        """Store what the jobs' newest runs have reported since the last time, in one transaction. With `ask`, Slurm may
-        be asked for blocks that have started since the last tick."""
+        """Store new reports of the jobs' newest runs, in one transaction. With `ask`, Slurm is queried for blocks that
+        started since the last tick."""
         self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if job.by_blocks]
         places = self._store.report_positions([job.job_id for job in jobs])
@@ -242,8 +241,7 @@ class Observer:
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """New reports of a run since it was read last, the nodes of memberships as Slurm has them; None for nothing
-        new."""
+        """Read new reports of a run, with memberships' nodes as Slurm knows them; None if there are none."""
         try:
             found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         except NoAnswer as error:
@@ -268,8 +266,8 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[Job]:
-        """The tasks of an array as they are now, asked for once however many reports it has. There are none in a tick,
-        since its snapshot shows them."""
+        """Read the tasks of an array from Slurm, once for all its reports; empty in a tick, whose snapshot shows
+        them."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -280,7 +278,7 @@ class Observer:
         return self._asked[array]
 
     def may_resize(self, job: WholeJob) -> bool:
-        """The job's owner still opts in, and there is no stop file."""
+        """Tell whether the job's owner still opts in, and there is no stop file."""
         if self._settings.stop_file.exists():
             return False
         try:
@@ -291,8 +289,8 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """The job for the database, its user's texts printable. If it is first seen while guests of it run, its base blocks
-    are what it asked for."""
+    """Return the job's record, with its user's texts made printable. If guests run when it is first seen, only its base
+    blocks count as requested."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(
@@ -318,15 +316,15 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
 
 
 def node_record(node: Node) -> NodeRecord:
-    """The node for the database, in which jobs that come and go change nothing."""
+    """Return the node's record, which does not depend on the jobs on it."""
     # A reserved node goes on being idle or busy.
     state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """The present run. For a job of blocks it is its term; Slurm knows only the start of the first one. `before` is its
-    last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
+    """Return the record of the job's present run; of a job of blocks it is a term, and Slurm knows only the first one's
+    start. `before` is its last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
@@ -358,7 +356,7 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Time at which the checkpoint that answers the order was reported; None unless it stands and the job still
+        """Return when the checkpoint that answers the order was reported; None unless it exists and the job still
         waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
@@ -375,13 +373,12 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """The newest membership of a job; with an order's number, the newest that names it. None while there is
-        none."""
+        """Return the job's newest membership; with `order`, the newest that names it. None if there is none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Seconds from the last step before the drain to the new run's hello."""
+        """Return the seconds from the last step before the drain to the new run's hello; None before it."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
@@ -395,7 +392,7 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Record that somebody made the file, or that it is gone.
+        """Store an action if the stop file was made or removed since the last check.
 
         Who removed it leaves no trace. A companion that starts again finds the same file, which is the same action.
         """

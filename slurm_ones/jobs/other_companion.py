@@ -1,4 +1,4 @@
-"""Two companions that look after one job, its owner's and the site's: one of them yields.
+"""Two companions for one job, its owner's and the site's: one of them yields.
 
 The site's leaves a mark in its spool while it acts, and the owner's yields for every job that reads that spool. The
 owner's orders lie in the job's directory, and the site's yields for a job while the newest of them is recent. If both
@@ -21,11 +21,11 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age of a mark or an order up to which its companion is at work."""
+"""Age of a mark or an order, in seconds, up to which its companion counts as acting."""
 
 
 class OtherCompanion:
-    """Refuses to resize jobs that another companion acts on."""
+    """Check for another companion: jobs on which one acts are refused."""
 
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
@@ -69,8 +69,8 @@ class OtherCompanion:
 
 
 def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
-    """Number of an order of that user in a folder of theirs, or of `folder_uid`; without a user, of the folder's. 0 for
-    none, and for one of this companion's user."""
+    """Return the number of the order that `uid` (or the folder's owner) wrote there; 0 for none, or for one of this
+    companion's user."""
     try:
         owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
         if owner == os.geteuid():

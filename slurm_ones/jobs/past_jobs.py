@@ -28,7 +28,7 @@ MOST_NODES = 100_000
 
 
 class PastJobs:
-    """Rows of one span of time after another, each in that in which its run ended, turned into jobs that have ended.
+    """Turns accounting rows, span by span in order of the runs' ends, into jobs that have ended.
 
     A requeued job waits here for its last run. One that has none by the last span is left out, as a later import finds
     it.
@@ -44,7 +44,7 @@ class PastJobs:
 
     @property
     def open(self) -> int:
-        """Jobs that were requeued and have not ended."""
+        """Number of requeued jobs that have not ended."""
         return len({job_id for job_id, _, _ in self._open})
 
     def _of_blocks(self, row: AccountingRow) -> bool:

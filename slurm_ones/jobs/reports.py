@@ -1,4 +1,4 @@
-"""Reading what jobs report: a bounded part at a time, each line checked, a bad one costing only itself.
+"""Reading jobs' reports: a bounded part at a time, each line checked, a bad line dropped by itself.
 
 A job's reports are its user's word. The checks guard the database and the clocks: the form of each line, numbers that
 rise no faster than a job reports, and times that lie within the run by Slurm's clock. Samples count as far as the job's
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 1 << 20
 """Most bytes read of one job at a time."""
 MAX_LINES = 2_000
-"""Most lines, good or bad, read of one job at a time; the others wait for the next tick."""
+"""Most lines, good or bad, read of one job in a tick; the rest waits for the next."""
 LEAST_LINES = 64
 """Lines read of one job however many jobs there are: more than a job reports in a minute."""
 ALL_LINES = 100_000
@@ -67,27 +67,27 @@ FUTURE_S = 300.0
 SKEW_S = 300.0
 """Largest accepted distance of a node's clock from Slurm's."""
 LENGTHS = 1.05
-"""Measured lengths may be longer than the time they were measured in by this factor."""
+"""Factor by which a measured duration may exceed the time since the run's start."""
 ROUNDING = 1.05
-"""A stretch may have more samples than its steps by this factor: batches are rounded to what ranks hold."""
+"""Factor by which a stretch's samples may exceed steps × batch: batches are rounded to what ranks hold."""
 MAX_PROBLEM = 500
 """Characters of a complaint."""
 
 
 def lines_per_job(jobs: int) -> int:
-    """Most lines to read of each of this number of jobs."""
+    """Return the most lines to read of each job, for this number of jobs."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
-    """The highest number that a report of this run may have by now. The number of runs of a job of blocks is its own
-    word: all share what one may have, and `others` is the number of reports of its other runs."""
+    """Return the highest number that a report of this run may have by now. All runs of a job of blocks share one
+    allowance; `others` counts the reports of its other runs."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """Limits of the job in its own words, None for nothing, and what is wrong with them, in words. Raises
+    """Read the spec that the job reports; return it (None if there is none) and a problem in words. Raises
     `NoAnswer`."""
     try:
         return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
@@ -101,7 +101,7 @@ def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
 
 _SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
-"""A spec is read in each tick, and changes seldom."""
+"""Cached decoder: a spec is read in each tick, and changes seldom."""
 
 
 def _spec(found: Found) -> tuple[Spec | None, str]:
@@ -183,7 +183,7 @@ Measured: TypeAlias = Hello | Throughput
 
 
 def last_measured(reports: RunReports) -> Measured | None:
-    """The newest of a run's reports at which the next stretch begins."""
+    """Return the newest report at which the next stretch of steps begins; None if there is none."""
     return next((line.report for line in reversed(reports.lines) if isinstance(line.report, (Hello, Throughput))), None)
 
 
@@ -209,8 +209,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Samples of a stretch by its steps, and by how far the job went through its data. The latter counts if the data's
-    length is known or was not passed."""
+    """Return the most samples of a stretch, by steps × batch and by its way through the data. The latter counts if the
+    data's length is known, or within an epoch."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -219,7 +219,7 @@ def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
 
 
 def _check_membership(report: Membership, job: WholeJob) -> None:
-    """Raise `ProtocolError` for what no membership of this job can be. Sizes of other jobs come from Slurm."""
+    """Raise `ProtocolError` for a membership that this job cannot have."""
     if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
@@ -275,7 +275,7 @@ TICKS = 3
 
 
 class JobDirectories:
-    """Refuses to resize jobs whose files are not found, or to which no order would get."""
+    """Check of jobs' directories: a job is refused if its files are not found, or no order would reach it."""
 
     def __init__(self, spool: Path | None) -> None:
         self._spool = spool
@@ -309,7 +309,8 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """The hello of the job's newest run, or of the run before, which had the same environment."""
+        """Return the hello of the job's newest run, or of the run before (in the same environment); None without
+        one."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found
@@ -343,7 +344,7 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 
 
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
-    """The checkpoint that a job reported is there, and has a manifest.
+    """Tell whether the checkpoint that a job reported exists and has a manifest.
 
     A job that lies about its checkpoint loses its own work; this guards against files that went missing. Raises
     `NoAnswer`.
@@ -360,7 +361,7 @@ def checkpoint_stands(job: WholeJob, name: str) -> bool:
 
 
 STAYS_S = 3600.0
-"""Time that a note is shown after its cause was last seen."""
+"""Seconds for which a note is shown after its cause was last seen."""
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,7 @@ class Notes:
         self._read: dict[int, float] = {}
 
     def add(self, job_id: int, problem: str, now: float) -> None:
-        """A job's reports were read at `now`, with that problem, "" for none."""
+        """Note the problem ("" for none) with which a job's reports were read at `now`."""
         self._read[job_id] = now
         if not problem:
             return

@@ -1,4 +1,4 @@
-"""Jobs of blocks from one tick to the next: which term they are in, and which blocks ran.
+"""Terms and blocks of jobs of blocks, followed from tick to tick.
 
 The term is the job's own word, in its spec: it is believed if it only rises, and no faster than a job can change its
 leader. Whatever a job reports, it can put no more reports into the database than any other.
@@ -20,14 +20,14 @@ from slurm_ones.untrusted_files import NoAnswer
 LAST_TERMS = 3
 """Terms whose reports are read in each tick: an earlier one may have been short, or written its last ones late."""
 AT_ONCE = 16
-"""Most terms by which a job goes on in one tick; the others are left for the next."""
+"""Most terms that a job may advance by in one tick; the rest waits for the next."""
 BURST = 64
 PER_S = 0.1
 """A job may be in term `BURST`, plus `PER_S` for each second since it was submitted."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """The term of a job that was in `before` and reports `said`, and what of it is not believed, in words."""
+    """Return the believed term of a job that was in term `before` and reports `said`, and a doubt in words."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -37,7 +37,7 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 
 
 class Terms:
-    """Memory of jobs of blocks while a companion runs. All of it follows from the database."""
+    """State of jobs of blocks while a companion runs; all of it can be derived from the database."""
 
     def __init__(self, store: Store, own_uid: int | None, guests: Guests = NO_GUESTS) -> None:
         self._store = store
@@ -80,8 +80,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[Job]]) -> set[int]:
-        """Those arrays, of tasks that opt in and do not say that they are blocks, that were a job of blocks. They stay
-        one: their scripts train as such, and what is known of the job is under the array's id."""
+        """Return the arrays that were a job of blocks and whose comments no longer say so. They stay one job: their
+        scripts train as blocks, and records have the array's id."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -103,7 +103,7 @@ class Terms:
         return known.restart if known is not None else 0
 
     def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
-        """The job in its present run, and the runs whose reports are to be read now, that one the last.
+        """Return the job in its present run, and the runs whose reports are to be read now, the present one last.
 
         No tick need have seen the job yet, and its submission may be that of one of its tasks.
         """
@@ -157,9 +157,9 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
-        """The membership with the nodes of its blocks as Slurm knows them, since blocks that share a node do not know
-        that. It stays as reported if Slurm shows other blocks or GPUs. `ask` gives the tasks of an array, for blocks
-        that have started since the last tick."""
+        """Return the membership with its number of nodes as Slurm knows it, since blocks do not know that they share a
+        node. It stays as reported if Slurm shows other GPUs. `ask` reads an array's tasks, for blocks started since the
+        last tick."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -179,8 +179,7 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[Job]) -> bool:
-    """The record is that of this array, and not of an earlier one with its id: an array without a requeued task has
-    its own time of submission."""
+    """Tell whether the record is of this array, not of an earlier one with its id, by the times of submission."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -205,7 +204,7 @@ def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """A block of a job that is no longer observed, or that Slurm has requeued or forgotten."""
+    """Return the closed record of a block whose job is not observed any more, or which Slurm requeued or forgot."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
