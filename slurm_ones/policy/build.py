@@ -1,4 +1,4 @@
-"""Steps from a policy's wishes to a schedule: who keeps its place, shapes on the nodes for the others, reasons.
+"""Building a schedule from the sizes that a policy wants: jobs that stay, shapes on nodes for the others, reasons.
 
 A policy that weighs sizes says how many GPUs each job is to have (`build_schedule`). One that has only an order of
 precedence gives each job the shape that it asked for (`allocate_in_order`).
@@ -171,7 +171,7 @@ def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, S
 
 
 def fits_nowhere(job: JobView) -> Reason:
-    """Reason of a waiting job that could not run on the empty cluster."""
+    """Return the reason of a pending job that would not fit the empty cluster."""
     return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")
 
 
@@ -211,7 +211,7 @@ def build_by_kind(
 
 
 def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
-    """The schedule that gives GPUs in `order` (of all `jobs`, fixed ones are skipped) until none are left.
+    """Return the schedule that gives GPUs to `jobs` in this `order` until none are left; fixed jobs are skipped.
 
     A job that does not fit is passed over and later ones may start. A running job keeps its shape, batch and nodes
     while its turn comes in time, else it is parked. If only whole shapes can be placed, a job whose turn comes earlier
@@ -247,7 +247,7 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Those for whom there are GPUs when their turn comes, wherever these are, and the others."""
+    """Split the jobs by whether enough GPUs, on any nodes, are left when their turn comes."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:
@@ -264,8 +264,8 @@ def _placed(
     late: Sequence[JobView],
     wanted: Mapping[int, Allocation],
 ) -> set[int]:
-    """Those who find GPUs among the `free` (N,), their own where they run. One that starts avoids, as far as it can,
-    the GPUs of running jobs that are `in_time` too."""
+    """Place jobs on the `free` (N,) GPUs, running ones on their own. One that starts avoids, as far as it can, the GPUs
+    of running jobs that are `in_time` too."""
     at = {node.name: i for i, node in enumerate(cluster.nodes)}
     own = {
         job.job_id: (np.array([at[name] for name in job.nodes], dtype=np.int64), np.array(list(job.nodes.values())))

@@ -40,37 +40,37 @@ class NodeView:
     leaf: str = ""
     """Its leaf switch, or its block of a network of blocks; "" if the network is unknown."""
     speed: float = 1.0
-    """Speed at which jobs compute on it, relative to what it should be."""
+    """Speed of compute on the node, relative to other nodes; below 1 for a slow one."""
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """GPUs that are known to be others' for some time to come: a reservation of the site's, a rigid job that is due."""
+    """GPUs reserved for others: by a reservation, or a rigid job due to start."""
 
     start: float
     end: float
-    """End on the caller's clock."""
+    """End of the reservation on the caller's clock, in seconds."""
     gpus: int
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The part of the cluster that the policy disposes of: one partition, nodes in Slurm's order."""
+    """The nodes that the policy decides on: those of one partition, in Slurm's order."""
 
     nodes: Sequence[NodeView]
     whole_nodes: bool = False
     """Slurm hands out whole nodes: every shape takes all GPUs of its nodes."""
     node_gpus: int = 0
-    """GPUs of a whole node, also of one that others hold in part; 0 if it is as many as the largest view has."""
+    """GPUs of a whole node, those held by others included; 0 for the most that a node here has."""
     uniform: bool = True
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. If this is False, as in published
     simulators, a job may have any number of GPUs, spread in any way. It is written as the shape 1 × n."""
     reserved: Sequence[Reserved] = ()
-    """GPUs that are not the policy's in time to come; jobs that are there then have to go."""
+    """GPUs reserved for others from some time on; jobs that hold them then must leave."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
     """GPUs of a whole node of each kind, if there are several; 0 or left out as in `node_gpus`."""
     taper: float = 1.0
-    """Factor by which gradients take longer between leaf switches than below one."""
+    """Factor by which gradient exchange is slower between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -88,7 +88,7 @@ class ClusterView:
         return tuple(dict.fromkeys(node.kind for node in self.nodes))
 
     def of_kind(self, kind: str) -> ClusterView:
-        """The part of it with GPUs of that kind: a cluster of one kind."""
+        """Return the nodes with GPUs of this kind as a cluster."""
         if self.kinds == (kind,):
             return self
         nodes = tuple(node for node in self.nodes if node.kind == kind)
@@ -96,7 +96,7 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
 
     def without(self, holders: Sequence[JobView]) -> ClusterView:
-        """The cluster without what the `holders` have."""
+        """Return the cluster without the GPUs that the `holders` have."""
         taken: Counter[str] = Counter()
         for job in holders:
             taken.update(job.nodes)
@@ -116,20 +116,20 @@ class ClusterView:
         return {node.name: node.kind for node in self.nodes}
 
     def views_on(self, kind: str, jobs: Sequence[JobView]) -> list[JobView]:
-        """Each job as it is on that kind of GPU."""
+        """Return each job's view on this kind of GPU (`JobView.on_kind`)."""
         return [job.on_kind(kind, runs=self.kinds_held(job) == (kind,)) for job in jobs]
 
 
 class SizeRule(NamedTuple):
-    """Rule of a job on one number of GPUs."""
+    """Constraints of a job's training strategy at one GPU count."""
 
     gpus: int
     replicas: int
-    """Replicas that the samples of a step are split over: its GPUs if it is plainly data parallel."""
+    """Replicas that share a step's samples: one a GPU if the job is purely data parallel."""
     most: int
     """Largest global batch, over all passes of a step; 0 if unknown."""
     quantum: int = 1
-    """Global batches are multiples of this there, fixed ones too."""
+    """Global batches at this size, fixed ones too, are multiples of this, in samples."""
     together: int = 1
     """Number of consecutive ranks that share a node."""
 
@@ -150,12 +150,12 @@ class Limits:
     max_local_batch: int
     """Most samples per GPU per step, over all its forward passes."""
     quantum: int = 1
-    """Global batches are multiples of this, if they are not fixed."""
+    """Global batches that are not fixed are multiples of this, in samples."""
     rules: tuple[SizeRule, ...] = ()
-    """Rules of a job with a training strategy: what it takes at each number of GPUs that its strategy knows. Empty: it
-    is data parallel, and takes `max_local_batch` on each GPU."""
+    """Rule at each GPU count that the job's training strategy knows. Empty for a data-parallel job, which takes
+    `max_local_batch` on each GPU."""
     strategy: str = ""
-    """Its name, for reasons."""
+    """Name of the strategy, for reasons."""
 
     def at(self, gpus: int) -> SizeRule:
         """Rule of the job on this number of GPUs."""
@@ -169,12 +169,12 @@ class Limits:
 
     @property
     def batch_fixed(self) -> bool:
-        """Its global batch stays, whatever its size."""
+        """True if the job's global batch never changes, whatever its size."""
         return self.min_batch == self.max_batch
 
 
 class ThroughputModel(Protocol):
-    """Model of a job's speed.
+    """Model of a job's throughput.
 
     A class whose models can be asked at once has a classmethod `together(models)`. Its result answers the same two
     questions for arrays with a row for each model: fifty jobs cost little more than one.
@@ -196,7 +196,7 @@ class EfficiencyModel(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """ρ, the fraction complete, as Beta(alpha, beta) (ONES §3.2): α epochs done, β epochs still to come.
+    """Distribution of ρ, the completed fraction, as Beta(alpha, beta) (ONES §3.2): α epochs done, β epochs remaining.
 
     Epochs count progress: a sample used at a batch of efficiency e brings e samples' worth.
     """
@@ -204,16 +204,16 @@ class Progress:
     alpha: float
     beta: float
     concentration: float = 1.0
-    """Factor on α and β that makes the width of ρ's distribution honest; it leaves the mean as it is."""
+    """Factor on α and β that calibrates the width of ρ's distribution; the mean stays."""
     most: float = math.inf
-    """Epochs that may still come at most, by the job's own word."""
+    """Most remaining epochs, as the job declared; infinite without a declaration."""
 
     @property
     def mean(self) -> float:
         return self.alpha / (self.alpha + self.beta)
 
     def to_come(self, level: float) -> float:
-        """Epochs still to come that are not exceeded with probability `level`: the quantile of α · (1/ρ - 1)."""
+        """Return the `level` quantile of the remaining epochs α · (1/ρ - 1)."""
         rho = float(
             scipy.special.betaincinv(self.concentration * self.alpha, self.concentration * self.beta, 1.0 - level)
         )
@@ -221,16 +221,16 @@ class Progress:
 
 
 class Borrows(NamedTuple):
-    """Expected loss of the GPUs beyond a job's own: guests hold them, which Slurm preempts."""
+    """Expected preemptions of a job's guests, which hold its GPUs beyond its own."""
 
     own: int
-    """GPUs that nobody takes from it."""
+    """GPUs of its base blocks, which are not preempted."""
     each: int
     """GPUs of a guest."""
     rate: float
     """Preemptions per second that are expected of each guest; its expected life is 1 / rate."""
     loss_s: float
-    """Seconds of training that each costs the job."""
+    """Seconds of training that each preemption costs the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ class JobView:
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Reason to keep its shape in this round; a waiting job then stays waiting. None if it may change."""
+    """Reason why its shape, or its wait, must not change in this round; None if it may."""
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
@@ -287,17 +287,17 @@ class JobView:
     shrink_s: float | None = None
     """Seconds that giving up GPUs is expected to pause its training; None if the same as `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 if a
+    """Seconds for which gained GPUs are held before they train; the job trains on at its old size meanwhile. 0 if a
     resize is a requeue, whose start is part of the pause."""
 
     borrows: Borrows | None = None
-    """Expected loss of what it grows by; None if nobody takes that."""
+    """Expected preemptions of the guests that it grows by; None if it grows by none."""
 
     # How a running job of blocks changes in place.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """Sizes that it can go down to in place, and the GPUs that it then keeps on each node; None if it can have any."""
+    """GPUs that it keeps on each node, for each size that it can shrink to in place; None if it can have any size."""
     joins: bool = False
-    """It grows by GPUs of any nodes that join those which it holds; False for a job that must be placed again."""
+    """True if it grows by GPUs on any nodes next to those it holds; False if a larger size must be placed again."""
     nodes_at: Mapping[int, int] | None = None
     """Nodes that it is on at each size, if they may be more than it needs. None for a job that is placed on as few as
     it needs."""
@@ -343,12 +343,12 @@ class Allocation:
 
 
 class Weighed(NamedTuple):
-    """A size that was weighed for a job."""
+    """A size that the policy considered for a job, and its worth."""
 
     allocation: Allocation | None
     """None for waiting."""
     worth: float
-    """Worth by itself, whatever others get, in the policy's own unit; more is better."""
+    """Worth regardless of what others get, in the policy's own unit; more is better."""
 
 
 class Promise(NamedTuple):
@@ -374,12 +374,12 @@ class Schedule:
     """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
     later schedule no longer names it here."""
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
-    """The few sizes of most worth, best first, for jobs that might have been given something else; of policies that can
-    tell."""
+    """Sizes of most worth of each job that could have changed, best first; empty for policies that do not weigh
+    sizes."""
     gains: Mapping[int, float] = field(default_factory=dict)
     """Worth of each GPU beyond the job's own, of jobs that grow and borrow; of policies that can tell."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Limit of the site that kept a job from something, by job id. Filled in by `rules`, not by policies."""
+    """Limit of the site that restrained a job, by job id. Filled in by `rules`, not by policies."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
     """Promises given or refused now, of jobs with deadlines; of policies that give any. The caller shows a job as
     `promised` from then on. One that was given is not taken back; one that was refused may be given later."""
@@ -400,7 +400,8 @@ class Policy(Protocol):
 
 
 def check_options(options: Any, least: Mapping[str, float]) -> None:
-    """Raise ValueError naming a setting that is not of its default's kind, or below what is `least` for it (else 0)."""
+    """Raise ValueError, naming the option, if it has another type than its default or is below its `least` value (else
+    0)."""
     for one in fields(options):
         value, low = getattr(options, one.name), least.get(one.name, 0)
         if isinstance(one.default, bool):

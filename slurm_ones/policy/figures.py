@@ -1,5 +1,4 @@
-"""Figures that several policies derive from a job's view, or remember of it: remaining work, gains, GPUs explored,
-restarts."""
+"""Figures that policies share: remaining work, gains, GPUs explored, restarts."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """Memory of policies that explore counts step by step: the most GPUs and the GPU-seconds that each job has had, by
-    job id."""
+    """Most GPUs and GPU-seconds that each job has had, by id: memory of policies that explore sizes step by step."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
@@ -86,7 +84,7 @@ def _gpus(job: JobView) -> int:
 
 
 def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
-    """Its sizes on this cluster up to the bound, the smallest at least."""
+    """Return the job's view with sizes up to the bound, the smallest at least."""
     sizes = sorted(job.limits.gpus)
     within = tuple(n for n in sizes if n <= bound and shape_of(cluster, n) is not None)
     return within or tuple(n for n in sizes if shape_of(cluster, n) is not None)[:1]

@@ -1,4 +1,4 @@
-"""The ledger of free resources: what jobs leave on the nodes, and what finds room there.
+"""Ledger of free resources on nodes, and placement of shapes by best fit.
 
 `count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once. One array (K, P + 1)
 says how many nodes of P GPUs have how many free: nodes are alike for what is not placed yet.
@@ -37,8 +37,8 @@ def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
 
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
-    """The nodes for a shape, by their `free` GPUs (N,): those with least left over. First come nodes on which it needs
-    none of the GPUs that others have `claimed` (N,). Empty if too few nodes have room."""
+    """Return the nodes for a shape by best fit of their `free` GPUs (N,). Nodes where it needs no GPUs that others have
+    `claimed` (N,) come first. Empty if too few nodes have room."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
     if len(enough) < shape.nodes:
@@ -50,7 +50,7 @@ def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
 
 
 class Resources(NamedTuple):
-    """Amounts that a node has free, or that a job takes of each of its nodes."""
+    """Amounts of GPUs, CPUs and memory on a node: free ones, or those a job takes."""
 
     gpus: int
     cpus: int = 0
@@ -99,7 +99,7 @@ class Ledger(Mapping[str, int]):
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """GPUs that Slurm could hand out now on each node of a partition, nothing on those that it would not use."""
+        """GPUs that Slurm could allocate now on each node of a partition; none on nodes that take no jobs."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})
@@ -120,43 +120,43 @@ class Ledger(Mapping[str, int]):
         return len(self._free)
 
     def trial(self) -> Ledger:
-        """A second one to try things on; what both share is copied when either changes."""
+        """Return a copy for trial placements (copy on write)."""
         other = copy(self)
         other._by_free = None
         self._shared = other._shared = True
         return other
 
     def only(self, nodes: Collection[str] | None) -> Ledger:
-        """A second one of these nodes, of all for None."""
+        """Return a copy with only these nodes; with all for None."""
         if nodes is None:
             return self.trial()
         return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
 
     def at_most(self, other: Ledger) -> Ledger:
-        """A second one whose nodes have no more free than in the `other`, if they are there."""
+        """Return a copy with the smaller free amounts of both on each node that the `other` has too."""
         least = other._free
         return Ledger({name: one.at_most(least[name]) if name in least else one for name, one in self._free.items()})
 
     def give(self, amounts: Mapping[str, int] | Mapping[str, Resources]) -> None:
-        """Add GPUs, or more, to those nodes that are here."""
+        """Free these amounts on the nodes that the ledger has."""
         for name, more in amounts.items():
             if name in self._free:
                 self._set(name, self._free[name].plus(_resources(more)))
 
     def spend(self, names: Iterable[str], need: Resources) -> None:
-        """Take as much of each of these nodes that are here, if it is there or not."""
+        """Take `need` from each of these nodes that the ledger has, even if too little is free."""
         for name in names:
             if name in self._free:
                 self._set(name, self._free[name].without(need))
 
     def fits(self, shape: Shape) -> bool:
-        """`take` would find room."""
+        """Tell whether `take` would find room."""
         return shape.gpus <= self.gpus if not self._uniform else self.nodes_for(shape) is not None
 
     def nodes_for(
         self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
     ) -> list[str] | None:
-        """Nodes that `take` would choose; None if too few have room."""
+        """Return the nodes that `take` would choose; None if too few have room."""
         found = self.nodes_with(Resources(shape.gpus_per_node), shape.nodes, own, only)
         return found if len(found) == shape.nodes else None
 
@@ -193,7 +193,7 @@ class Ledger(Mapping[str, int]):
         return nodes is not None
 
     def take_any(self, gpus: int) -> bool:
-        """Take GPUs wherever they are, the fullest nodes first; False, with nothing changed, if there are too few."""
+        """Take GPUs from any nodes, the fullest first; return False, with nothing changed, if too few are free."""
         if gpus > self.gpus:
             return False
         for free in sorted(free for free in self._levels() if free.gpus):
@@ -234,7 +234,7 @@ def _resources(amount: int | Resources) -> Resources:
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
-    """(E, 3) job, node and GPUs of whatever these jobs hold, jobs and nodes by their places. Their nodes must all be
+    """Return the jobs' holdings as rows (E, 3): index of the job, index of the node, GPUs. Their nodes must all be
     there (see `fixed_jobs` for those whose are not)."""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
@@ -242,7 +242,7 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
 
 
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
-    """(K, P + 1) nodes with each number of free GPUs, in each of K candidates.
+    """Count the nodes with each number of free GPUs in each of K candidates: (K, P + 1).
 
     `free` (N,) GPUs are for all jobs. They hold `gpus` (E,) of each `node` (E,); those that `stays` (K, E) marks remain
     theirs.
@@ -257,7 +257,7 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
-    """(K,) how many parts of `size` GPUs, each on one node, find room on the `nodes` (K, P + 1)."""
+    """Count the parts of `size` GPUs, each on one node, that fit the `nodes` (K, P + 1): (K,)."""
     found: Ints = nodes @ (np.arange(nodes.shape[1]) // size)
     return found
 

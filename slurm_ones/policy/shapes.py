@@ -1,4 +1,4 @@
-"""Shapes and batches that a cluster and a job's limits allow: the same for every policy.
+"""Shapes and batches that a cluster and a job's limits allow, for every policy.
 
 A job runs on n GPUs of one node, or on whole nodes: uniform shapes are all that Slurm can be asked for
 without naming nodes (facts of the resize: `NumNodes=N-N` and GPUs per node).
@@ -103,7 +103,7 @@ def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
 
 
 def takes(limits: Limits, gpus: int) -> bool:
-    """Tell whether there is a batch that this number of GPUs takes."""
+    """Tell whether any global batch is allowed on this number of GPUs."""
     least, most = least_and_most(limits, gpus)
     return least <= most
 
@@ -123,7 +123,8 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """(S,) of what global batches are multiples at sizes (S,); where `even`, such that replicas have equally many."""
+    """Return the quantum of global batches at each of the sizes: (S,). With `even`, replicas get equally many
+    samples."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Tables of what each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
+"""Tables of jobs' options as arrays: sizes, the batch at each, and throughput and goodput there.
 
 Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting. Where GPUs are of several kinds a
 column is a size on one of them.
@@ -47,7 +47,7 @@ class Tables:
     current: Ints
     """(J,) column of the size held now; 0 for a waiting job."""
     allowed: Bools
-    """(J, U) sizes that the job may have, its current one included; 0 is not among them."""
+    """(J, U) whether the job may have the size; its current one included, size 0 never."""
     batch: Ints
     """(J, U) global batch there, else 0."""
     speed: Floats
@@ -99,7 +99,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """One table out of one for each kind; each has a row for all `jobs`, and a job runs in one of them at most."""
+    """Join the tables of several kinds of GPU by columns. Each has a row for all `jobs`, and a job runs in at most
+    one."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):
@@ -119,7 +120,7 @@ def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Float
 
 
 def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
-    """Samples/s and goodput (J,) of each job at one size and batch of its own, all (J,)."""
+    """Predict samples/s and goodput (J,) of each job at its own size and batch (J,)."""
     speed, goodput = np.zeros(len(jobs)), np.zeros(len(jobs))
     kinds: dict[type, list[int]] = {}
     for j, job in enumerate(jobs):
@@ -158,7 +159,7 @@ def _predictions(
 
 
 class _OneByOne:
-    """Models that are asked one after the other, a row each."""
+    """Models without `together`: queried one by one, a row each."""
 
     def __init__(self, models: Sequence[ThroughputModel]) -> None:
         self._models = models
@@ -171,7 +172,7 @@ class _OneByOne:
 
 
 def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
-    """Models of one class, asked at once if their class can."""
+    """Combine models of one class, queried at once if the class has `together`."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
     return found
@@ -226,7 +227,7 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
 
 
 def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """The size its user asked for, as far as it can be had here: the nearest valid size below, or else the smallest.
+    """Return the valid size nearest to the user's request from below, or else the smallest.
 
     None if the job can have no size on this cluster.
     """

@@ -1,4 +1,4 @@
-"""GPUs over time to come, and the fewest of them with which a job ends by its deadline: the minimum satisfactory share.
+"""Free GPUs over time, and the fewest with which a job meets its deadline: its minimum satisfactory share.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023: jobs are
 taken in order of their deadlines. Each gets at every moment as many of the GPUs left as its level says: the lowest at
@@ -17,9 +17,9 @@ import numpy as np
 from slurm_ones.policy.contract import Floats, Ints, Reserved
 
 MOST_EDGES = 64
-"""Moments at which a timeline is cut. Of more, the first and every n-th of the others are taken."""
+"""Most moments at which a timeline is cut; of more, the first and every n-th other one are kept."""
 NEAR_S = 0.5
-"""Moments closer to each other are one."""
+"""Seconds below which two moments count as one."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SpeedCurve:
     pause_s: Floats
     """(A,) seconds before it trains at each size."""
     least: int = 0
-    """GPUs that it holds whatever becomes of it: a running job is not stopped."""
+    """GPUs that it keeps in any case, since a running job is not stopped."""
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Filled:
     share: float
     """Share of its work that is done by its deadline; 1 if it is met."""
     gpu_s: float
-    """GPU-seconds that it takes, up to its deadline."""
+    """GPU-seconds that the job takes up to its deadline."""
 
     @property
     def met(self) -> bool:
@@ -95,11 +95,11 @@ class FreeTimeline:
         return cls(starts, ends, np.maximum(free, 0))
 
     def less(self, gpus: Ints) -> FreeTimeline:
-        """Timeline without those GPUs (T,)."""
+        """Return the timeline without these GPUs (T,)."""
         return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
 
     def held(self, gpus: int, until_s: float) -> Ints:
-        """(T,) `gpus` GPUs up to then."""
+        """Return `gpus` GPUs in each stretch up to a moment, then 0: (T,)."""
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
@@ -170,7 +170,7 @@ def admitted(
 
 
 def filled(timeline: FreeTimeline, curves: Sequence[SpeedCurve]) -> list[Filled]:
-    """Each job filled in, those with the earlier deadline first; in the order given."""
+    """Fill in each job, earlier deadlines first; return the fillings in the order of the jobs."""
     found: dict[int, Filled] = {}
     for i in sorted(range(len(curves)), key=lambda i: curves[i].due_s):
         found[i] = timeline.fill(curves[i])
