@@ -1,4 +1,4 @@
-"""The door to Slurm: the contract of all clients, a reshape that is verified, and a guard for the leader."""
+"""Contract of all Slurm clients, a verified reshape, and a guard that only the leader changes anything."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 SHOWS_SWITCHES = (23, 2)
 """First release in which `SlurmClient.details` shows how few switches a job asks for."""
 GIVES_TYPES = (26, 5)
-"""First release on which jobs were seen to run on another type of GPU than they were submitted for. 22.05 takes another
-type, and then never starts the job."""
+"""First release on which a job was seen to run after a change of its GPU type. 22.05 accepts the change, and then never
+starts the job."""
 SWITCH_WAIT_S = 60.0
 """Wait for few switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
 READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
@@ -80,7 +80,7 @@ class SlurmClient(Protocol):
         """All jobs, nodes, partitions and reservations, in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> Job:
-        """One job, or task of an array. A task that waits with others comes as a job of its own."""
+        """Read one job or array task; a task that waits with others is returned as a job of its own."""
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         """Tasks of a job array that Slurm still knows, each a job of its own, ascending.
@@ -89,7 +89,7 @@ class SlurmClient(Protocol):
         """
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        """Some jobs, in one call, without those that Slurm does not know.
+        """Read these jobs in one call; jobs that Slurm does not know are left out.
 
         Consistency: complete, even what would cost a snapshot too much, such as an exact count of tasks that equals
         that of the nodes.
@@ -121,7 +121,7 @@ class SlurmClient(Protocol):
         """Put a pending job into a user hold."""
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Put an array's waiting tasks into a user hold, or those of them that are named.
+        """Put an array's waiting tasks, all or those named, into a user hold.
 
         Consistency: tasks that run are not touched. A hold of the array by its id would hold them as well, and so keep
         them from coming back after a requeue.
@@ -148,21 +148,21 @@ class SlurmClient(Protocol):
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        """Prefer nodes below at most `most` leaf switches for a pending job; 0 removes the preference.
+        """Ask Slurm to place a pending job below at most `most` leaf switches, if it can; 0 removes the preference.
 
         Consistency: Slurm gives it up once the job has waited `SWITCH_WAIT_S` only for it; without a topology it has no
         effect. The job's `switches` show it in `details`.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps, or to its batch script too. By an array's id it goes to
-        those of each task that runs.
+        """Send a signal, such as USR1, to the job's steps, or to its batch script too. An array's id stands for all
+        running tasks.
 
         Raises: `Refused` if only tasks that wait are meant.
         """
 
     def reuse(self, task: Task) -> None:
-        """Let an array's task that has ended wait again, in a user hold; one that waits already stays as it is.
+        """Requeue an array's ended task into a user hold; a waiting task stays as it is.
 
         Raises: `UnknownJob` once Slurm has forgotten it (MinJobAge), `Refused` for one that runs, whose last processes
         are not gone yet, or that somebody cancelled.
@@ -172,7 +172,7 @@ class SlurmClient(Protocol):
         """Let at most `most` tasks of an array run at once; 0 for no limit."""
 
     def cancel_waiting(self, array_id: int) -> None:
-        """Cancel an array's waiting tasks, held ones too; without an error if none waits."""
+        """Cancel an array's waiting tasks, held ones included; no error if none waits."""
 
 
 class _LeaderOnly:
@@ -204,7 +204,7 @@ class _LeaderOnly:
 
 
 def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
-    """The client, whose changes need the lead: if `check` raises `NotLeader`, nothing is sent to Slurm.
+    """Return the client with its changes guarded: if `check` raises `NotLeader`, nothing is sent to Slurm.
 
     Slurm knows no terms, so a window is left. A process may be stopped (SIGSTOP, a frozen virtual machine) between the
     answer of `check` and its command. It gives that command when it goes on, whoever leads by then. The window is the
@@ -223,7 +223,7 @@ def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
 
 
 def _fault(job: Job, shape: Shape, kind: str, queue: Queue, before: Job) -> str:
-    """Fault of the job as read back, "" for none."""
+    """Return in words how the job as read back differs from the request, "" if it does not."""
     if any(queue.other_than(job)):
         partition, qos, account, limit_s, licenses = Queue.of(job)
         where = f"partition {partition}, QOS {qos or '-'}, account {account or '-'}"

@@ -102,14 +102,14 @@ _SENT = "Job is in transitional state, retrying"
 
 
 def error_of(what: str, answer: str) -> SlurmError:
-    """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `Refused`."""
+    """Return Slurm's error text as one of the client's errors; an unknown text is a plain `Refused`."""
     text = " ".join(answer.split())[:500]
     kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
     return kind(f"{what}: {text or 'failed without a message'}")
 
 
 def apart(jobs: Iterable[Job], array_id: int) -> list[Job]:
-    """The tasks of an array, each a job of its own, also those that Slurm keeps in one record."""
+    """Split an array's records into tasks, each a job of its own."""
     found = (job for job in jobs if job.array_id == array_id)
     return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
 
@@ -122,9 +122,9 @@ def _log_retry(state: tenacity.RetryCallState) -> None:
 def with_retries(
     call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
 ) -> T:
-    """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised.
+    """Call, and on `Unreachable` retry with jittered exponential back-off; raise it if that does not help.
 
-    Slurm's own commands wait for a dead controller, too, so nothing is begun again after `give_up_s`.
+    Slurm's commands wait for a dead controller themselves, so no retry begins after `give_up_s`.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),
@@ -184,7 +184,7 @@ class CommandClient:
         return errors if said else output
 
     def _ask(self, argv: Sequence[str]) -> str:
-        """A question, which may be asked again; a command that changes something is not."""
+        """Run a query, with retries; commands that change something have none."""
         return with_retries(lambda: self.run(argv))
 
     @cached_property
@@ -261,7 +261,7 @@ class CommandClient:
         return self._look(job_id)
 
     def _look(self, job_id: JobKey) -> Job:
-        """The job by JSON, which shows what PySlurm does not: GPUs asked for per job, exact task counts."""
+        """Read the job by JSON, which shows GPUs per job and exact task counts, unlike PySlurm."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)
@@ -326,7 +326,7 @@ class CommandClient:
                 self.release(job.key, start_now=False)
 
     def update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
-        """Ask for a shape of GPUs of the job's kind, without looking at what became of it."""
+        """Send the update to a shape of GPUs of the job's kind, without reading the job back."""
         whole, kind = job.gpus_per_node == 0, job.kind
         # 22.05 keeps the tasks, and with them the CPUs, of the run before: a job back on one GPU had all of a node.
         tasks = self._release < (25, 11)
@@ -370,9 +370,9 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Send the signal once. To an array whose other tasks wait, Slurm sends the signal and answers that it cannot
-        be altered now. scancel then sends it again and again for minutes. With `--verbose` it prints that it begins to,
-        which ends it here."""
+        """Send the signal once, without scancel's own repetitions. To an array whose other tasks wait, Slurm sends the
+        signal and answers that it cannot be altered now. scancel then sends it again and again for minutes. With
+        `--verbose` it prints that it begins to, which ends it here."""
         self._keepalive()
         printed = []
         with subprocess.Popen(

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def why_not_pyslurm() -> str:
-    """Reason against using PySlurm here, "" if it can be used."""
+    """Return why PySlurm cannot be used here, "" if it can."""
     try:
         import slurm_ones.slurm.pyslurm  # noqa: F401
     except ImportError as error:
@@ -25,7 +25,7 @@ def why_not_pyslurm() -> str:
 
 
 def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
-    """The client that the settings ask for. `keepalive` is called before each thing that Slurm is asked.
+    """Return the client that the settings choose. `keepalive` is called before each query or command.
 
     Raises `SlurmMissing`, and `ConfigError` as `check_client` does.
     """
@@ -51,7 +51,7 @@ def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) ->
 
 
 def check_client(settings: Settings) -> None:
-    """Raise `ConfigError` if the settings ask for a client that is not here, or for something that is no client."""
+    """Raise `ConfigError` if the settings name a client that is not installed or does not exist."""
     if ":" in settings.client:
         _class_of(settings.client)
     elif settings.client == "pyslurm" and (why := why_not_pyslurm()):

@@ -1,4 +1,4 @@
-"""Fields of Slurm as rows: what each source calls a field, and how it writes the values, releases 22.05 to 26.05."""
+"""Slurm's job fields as rows: name and notation of each in every source, for releases 22.05 to 26.05."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")
 MOST = 2**53
-"""Largest number believed; a larger one counts as none."""
+"""Largest number accepted; a larger one counts as missing."""
 LONGEST = 8_192
 """Characters kept of a text that a user may choose."""
 MOST_TASKS = 10_000
@@ -26,8 +26,8 @@ MOST_TASKS = 10_000
 
 
 def text_of(value: Any) -> str:
-    """Text of bounded length that every database and file system takes: NUL and what is no character become question
-    marks. It is the user's own all the same, escapes and all."""
+    """Return the text cut to a bounded length, with NUL and invalid characters as question marks. It may still hold
+    escapes."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
@@ -36,7 +36,7 @@ def _characters(text: str) -> str:
 
 
 def number(value: Any, default: int = 0) -> int:
-    """Number as JSON of any release writes it: plain, or as {set, infinite, number}."""
+    """Read a number in the JSON of any release: plain, or as {set, infinite, number}."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
@@ -46,7 +46,7 @@ def number(value: Any, default: int = 0) -> int:
 
 
 def hosts(text: Any) -> tuple[str, ...]:
-    """Names in a host list, none if Slurm names none. Raises ValueError for what is no list of hosts."""
+    """Expand a host list to names; empty if Slurm names none. Raises ValueError for an invalid list."""
     return tuple(expand(_characters(text))) if isinstance(text, str) and text not in ("", "(null)", "N/A") else ()
 
 
@@ -79,7 +79,8 @@ def seconds(text: str) -> float:
 
 
 def tasks_of(text: Any) -> tuple[int, ...]:
-    """Tasks in a text such as 3, 1-7%1, 1,3-5 or 0-12:4, ascending, at most `MOST_TASKS`; without what is none."""
+    """Read task numbers from a text such as 3, 1-7%1, 1,3-5 or 0-12:4: ascending, at most `MOST_TASKS`, invalid parts
+    left out."""
     found: set[int] = set()
     for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
         if (match := _TASKS.fullmatch(piece)) is not None:
@@ -146,7 +147,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """Texts of a list, or the one in place of it."""
+    """Read texts from a list, or the single text in its place."""
     return tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),) if value else ()
 
 
@@ -200,7 +201,7 @@ NAMES = Notation(_names, _names, _names)
 HOSTS = Notation(hosts, hosts, hosts)
 TASKS = Notation(tasks_of, tasks_of, tasks_of)
 TASK = Notation(_count, lambda value: number(value, -1), _whole)
-"""One task of an array. Of task 0 PySlurm has no number."""
+"""Number of an array's task; PySlurm shows none for task 0."""
 IS_TASK = Notation("N/A".__ne__, lambda value: number(value) != 0, bool)
 PRIORITY = Notation(
     lambda text: 0 if text == "0" else _count(text) or None,
@@ -219,7 +220,7 @@ STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 
 
 def read(field: Field, source: str, values: list[Any]) -> list[Any]:
-    """Values of one field of many records; of text and PySlurm equal ones are read once."""
+    """Read one field of many records; equal values from text or PySlurm are parsed once."""
     reader = getattr(field.notation, source)
     if source == "json":  # numbers are objects there, and 1 is not True
         return [reader(value) for value in values]

@@ -78,7 +78,7 @@ ENDED = frozenset(
         JobState.OUT_OF_MEMORY,
     }
 )
-"""States a job does not leave by itself. One that is requeued in place of PREEMPTED is pending again."""
+"""Final states of a job. A preempted job that is requeued is pending, not PREEMPTED."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Job:
     """Slurm's state flags besides the base state: COMPLETING, REQUEUED, REQUEUE_HOLD, CONFIGURING, …"""
     reason: Annotated[str, Field(TEXT, "Reason", "state_reason", "state_reason")]
     held: bool
-    """Slurm will not start it: its priority is 0."""
+    """True if the job is held: its priority is 0, so Slurm does not start it."""
     admin_held: bool
     """Held by an operator or root, so its owner cannot release it."""
     restart: Annotated[int, Field(COUNT, "RestartCnt", "restart_cnt", "requeue_count")]
@@ -136,10 +136,10 @@ class Job:
     exit_code: int = 0
     """Exit code as a shell gives it: 128 + the signal that ended it."""
     eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
-    """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
+    """Earliest start (Unix time) by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """True in the hold that it was requeued into, and not released since. A snapshot may miss that an operator holds it
-    as well; `SlurmClient.job` does not."""
+    """True if it was requeued into a hold and not released since. A snapshot may not show that an operator holds it as
+    well; `SlurmClient.job` does."""
     array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
     """Job id of its array, 0 for none."""
     array_tasks: Annotated[
@@ -158,7 +158,7 @@ class Job:
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
     """Each licence that it has or asks for, and how many of it."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
-    """Nodes that all have to be among its own."""
+    """Nodes that it must have (`--nodelist`)."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
     """Time at which Slurm began to take its nodes for another job; 0 for never."""
@@ -175,7 +175,7 @@ class Job:
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
     """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
-    """Longest that it waits for that."""
+    """Longest wait for few switches, in seconds."""
     command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
     """Path of its batch script."""
     submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)
@@ -195,7 +195,7 @@ class Job:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of its nodes; if it asks for a number in all, the most."""
+        """GPUs on each of its nodes; for a total of GPUs, the most on a node."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property
@@ -205,7 +205,7 @@ class Job:
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
     def shares_partition(self, other: Job) -> bool:
-        """Both may be in one partition."""
+        """Tell whether both jobs name a common partition."""
         return not {*self.partitions}.isdisjoint(other.partitions)
 
     @property
@@ -214,7 +214,7 @@ class Job:
 
     @property
     def of_one_kind(self) -> bool:
-        """Its GPUs are of one type, which an update can name, or of any."""
+        """True if its GPUs are of at most one type, as an update can name."""
         return _ONE_KIND.fullmatch(self.kind) is not None
 
     @property
@@ -227,21 +227,21 @@ class Job:
 
     @property
     def completing(self) -> bool:
-        """Its last run's processes are not all gone yet."""
+        """True until all processes of its last run are gone."""
         return "COMPLETING" in self.flags
 
     @property
     def never_starts(self) -> bool:
-        """Slurm took a shape that it will not start: beyond what the partition has, or one job may have."""
+        """True if Slurm accepted a shape that it will never start: beyond the partition, or beyond a job's limits."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
     @property
     def limited(self) -> bool:
-        """It waits for a limit of its account or QOS, or for nodes that it may not have: for as long as that lasts."""
+        """True if it waits for a limit of its account or QOS, or for nodes that it may not have."""
         return self.pending and self.reason.startswith(("Assoc", "QOS", "ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Slurm holds exactly this shape for it while it waits; a job without GRES is its nodes."""
+        """Tell whether the pending job asks for exactly this shape; without GRES only nodes count."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
@@ -259,12 +259,13 @@ class Queue(NamedTuple):
 
     @classmethod
     def of(cls, job: Job) -> Queue:
-        """Return that of a job."""
+        """Return the queue of a job."""
         licenses = ",".join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
 
     def other_than(self, job: Job) -> Queue:
-        """Return what of it the job does not have, and then its limit too: Slurm resets that with the QOS."""
+        """Return the fields that differ from the job's; with partition, QOS or account also the time limit, which Slurm
+        then resets."""
         wanted = self._replace(time_limit_s=self.time_limit_s // 60 * 60.0)
         same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]
         new = wanted._replace(**{name: self._field_defaults[name] for name in same})
@@ -284,7 +285,7 @@ class Node:
     gpus_used: int
     partitions: tuple[str, ...]
     idle: bool
-    """No job has any part of it."""
+    """True if no job holds any part of the node."""
     leaf: str = ""
     """Its leaf switch, or its block if the network is one of blocks; "" if Slurm knows no topology."""
     kind: str = ""
@@ -307,7 +308,7 @@ class Partition:
     max_nodes: int
     """0 for no limit."""
     whole_nodes: bool
-    """Every job gets its nodes to itself."""
+    """True if every job gets whole nodes."""
     default: bool = False
     qos: str = ""
     """QOS whose limits hold for all its jobs besides their own; "" for none."""
@@ -344,7 +345,7 @@ class Quota(NamedTuple):
     user: str = ""
     """"" for all users of the account or the QOS together."""
     per_job: bool = False
-    """True if it holds for each job by itself."""
+    """True if the quota holds for each job by itself."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +364,7 @@ class Quotas:
     """UsageFactor of each QOS: what a GPU-hour there counts. {} if accounting does not answer."""
 
     def above(self, account: str) -> set[str]:
-        """The accounts above one."""
+        """Return all accounts above an account."""
         found, name = {""}, self.parents.get(account, "")
         while name not in found:
             found.add(name)
@@ -371,8 +372,8 @@ class Quotas:
         return found - {""}
 
     def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
-        """Those that bind the job: its own, its user's, and those of its account and all above, but for what its QOS
-        names as well: that takes their place. Of two QOS that both name a quota Slurm takes one, here both count."""
+        """Return the quotas that bind the job: its QOS', its user's, and those of its account and all above. A QOS'
+        quota replaces an association's of the same resource. If two QOS have one, both count here; Slurm takes one."""
         key = job.qos, job.account, job.user, partition_qos
         if key not in self._bound:
             self._bound[key] = self._binding(*key)
@@ -380,7 +381,7 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str], tuple[Quota, ...]]:
-        """Remembered, since thousands of jobs have a few hundred queues."""
+        """Quotas of a queue, cached: thousands of jobs share a few hundred queues."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str) -> tuple[Quota, ...]:
@@ -399,7 +400,7 @@ class Quotas:
 
 @dataclass(frozen=True)
 class Reservation:
-    """Nodes set aside for somebody."""
+    """A reservation of nodes."""
 
     name: str
     node_names: tuple[str, ...]
@@ -420,7 +421,7 @@ class Snapshot:
     partitions: Mapping[str, Partition]
     reservations: tuple[Reservation, ...] = field(default=())
     licenses: Mapping[str, int] = field(default_factory=dict)
-    """Free ones of each licence; {} if no job asks for any."""
+    """Number of free licences, by name; {} if no job asks for any."""
 
     def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
         """The first reservation to come that has any of these nodes, besides the `own` one of a job; None for none.
@@ -481,7 +482,7 @@ def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Fewest leaf switches that this number of usable nodes of the partition is below; 0 if unknown."""
+    """Return the fewest leaf switches that cover this number of usable nodes of the partition; 0 if unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

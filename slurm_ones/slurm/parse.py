@@ -49,7 +49,7 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Reservation
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""Environment of commands that list tasks: Slurm cuts such a list after 64 characters otherwise."""
+"""Environment variables for commands that list tasks: without them Slurm cuts the list after 64 characters."""
 FORMAT = "SQUEUE_FORMAT2"
 """The variable that squeue takes its columns from."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
@@ -82,7 +82,7 @@ FIELDS = fields_of(Job) | {
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
-    """Columns that squeue of this release is asked for."""
+    """Return the columns to request from squeue of this release."""
     asked = (field.text for field in FIELDS.values() if field.since <= release < field.before)
     return tuple(name for name in dict.fromkeys(asked) if name)
 
@@ -107,7 +107,7 @@ _STANDS_FOR = {
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Raise `Refused` in place of ValueError."""
+    """Context that raises `Refused` in place of ValueError."""
     try:
         yield
     except ValueError as error:
@@ -119,7 +119,7 @@ def understood(what: str) -> Iterator[None]:
 
 @lru_cache(1024)
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
-    """Base state and flags among Slurm's state names.
+    """Split Slurm's state names into base state and flags.
 
     22.05's JSON, squeue's columns and PySlurm show only one name, a flag in place of the state. The next state of a job
     that completes is unknown then, unless it is held: such a one is being requeued.
@@ -226,12 +226,12 @@ def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> 
 
 
 def separator() -> str:
-    """Separator of fields that nobody knew before. No digit comes first: that would be a width."""
+    """Draw a random separator of fields. It does not begin with a digit, which would be a width."""
     return f"~{secrets.token_hex(12)}~"
 
 
 def asked(names: Iterable[str], between: str) -> str:
-    """Value of `FORMAT`. With something after it a column is neither padded nor cut short."""
+    """Return the value of `FORMAT`. A column followed by a separator is neither padded nor cut."""
     return ",".join(f"{name}:{between}" for name in names)
 
 
@@ -296,7 +296,7 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def usable(state: str) -> bool:
-    """A node in this state takes jobs: * is no answer, and +FLAG names the reason."""
+    """Tell whether a node in this state takes jobs: * means no answer, +FLAG names a reason."""
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
@@ -370,7 +370,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 
 
 def parse_licenses(text: str) -> dict[str, int]:
-    """Free ones of each licence from `scontrol -o show licenses`."""
+    """Number of free licences, by name, from `scontrol -o show licenses`."""
     return {fields["LicenseName"]: _figure(fields.get("Free")) for fields in records(text) if "LicenseName" in fields}
 
 
@@ -462,8 +462,8 @@ def setting(config: Mapping[str, str], name: str) -> str:
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide from a job the GPUs that other jobs have of its node; None if Slurm does not
-    show it. Two blocks on one node then may not reach each other's.
+    """Tell whether device cgroups hide other jobs' GPUs of a node from a job; None if Slurm does not show it. Two
+    blocks on one node then may not reach each other's.
 
     It shows cgroup.conf if a plugin uses cgroups; only task/cgroup constrains devices.
     """
@@ -474,13 +474,13 @@ def hides_gpus(config: Mapping[str, str]) -> bool | None:
 
 
 def allows_arrays(config: Mapping[str, str]) -> bool:
-    """Job arrays of more than one task may be submitted, as they may if Slurm shows no limit."""
+    """Tell whether job arrays of several tasks are allowed; True if Slurm shows no limit."""
     most = setting(config, "MaxArraySize")
     return not DIGITS.fullmatch(most) or int(most) > 1
 
 
 def enforces_limits(config: Mapping[str, str]) -> bool:
-    """Quotas are more than figures (AccountingStorageEnforce), as they may be if Slurm does not show it."""
+    """Tell whether Slurm enforces quotas (AccountingStorageEnforce); True if it does not show the setting."""
     enforced = setting(config, "AccountingStorageEnforce")
     return not enforced or any(word in enforced for word in ("limits", "safe", "all"))
 

@@ -45,9 +45,9 @@ RESTARTS = "Restarts"
 OWN = ("Comment", "JobName")
 """Fields that users write."""
 MOST = 2**53
-"""No number in a row is larger."""
+"""Largest number accepted in a row."""
 LONGEST = 65_536
-"""Most bytes of a row."""
+"""Longest accepted row, in bytes."""
 TIMEOUT_S = 600.0
 """Longest time that an answer takes."""
 
@@ -111,7 +111,7 @@ class AccountingRow:
 
     @property
     def live(self) -> bool:
-        """It has not ended, or will be run again."""
+        """True if the run has not ended, or was requeued."""
         return self.end is None or self.state in _LIVE
 
 
@@ -226,7 +226,7 @@ def parse_rows(
 
 
 class Sacct:
-    """The command, as this release has it. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
+    """The `sacct` command of the installed release. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
 
     def __init__(self, cluster: str = "") -> None:
         self._cluster = cluster

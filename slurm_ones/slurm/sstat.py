@@ -1,4 +1,4 @@
-"""The GPU use of running jobs from `sstat`, which asks each of their nodes: it is begun, and read at the next call.
+"""GPU use of running jobs from `sstat`, which queries their nodes: started at one call, and read at the next.
 
 It reportedly answers only root, SlurmUser and the jobs' owner (not tried here). Then nothing is known of others' jobs.
 """
@@ -40,14 +40,14 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
 
 
 class Sstat:
-    """One question at a time."""
+    """Runs `sstat` in the background, one query at a time."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
 
     def ask(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """The answer to the question before, if it is there; then ask again. One that has no answer by then ends."""
+        """Return the result of the query before, if there is one, and start the next. An unfinished query is ended."""
         found = self._answer()
         if job_ids:
             command = ["sstat", "-nPa", "--format=JobID,TRESUsageInTot", f"--jobs={','.join(map(str, job_ids))}"]
