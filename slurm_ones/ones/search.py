@@ -1,4 +1,4 @@
-"""The search: what each size is worth, then generations of candidates, then the best that finds room."""
+"""Evolutionary search: the worth of each size, generations of candidates, and the best candidate that can be placed."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, 
 
 @dataclass(frozen=True)
 class OnesOptions:
-    """The defaults are what we found best on generated workloads; see docs/benchmarks/policies.md for the ablation."""
+    """Options of `ones`. The defaults were best on generated workloads; docs/benchmarks/policies.md has the
+    ablation."""
 
     population: int = 16
     """Candidates kept (K of ONES)."""
     generations: int = 6
-    """Per decision; the population lives on."""
+    """Generations in each decision; the population is kept between decisions."""
     mutation: float = 0.3
     """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
     goodput: bool = True
@@ -73,35 +74,35 @@ class OnesOptions:
     local_search: bool = True
     """Improve candidates by small moves after crossover and mutation."""
     caution: float = 0.3
-    """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
+    """Standard deviations of its predicted speed by which an uncertain size counts as slower."""
     leap: float = 16.0
-    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
+    """Growth limit: this multiple of the most GPUs that a job has had; a job that has not run gets its request (but see
+    `first_size`)."""
     first_size: bool = True
-    """One that has not run may start with more than it asked for if giving up GPUs again costs next to nothing. How
-    much more depends on how well its speed is known."""
+    """Let a job start with more GPUs than requested if giving up GPUs again costs next to nothing. How much more
+    depends on how well its speed is known."""
     horizon_s: float = 200.0
-    """Seconds that a change is expected to last, or the time since a job last came or went, if longer. The gain in them
-    must exceed the cost of the pause."""
+    """Seconds in which a change must repay its pause, or the time since a job last came or went, if longer."""
     horizon_share: float = 0.5
-    """It must repay within this share of the job's predicted remaining time as well."""
+    """Share of the job's predicted remaining time in which a change must repay its pause, too."""
     tenure: float = 1.0
-    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
-    changed again."""
+    """Multiple of the job's mean time at one size in which a change must repay its pause, too: a job changed often is
+    soon changed again."""
     borrowed: bool = True
-    """Weigh that Slurm takes guests back; False as if they were the job's own."""
+    """Account for preemptions of guests; False counts guests as the job's own."""
     fair_bound: float = 1.5
-    """A job whose predicted JCT exceeds this multiple of the one by itself on its share weighs more; 0 switches it
-    off."""
+    """Multiple of its JCT on a fair share of the cluster from which on a job's predicted JCT raises its weight; 0 for
+    never."""
     places: bool = True
-    """Weigh what sizes across leaf switches cost their job and each other, if the network is known and tapered."""
+    """Account for slower exchange across leaf switches, if the network is known and tapered."""
     deadlines: bool = True
     """Promise deadlines that can be kept, and keep them; on GPUs of several kinds on one of them."""
     sure: float = 0.9
-    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    """Quantile of the remaining work that is assumed when a deadline is promised."""
     stand: bool = True
-    """A decision stands for up to a minute while nothing has changed; False decides at each tick."""
+    """Keep a decision for up to a minute while nothing has changed; False decides at each tick."""
     preempt: bool = False
-    """Running jobs may be taken to zero GPUs for a while."""
+    """Allow parking: running jobs may go to zero GPUs for a while."""
     kinds: bool = True
     """Choose the kind of GPUs if there are several; False as if all were alike."""
 
@@ -112,19 +113,19 @@ class OnesOptions:
 
 
 LARGEST = 1e15
-"""Samples that no job exceeds."""
+"""Upper limit on any job's samples."""
 STEADY = 0.97
-"""A batch in force that reaches this share of the best goodput stays."""
+"""Share of the best goodput from which on the batch in force is kept."""
 UNKNOWN_S = 600.0
-"""Seconds that an unknown job is taken to need."""
+"""Seconds of remaining time assumed for an unknown job."""
 ENOUGH = 0.9995
-"""Share of what no candidate can exceed from which on the search is at its end."""
+"""Share of the upper bound on a candidate's value at which the search ends."""
 ROUNDS = 6
 """Rounds of local search for each candidate."""
 
 
 def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
-    """The rules that enter the objective, in the order in which they do."""
+    """Return the rules of the objective, in the order in which they apply."""
     found: list[Term] = [reach] if leaves is None else [reach, leaves]
     if options.caution:
         found.append(Caution(options.caution))
@@ -139,7 +140,7 @@ def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple
 
 
 class Search:
-    """The search over GPUs of one kind. It remembers its population, and the most GPUs that each job has had."""
+    """Search over GPUs of one kind; it keeps its population and the most GPUs that each job has had."""
 
     def __init__(self, options: OnesOptions) -> None:
         self.options = options
@@ -157,7 +158,7 @@ class Search:
         """Time at which a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """The schedule of these jobs, which are in order of submission."""
+        """Return the schedule of these jobs, given in order of submission."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
@@ -186,7 +187,7 @@ class Search:
         return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, gains, promises=promises)
 
     def remember(self, jobs: Sequence[JobView], now: float) -> None:
-        """Note the most GPUs of each of these jobs, and whether one came or went."""
+        """Update the most GPUs of each job, and note whether a job came or went."""
         if {job.job_id for job in jobs} != self.most.keys():
             self.since = now
         self.most = {job.job_id: max(self.most.get(job.job_id, 0), job.shape.gpus if job.shape else 0) for job in jobs}
@@ -244,7 +245,7 @@ class Search:
         return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
 
     def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Reasons for the jobs' `columns` (J,), by job id, if a term decided it: of the first that did."""
+        """Return the reason of each job's column, by id, from the first term that decided it."""
         found: dict[int, Reason] = {}
         for term in self.terms:
             found = {**term.reasons(at, columns), **found}
@@ -310,7 +311,7 @@ class Search:
 
 
 class _OneNode:
-    """A model of throughput asked as if every size were in one node."""
+    """A throughput model that predicts every size as if on one node."""
 
     def __init__(self, model: ThroughputModel) -> None:
         self._model = model
@@ -323,8 +324,8 @@ class _OneNode:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """The tables with the batch in force at a running job's size, if that is nearly as good as the best: a batch that
-    follows every new figure would never settle."""
+    """Keep the batch in force at a running job's size if it is nearly as good as the best; else batches would never
+    settle."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))
@@ -343,8 +344,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or shrink but finds
-    its nodes too fragmented stays as it is. With every running job as it is there is always room."""
+    """Place shapes for the `wanted` GPUs of `mobile` jobs, in order of precedence. A running job that would grow or
+    shrink but finds its nodes too fragmented stays as it is. With every running job as it is there is always room."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -393,7 +394,7 @@ def _reasons(
 
 
 def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
-    """The columns of most worth to each job that may change, best first; `parts` are the nodes of each kind."""
+    """Return the sizes of most worth of each job that may change, best first; `parts` are the nodes of each kind."""
     if not tables.jobs:
         return {}
     # Of sizes of one worth the smaller comes first.

@@ -1,4 +1,4 @@
-"""Rules of the objective about a job's size: how large it becomes at once, what a change costs, what switches cost.
+"""Rules of the objective about sizes: growth limits, costs of changes, loss of guests, leaf switches.
 
 **How large at once.** A first size beyond what was asked for may turn out too large. The chance is about the relative
 deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds. The guard against
@@ -42,9 +42,9 @@ from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_on
 
 LARGEST_S = 1e15
 UNKNOWN = 0.95
-"""Relative deviation from which on a speed is no more than a guess."""
+"""Relative standard deviation from which on a predicted speed counts as a guess."""
 PAUSES = 5.0
-"""Cost of a first size that was too large, in pauses: one, and the wait of four before it."""
+"""Cost of a too large first size, in pauses: one pause, and a dwell time of four."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Reach(Term):
     """Seconds that a size is expected to last."""
 
     def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
-        """The job with the sizes that it may have at most, its smallest at least: so that none else is asked about."""
+        """Return the job's view with only the sizes within reach, its smallest at least."""
         if job.deadline is not None:
             return job  # what it needs to end in time is weighed against others, by what is known of its speed
         had = most[job.job_id]
@@ -72,7 +72,7 @@ class Reach(Term):
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
+        """Drop sizes beyond the request of a job that has not run if their speed is only a guess."""
         new, beyond = self._beyond(at)
         if not new:
             return allowed
@@ -81,7 +81,7 @@ class Reach(Term):
         return allowed
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
-        """Less what trying a first size costs."""
+        """Subtract the expected cost of trying a first size beyond the request."""
         new, beyond = self._beyond(at)
         if not new:
             return worth
@@ -92,7 +92,7 @@ class Reach(Term):
         return worth
 
     def _beyond(self, at: Situation) -> tuple[list[int], Bools]:
-        """The rows (R) of jobs that have not run, and which columns (R, U) are beyond what they asked for."""
+        """Return the rows (R) of jobs that have not run, and which columns (R, U) exceed their requests."""
         jobs = at.tables.jobs
         new = [j for j, job in enumerate(jobs) if not at.most[job.job_id]]
         asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])
@@ -100,7 +100,7 @@ class Reach(Term):
 
 
 def shrink_s(job: JobView) -> float:
-    """Seconds that giving up GPUs interrupts the job."""
+    """Seconds for which giving up GPUs interrupts the job."""
     return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST_S)
 
 
@@ -110,10 +110,10 @@ CHEAP = 0.01
 
 @dataclass(frozen=True)
 class ChangeCosts:
-    """Seconds (J, U) that a change of each job to each column costs."""
+    """Costs of changing each job to each size, in seconds (J, U)."""
 
     ready_s: Floats
-    """GPUs that the change gains are held this long before it, while the job trains on as it was."""
+    """Time for which gained GPUs are held before the change, while the job trains on as it was."""
     pause_s: Floats
     """Pause of training in the change."""
     lasts_s: Floats
@@ -122,7 +122,7 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Changes must repay their interruption within `horizon_s`, a share of the job's time to come, and `tenure`."""
+    """A change must repay its pause within `horizon_s`, a share of the job's remaining time, and `tenure`."""
 
     horizon_s: float
     horizon_share: float
@@ -132,7 +132,7 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """Costs of changes, and how long they last: no job's longer than to its own end at the size in question."""
+        """Return costs and expected lives of changes; a life ends at the latest with the job at that size."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -180,7 +180,7 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
 
 
 def _tenure(job: JobView) -> float:
-    """Seconds that the job has kept its sizes on average, also as the last one may end now."""
+    """Mean seconds for which the job has kept a size, as if the present one ended now."""
     return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
 
 
@@ -208,7 +208,7 @@ def guests_at(tables: Tables) -> Guests | None:
 
 
 class Borrowed(Term):
-    """Guests are Slurm's to take: a size is worth the share of its time that making up for losing them leaves."""
+    """Discount for guests: a size is worth less by the share of time that preemptions of its guests cost."""
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
         borrowed = guests_at(at.tables)
@@ -219,7 +219,7 @@ class Leaves(Term):
     """Leaf switches in the objective."""
 
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
-        """The jobs as fast as they are across leaf switches, where a size needs several."""
+        """Return the jobs with the speed across leaf switches at sizes that need several."""
         if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
@@ -245,8 +245,8 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Reasons of jobs that the next larger size would bring across leaf switches, if it were worth its GPUs without
-        that. Free GPUs are worth nothing, others at least what anybody's last GPU brings."""
+        """Return reasons for jobs whose next larger size was only not worth its GPUs since it crosses leaf switches.
+        Free GPUs are worth nothing, others at least what anybody's last GPU brings."""
         if not _known(at.cluster):
             return {}
         sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
@@ -305,7 +305,7 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """True if the network is tapered and nodes differ only by their places: kinds of GPUs are decided one by one."""
+    """Tell whether the network is known and tapered, and all nodes have one kind of GPU."""
     return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 
@@ -315,7 +315,7 @@ def _next(there: Bools) -> int | None:
 
 
 def exchange_shares(tables: Tables) -> Floats:
-    """(J, U) part of a step that is gradient exchange, at sizes of several nodes; 0 at others."""
+    """Return the share of a step that is gradient exchange (J, U), at sizes of several nodes; 0 at others."""
     several = tables.allowed & (tables.nodes > 1)
     columns = np.flatnonzero(several.any(axis=0))
     shares = np.zeros(tables.speed.shape)
@@ -338,7 +338,7 @@ def below_each(cluster: ClusterView) -> Counter[str]:
 
 
 def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
-    """(U,) fewest leaf switches below which there are that many GPUs, for each size."""
+    """Return the fewest leaf switches with enough GPUs for each size: (U,)."""
     most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))

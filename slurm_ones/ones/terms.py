@@ -1,4 +1,4 @@
-"""The protocol of rules that enter the objective of `ones`, and the small rules.
+"""Protocol of the rules (terms) of the objective of `ones`, and the small rules.
 
 The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
 places, and leaves the others as they are:
@@ -33,7 +33,7 @@ Penalty = Callable[[Ints], Floats]
 
 @dataclass(frozen=True)
 class Situation:
-    """Input of the rules: the jobs and their cluster."""
+    """First input of the rules: the jobs and their cluster."""
 
     cluster: ClusterView
     running: Sequence[JobView]
@@ -51,7 +51,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Outlook(Situation):
-    """And what is expected of each job."""
+    """Second input of the rules: predicted speed and work of each job."""
 
     speed: Floats
     """(J, U) progress/s in samples of the base batch, as it counts here; 0 at sizes that the job may not have."""
@@ -65,10 +65,10 @@ class Outlook(Situation):
 
 @dataclass(frozen=True)
 class Priced(Outlook):
-    """And what its progress is worth."""
+    """Third input of the rules: the worth of each job's progress."""
 
     weight: Floats
-    """(J,) what a second of its waiting counts."""
+    """(J,) weight of a second of the job's waiting."""
     unit: Floats
     """(J,) worth of a unit of its progress in weighted seconds."""
     ends: Floats
@@ -76,30 +76,31 @@ class Priced(Outlook):
 
 
 class Term:
-    """A rule of the objective. This one changes nothing: a rule overrides the places where it enters."""
+    """Base of the rules of the objective; changes nothing itself. A rule overrides the methods at which it enters."""
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """(J, U) of the columns `allowed` (J, U) those that jobs may have. What a job holds now stays allowed."""
+        """Return which of the `allowed` columns (J, U) jobs may have: (J, U). A job's present size stays allowed."""
         return allowed
 
     def speed(self, at: Situation, speed: Floats) -> Floats:
-        """(J, U) how fast jobs count as, from the `speed` (J, U) that they have without this rule."""
+        """Return the speed (J, U) that jobs count with, from the `speed` (J, U) without this rule."""
         return speed
 
     def weight(self, at: Outlook, weight: Floats) -> Floats:
-        """(J,) what a second of waiting counts, from the `weight` (J,) without this rule."""
+        """Return the weight of a second of waiting (J,), from the `weight` (J,) without this rule."""
         return weight
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
-        """(J, U) what each column is worth, from the `worth` (J, U) without this rule; column 0 is waiting."""
+        """Return the worth of each column (J, U), from the `worth` (J, U) without this rule; column 0 is waiting."""
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """Loss of whole candidates; None for nothing. No gain outweighs `dear` for each GPU."""
+        """Return the loss function of whole candidates; None for none. A loss of `dear` for each GPU outweighs any
+        gain."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:
-        """Tell whether deadlines are promised, by job id, as far as this decision settled it."""
+        """Return the promises and refusals of deadlines that this decision made, by job id."""
         return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
@@ -109,7 +110,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Caution(Term):
-    """A doubtful size counts as slower by `deviations` standard deviations of its predicted speed."""
+    """Uncertain sizes count as slower by `deviations` standard deviations of their predicted speed."""
 
     deviations: float
 
@@ -119,7 +120,7 @@ class Caution(Term):
 
 @dataclass(frozen=True)
 class Fairness(Term):
-    """A job whose predicted JCT exceeds `bound` times the one by itself on its share weighs more."""
+    """More weight for a job whose predicted JCT exceeds `bound` times its JCT on a fair share of the cluster."""
 
     bound: float
 

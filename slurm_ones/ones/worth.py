@@ -1,4 +1,4 @@
-"""The worth of a unit of each job's progress to everybody: the co-states of minimising the sum of JCTs.
+"""Worth of a unit of each job's progress: the co-states of minimising the sum of JCTs.
 
 Each second costs Σ w, one for every job that has not ended. It saves Σ v g(n), with v the worth of a unit of a job's
 progress and g(n) its speed on n GPUs. By Pontryagin's principle v stays the same all the job's life, and the GPUs go
@@ -24,7 +24,7 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
 """Prices that are tried, in seconds of waiting per GPU-second."""
 CELLS = 1 << 18
-"""Costs that are weighed at once."""
+"""Largest number of costs computed at once, to bound memory."""
 
 
 def worth_of_progress(
@@ -104,7 +104,7 @@ def fair_weights(
 
 
 def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
-    """Seconds (J,) that each job still needs by itself on 1/J of the GPUs, and those that all its work takes there."""
+    """Return two (J,) arrays of seconds on 1/J of the GPUs: for each job's remaining work, and for all its work."""
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
@@ -115,7 +115,7 @@ def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpu
 
 @dataclass(frozen=True)
 class Choices:
-    """The sizes that each job may be given, what they are worth, and the GPUs for all. Column 0 is waiting."""
+    """Input of the search: each job's sizes, their worth, and the number of GPUs. Column 0 is waiting."""
 
     sizes: Ints
     """(U,) GPUs, ascending from 0."""
