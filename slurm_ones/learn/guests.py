@@ -17,16 +17,16 @@ from ones_db import GuestRun
 LIFE_S = 4 * 3600.0
 """Expected life of a guest before any was seen."""
 PRIOR_EVENTS = 0.25
-"""Preemptions that this counts as: a partition's own few outweigh it."""
+"""Preemptions that the prior `LIFE_S` counts as: a few observed ones outweigh it."""
 HOUR_EVENTS = 2.0
-"""Preemptions that what a partition has shown as a whole counts as in each of its hours."""
+"""Preemptions that a partition's overall rate counts as in each hour of the day."""
 KNOWN_S = 14 * 86400.0
-"""Age of a guest's end from which on it no longer counts."""
+"""Age in seconds from which on the end of a guest no longer counts."""
 HOUR_S, HOURS = 3600.0, 24
 
 
 class GuestLives:
-    """Evidence from the guests of each partition."""
+    """Preemption rates of guests, estimated by partition and hour of the day."""
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
         self._taken: Counter[tuple[str, int]] = Counter()
@@ -40,7 +40,7 @@ class GuestLives:
             self._taken[run.partition, last] += run.preempted
 
     def rate(self, partition: str, now: float) -> float:
-        """Expected preemptions per second of a guest that runs there at that time."""
+        """Return the expected preemptions per second of a guest in this partition at this time."""
         taken = sum(count for (name, _), count in self._taken.items() if name == partition)
         ran_s = sum(seconds for (name, _), seconds in self._ran_s.items() if name == partition)
         mean = (PRIOR_EVENTS + taken) / (PRIOR_EVENTS * LIFE_S + ran_s)

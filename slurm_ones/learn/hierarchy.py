@@ -1,10 +1,10 @@
-"""Priors of a job that has not run: figures of jobs like it (hierarchical, each group shrunk towards the wider one).
+"""Priors of a job that has not run, from jobs like it: a hierarchical model, each group shrunk towards the wider one.
 
 A tree of groups, from the site down: families (jobs of the same batches), specs, their owners, and jobs. Each figure of
 the step time (`step_time`) has a value at every node. It is normal around that of the node above, with a deviation of
 the level, so
 
-    job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
+job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
 and a job's measurements are a normal message about its own figures, that of its linearised fit. The belief about a node
 is the product of its children's messages and its prior: one pass up the tree and one down. The four deviations are
@@ -75,7 +75,7 @@ LEVELS = 4
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Most that one user counts for, of what all others do: with as much as they, a lie would draw the middle along."""
+"""Weight of one user's jobs, at most, relative to all others': with equal weight a lie would move the mean."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -86,9 +86,9 @@ SPREADS: Floats = np.array(
 )
 """(LEVELS, 7) typical deviations of families, specs, owners and jobs around the node above them."""
 CERTAIN = 4.0
-"""Number of children that those typical deviations count for."""
+"""Number of children that `SPREADS` counts for as a prior."""
 WIDEST = 2.0
-"""Typical deviations that a deviation may be at most: who lies would widen it, and pull harder."""
+"""Upper limit of a deviation, as a multiple of the typical one: a liar would widen it, and pull harder."""
 ROUNDS = 5
 """Rounds of expectation-maximisation."""
 
@@ -102,7 +102,7 @@ class GroupPath:
     user: str
 
     def nodes(self) -> tuple[Hashable, ...]:
-        """Its node at each level, the site's first."""
+        """The job's node at each level, the site's first."""
         return ((), (self.family,), (self.family, self.spec), (self.family, self.spec, self.user))
 
 
@@ -111,7 +111,7 @@ class JobEvidence:
     """A job's measurements as a message about its figures, without any prior."""
 
     weighed: Floats
-    """(7,) precision × value: of figures that they leave open only what is known of them together."""
+    """(7,) precision × value of the figures."""
     precision: Floats
     """(7, 7)"""
 
@@ -138,7 +138,7 @@ class _Level:
 
 
 class Tree:
-    """Beliefs that measured jobs teach; `around` is believed before any was."""
+    """Beliefs learned from measured jobs; `around` is the prior before any."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
@@ -173,7 +173,7 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Prior of a job there that has measured nothing; from `others` without its owner's jobs of its spec."""
+        """Return the prior of an unmeasured job at this place; with `others`, without its owner's jobs of its spec."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -296,14 +296,14 @@ def _most(mine: float, every: float) -> float:
 HOLDS, BEYOND = 0.8, 1.2816
 """Share of a normal distribution within this number of deviations."""
 UNSURE = 10.0
-"""Predictions that the factor 1 counts for."""
+"""Number of predictions that a factor of 1 counts for as a prior."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Jobs that are predicted: those that finished last."""
+"""Number of jobs that are predicted, those that finished last."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
-    """The factors inside a node and across nodes, from finished jobs, newest first."""
+    """Return the factors on predicted deviations inside a node and across nodes, from finished jobs, newest first."""
     jobs = [(path, fit) for path, fit in jobs if len(fit.misfit)]
     held = [
         (half, path, fit, out)
@@ -359,7 +359,7 @@ SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of log factors: of any two kinds, of a script's around the site's, of a job's around its
 script's."""
 COMPARED = 0.1
-"""Standard deviation of one job's own comparison: other sizes, other hours."""
+"""Standard deviation of one job's own comparison, which is made at other sizes and hours."""
 
 
 class Ratio(NamedTuple):
@@ -379,7 +379,7 @@ class Factor:
     variance: float = SITE**2
 
     def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
-        """Posterior after these (log, variance)."""
+        """Return the posterior after these observations (log, variance)."""
         weight, total = 1.0 / self.variance, self.mean / self.variance
         for log, variance in observed:
             weight += 1.0 / variance
@@ -403,7 +403,7 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """(7,) how a job's figures change where it computes e times as fast and exchanges gradients as before."""
+    """Return the change (7,) of a job's figures if it computes e times as fast, with gradient exchange as before."""
     along = np.zeros(FIGURES)
     along[SPEED] = 1.0
     if not layout.wired:  # then the exchange is relative to the reference step
@@ -483,7 +483,7 @@ def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Prior of a job's figures on another kind."""
+    """Return the prior of a job's figures on another kind."""
     if factor == SAME:
         return prior
     along = faster(layout)
@@ -493,7 +493,7 @@ def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
 
 
 def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
-    """The fit on another kind, were the factor certain."""
+    """Return the fit on another kind, taking the factor as certain."""
     return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
 
 

@@ -1,4 +1,4 @@
-"""Evidence in one job's history: which jobs it is like, what it measured, its progress, what its changes cost.
+"""Evidence in one job's history: its group, measurements, progress, and pauses of its changes.
 
 **Statistical efficiency** is the worth of a sample at a batch. It follows from the gradient noise scale B = tr(Σ)/|G|²
 (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at batch M brings as much as M/(B + M)
@@ -26,9 +26,9 @@ from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs,
 from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""Silence of a running job, during an evaluation, say, that does not add to what it still has to do."""
+"""Seconds of silence of a running job, as in an evaluation, that do not raise its remaining work."""
 FLAT = 0.05
-"""Least effect of computing speed on a step's time that shows anything of it."""
+"""Least effect of compute speed on a step's time from which a ratio of speeds is derived."""
 LEAST, MOST = 1e-2, 1e4
 """Bounds of the noise scale, in base batches."""
 CAUTIOUS = 4.0
@@ -64,8 +64,8 @@ def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """The spec without what differs between jobs of one script, and from time to time: who leads a job of blocks,
-    whether its strategy keeps the batch now, and how far the batch may grow by now."""
+    """Return the spec without fields that vary between jobs of one script, or over time: the leader's, a batch fixed
+    for now, and the batch's growth so far."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
@@ -86,17 +86,17 @@ def reshards(spec: Spec | None) -> bool:
 
 
 def by_terms(spec: Spec | None) -> bool:
-    """Each change of a job of blocks begins a term from a checkpoint."""
+    """Tell whether each change of the job of blocks begins a term from a checkpoint."""
     return spec is not None and not spec.hot
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Another number of GPUs is another training, at the same batch."""
+    """Tell whether training at the same batch differs with the number of GPUs."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """The job reports what it sends."""
+    """Tell whether the job reports the bytes that it sends."""
     return layout_of(spec).wired
 
 
@@ -109,17 +109,18 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Pause of a job's changes in which blocks joined, or of any if each begins a term; None if there was none."""
+    """Return the pause of changes in which blocks joined (any change, if each begins a term), in seconds; None without
+    one."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Pause of a job's changes in which blocks only left; None if that is unknown, or mixed with others."""
+    """Return the pause of changes in which blocks only left, in seconds; None if unknown, or mixed with others."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Seconds until blocks were ready that joined last; None if none did."""
+    """Return the seconds that the last joining blocks took to get ready; None if none joined."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
 
@@ -213,7 +214,7 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Those measured on that kind, or on an unknown one."""
+    """Return the measurements on this kind of GPU, or on an unknown one."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 

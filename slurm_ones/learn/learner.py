@@ -55,15 +55,15 @@ from slurm_ones.learn.workload import script
 from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputModel
 
 NOWHERE = GroupPath(None, None, "")
-"""Place of a job that has reported nothing."""
+"""Group of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
 """Priors before any job has measured, by whether a job reports the bytes that it sends."""
 PEERS = 3
-"""Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
+"""Number of other users' finished jobs of a spec from which on they bound a job's believed speed."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
 RESHARD = 2.0
-"""Factor on that if the checkpoint is resharded, before any was: all of it is read and written once more."""
+"""Factor on `RESIZE_S` if the checkpoint must be resharded, before any was: it is read and written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """Seconds that blocks which join, or leave, interrupt training, and until joining ones are ready: before any did, as
 measured with small models (docs/benchmarks/resizes.md)."""
@@ -71,7 +71,7 @@ TERM_S = 5.0
 """Seconds of a change that begins a term from a checkpoint. A guess: ranks fork and the script begins, about a second
 of a small model, and a large one is written and read besides."""
 SPARE = 100
-"""Jobs whose models are kept beyond as many as were ever asked for at once; those that reported last."""
+"""Number of models kept beyond the most ever needed at once; those of the jobs that reported last."""
 SCRIPTS = 10_000
 """Scripts, by user and name, whose last spec is kept."""
 
@@ -96,7 +96,7 @@ class JobModel:
     shrink_s: float | None = None
     """Seconds that giving up GPUs is expected to interrupt its training; None for `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds that it holds GPUs which it gains before they train."""
+    """Seconds for which gained GPUs are held before they train."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
     """Its model on each of the kinds of GPU that were asked about."""
 
@@ -113,7 +113,7 @@ class _Switches:
 
 @dataclass(frozen=True)
 class _Learned:
-    """The throughput model of a job, and what it follows from."""
+    """The throughput model of a job, and its inputs."""
 
     history: JobHistory
     prior: Prior
@@ -158,7 +158,7 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from the jobs that ended by themselves, newest first; free when they are the same as before."""
+        """Learn from the jobs that completed, newest first; does nothing if they are the same as before."""
         if histories is self._finished:
             return
         self._finished = histories
@@ -211,7 +211,7 @@ class Learner:
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Joining takes as long as the state is large, so the jobs of one spec count before all."""
+        """Learn pauses of changes of blocks, by spec and overall: joining takes longer for a larger state."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:
@@ -234,7 +234,7 @@ class Learner:
         self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
-        """Bring the models of these jobs up to date, all in one fit; free for those with nothing new."""
+        """Update the models of these jobs with new reports, all in one fit."""
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
@@ -325,7 +325,7 @@ class Learner:
         return self._reshard_s if reshards(spec) else self._resize_s
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """The costs of its own changes of blocks, then those of jobs of its spec."""
+        """Return the model with costs of changes of blocks: its own, else those of jobs of its spec."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -334,8 +334,8 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Seconds that a change is expected to interrupt a job of blocks: as its own did, or those of jobs like it in
-        which blocks joined."""
+        """Return the expected pause of a change of blocks in seconds: of the job's own changes, else of joins of jobs
+        like it."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))

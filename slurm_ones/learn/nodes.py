@@ -1,4 +1,4 @@
-"""Slow nodes: from the jobs' measurements on them and elsewhere, at the same size, batch and kind of GPU.
+"""Slow nodes, found by comparing jobs' throughput on them and elsewhere at the same size, batch and kind of GPU.
 
 PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here nothing is run for it:
 an owner's jobs of one script are compared with each other, if some ran on the node and some did not. A run on several
@@ -31,14 +31,14 @@ from slurm_ones.learn.throughput import ABSURD
 SLOWEST = 0.3
 """Least speed of a node that is believed, as a share of other nodes'."""
 SLOW = 0.9
-"""A node faster than this is not called slow: other hours, and neighbours on the node, make as much."""
+"""Speed relative to other nodes above which a node is not called slow: other hours and neighbours explain as much."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's speed, before any measurement."""
 SURE = 2.5
-"""Deviations that a node must be slower than others: of hundreds of equal nodes few are by chance."""
+"""Standard deviations by which a node must be slower: of hundreds of equal nodes few are so by chance."""
 VOTES = 2
 MOST = 1 / 3
-"""Share of the nodes; one in any case."""
+"""Largest share of the nodes that is called slow; at least one node."""
 ENOUGH = 3
 """Fewest comparable runs from which their noise is estimated."""
 MANY = 30
@@ -68,7 +68,7 @@ class _Run(NamedTuple):
     """One run at one batch."""
 
     alike: Hashable
-    """Equal for runs that can be compared."""
+    """Key that is equal for runs that can be compared."""
     voter: Hashable
     run: Hashable
     owner: str
@@ -88,7 +88,7 @@ class _Comparison(NamedTuple):
 
 
 def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNode]:
-    """The slow nodes by their names, those that are most certainly slow first. `now` is in Unix seconds."""
+    """Return the slow nodes by name, the most certain first. `now` is in Unix seconds."""
     alike: dict[Hashable, list[_Run]] = defaultdict(list)
     for run in _runs(histories, now):
         alike[run.alike].append(run)
@@ -174,7 +174,7 @@ def _bounded(log: float) -> float:
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
-    """The node if it is slow, by each voter's comparisons."""
+    """Return the node if each voter's comparisons together show it slow, else None."""
     if len(votes) < VOTES:
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]

@@ -1,4 +1,4 @@
-"""The share of its training that a job has done: the Beta model of ONES (§3.2).
+"""Share of its training that a job has completed: the Beta model of ONES (§3.2).
 
 ρ, the fraction complete, is Beta(α, β) with α the epochs done and β = f(features). f is a small network fitted by
 maximum likelihood to finished jobs' logs. With α the epochs done, β reads as the remaining epochs. We differ in this:
@@ -37,7 +37,7 @@ ITERATIONS = 60
 DECAY = 1e-3
 """Weight decay: keeps the network near a constant where the logs are few."""
 LEAST = 1e-3
-"""Epochs to come, at least: β must be positive."""
+"""Least remaining epochs: β must be positive."""
 DECLARED = -1
 """Feature that is known only of jobs that declared their epochs."""
 RARE = 0.1
@@ -47,7 +47,8 @@ early has next to nothing to come, and nobody can know which one that is."""
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Epochs to come, of features: one hidden layer of tanh, softplus at the end, times a first guess for each row."""
+    """Network from features to remaining epochs: one hidden tanh layer, softplus output, times a first guess for each
+    row."""
 
     mean: Floats
     deviation: Floats
@@ -153,14 +154,14 @@ POINTS = 8
 LEFT = 0.01
 """Least share of its declared work that a running job still has to do."""
 OVERRUN = 1.0
-"""Epochs to come of a job for each that it trained beyond what it declared, or beyond what any finished job trained:
-Lindy's law, by which what has lasted t lasts t more with a chance of a half."""
+"""Remaining epochs for each epoch beyond those declared, or beyond any finished job's. Lindy's law: what has lasted t
+lasts t more with a probability of one half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Ends of the interval that is to hold the truth as often as it says."""
+"""Quantiles that bound the interval whose coverage is calibrated."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
-"""Jobs' moments that the concentration is fitted to."""
+"""Number of moments of jobs that the concentration is fitted to."""
 AT_THE_END = 0.98
 """A job that trains this much of what it declared has trained it all."""
 
@@ -193,7 +194,7 @@ class FinishedJob:
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of finished jobs, one a row, whose end is known."""
+    """Moments of finished jobs, one a row."""
 
     job: Floats
     """Job of each row."""
@@ -202,10 +203,10 @@ class Moments:
     total: Floats
     guess: Floats
     most: Floats
-    """Epochs that could still come: what was declared; infinite without a declaration."""
+    """Most remaining epochs by the declaration; infinite without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
-        """Moments of only those rows; `rows` is a mask or indices."""
+        """Return only these rows; `rows` is a mask or indices."""
         return Moments(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
@@ -234,7 +235,7 @@ class BetaProgress:
 
     @property
     def fitted(self) -> bool:
-        """β is learned; else it is a declaration or convention."""
+        """True if β is learned; else it is the declaration or a convention."""
         return self._network is not None
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
@@ -275,7 +276,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Progress with at least these remaining epochs; not-a-number changes nothing."""
+    """Return the progress with at least these remaining epochs; NaN changes nothing."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))

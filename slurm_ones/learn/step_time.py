@@ -38,13 +38,13 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12
-"""Gigabytes that stand for none, in logarithms."""
+"""Gigabytes that stand for 0 GB in logarithms."""
 NONE = float(np.log(NOTHING))
 """Its logarithm."""
 LATENCY_GB = 0.005
 """Least length of an exchange, in GB that take as long, however few its bytes are: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Samples of a pass of a job that has not reported its limit."""
+"""Samples of a pass assumed for a job that has not reported its limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class StepLayout:
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """Most samples of a replica's pass."""
+    """Most samples of a replica's pass, by row."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
     """Sent by a rank within its replica, for each sample of the replica."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
@@ -66,7 +66,7 @@ class StepLayout:
 
     @cached_property
     def wired(self) -> bool:
-        """It reports what is sent at every size at which anything is."""
+        """True if the bytes sent are reported at every size at which any are."""
         if not len(self.gpus):
             return self.gradient_gb > 0
         several = self.gpus > 1
@@ -131,7 +131,7 @@ step there. Then logs: c1 relative to that step, d1 and c2 relative to c1, d2 re
 FIGURES = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
 HIGHEST = np.array([60.0, 4.0, 12.0, 3.0, 6.0, 3.0, np.log(9.0)])
-"""No figure is believed beyond these."""
+"""Upper limits of the figures."""
 NO_SYNC = -60.0
 
 
@@ -154,17 +154,17 @@ class Sizes:
     step at the reference is the unit of time."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
-        """The sizes with every array changed."""
+        """Return the sizes with a function applied to every array."""
         return Sizes(*map(change, vars(self).values()))
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """One of many, each array joined with those of the others."""
+        """Concatenate several sizes, array by array."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
 def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
-    """Rows of several lengths as one array, filled up at their ends."""
+    """Return rows of several lengths as one array, padded at their ends."""
     found: Floats = np.full((len(rows), max(map(len, rows))), fill)
     for j, row in enumerate(rows):
         found[j, : len(row)] = row
@@ -195,7 +195,7 @@ def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
 
 
 def log_compute(figures: Floats, at: Sizes) -> Floats:
-    """Log of what a step computes, relative to the reference step: no step is shorter, however fast the network."""
+    """Return the log of a step's compute time, relative to the reference step: no step is shorter."""
     return _parts(figures, at)[0]
 
 

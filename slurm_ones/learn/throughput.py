@@ -54,21 +54,21 @@ LAST = 5
 MOST_POINTS = 16
 """Shapes and batches that a fit takes in: those measured last."""
 ODD = math.log(2.0)
-"""A measurement this far from the median of its size, in logs, is not counted: a stall, or a clock that jumped."""
+"""Distance in logs from the median of its size beyond which a measurement is dropped: a stall, or a clock jump."""
 ABSURD = 1e12
-"""No job trains more samples/s or has a larger batch than this."""
+"""Upper limit on samples/s and batch; larger ones are dropped."""
 LONGEST = 27.0
 """Log of the longest and shortest step in seconds that are believed."""
 MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
-"""Log of how much better than linear a job may scale: what noise makes of two measurements."""
+"""Log of the factor by which scaling may exceed linear: the noise of two measurements."""
 PEERS_BEYOND = 2.0
 
 
 def believable(point: ThroughputPoint) -> bool:
-    """Every figure is finite, positive and within reason."""
+    """Tell whether every figure is finite, positive and below its limit."""
     counts = (point.shape.nodes, point.shape.gpus_per_node, point.batch)
     return (
         math.isfinite(point.time)
@@ -172,14 +172,14 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """The model of a job that is known by these measurements only."""
+        """Return the model of a job from these measurements only."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
     @classmethod
     def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
-        """All of them asked at once: arrays have a row for each."""
+        """Combine models to be queried at once: arrays have a row for each."""
         return MeasuredThroughputs(models)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:

@@ -1,4 +1,4 @@
-"""The work that came to a cluster in the past: how often, how long, how large."""
+"""Summary of a cluster's past workload: arrival rates, run times and sizes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of a figure over jobs, and what nine in ten of them do not exceed."""
+    """Median and 90th percentile of a figure over jobs."""
 
     median: float
     most: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None of no values."""
+        """Return the spread of these values; None of no values."""
         if not values:
             return None
         median, most = np.percentile(np.array(values, dtype=np.float64), [50.0, 90.0])
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Namesakes:
-    """Jobs of one user whose names differ in a number at their end at most."""
+    """Jobs of one user whose names are equal but for a number at the end."""
 
     user: str
     name: str
@@ -55,7 +55,7 @@ class PastWorkload:
     per_hour: float
     """Jobs submitted an hour, on average."""
     busiest_hour: int
-    """Hour of the day, local time."""
+    """Hour of the day with the most submissions, local time."""
     busiest_per_hour: float
     """Jobs submitted in that hour of a day, on average."""
     run_s: Spread | None
@@ -68,7 +68,7 @@ class PastWorkload:
     """Jobs of several runs."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
-    """Those that took the most GPU time, or time, most first."""
+    """Namesakes that took the most GPU time (or run time), most first."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
