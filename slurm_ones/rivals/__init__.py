@@ -1,1 +1,1 @@
-"""The policies that ours is compared with, one file each, each naming the paper that it follows."""
+"""Policies that `ones` is compared with: one file for each, naming the paper that it follows."""

@@ -36,13 +36,13 @@ from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11
-"""Feature that says how long the job would still take at the size asked for."""
+"""Index of the feature for the job's remaining time at the requested size."""
 CONTEXT = 4
-"""Figures that the void action is weighed by."""
+"""Number of inputs of the void action."""
 LOG_SECONDS = 12.0
-"""ln of a hundred days and a half: a time becomes ln(1 + t) over this."""
+"""Scale of times: t seconds become ln(1 + t) over this, the ln of a hundred days and a half."""
 LOG_SIZE = 6.0
-"""A ratio of GPUs becomes its log2 over this."""
+"""Scale of ratios of GPUs: a ratio becomes its log2 over this."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class GrowthSteps:
     sizes: Ints
     """(J, S) GPUs after each step; 0 if the job has no further one."""
     extra: Ints
-    """(J, S) of them those that the step adds."""
+    """(J, S) GPUs that each step adds."""
     features: Floats
     """(J, S, F), each about within -1 and 1, finite whatever the jobs say."""
     load: float
@@ -65,7 +65,7 @@ class GrowthSteps:
 
 
 def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: float) -> GrowthSteps:
-    """Steps of the given jobs, which are to share `gpus` GPUs."""
+    """Return the growth steps of jobs that share `gpus` GPUs."""
     tables = build_tables(cluster, [_stepwise(cluster, job) for job in jobs], "requested")
     requested = np.array([max(job.requested, 1) for job in jobs], dtype=np.int64)
     column = _columns(tables)
@@ -78,8 +78,8 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """The job with only those sizes that steps lead to: the largest up to each power of two, the one it asked for and
-    the one it has."""
+    """Return the job's view with the sizes of steps only: the largest up to each power of two, its request and its
+    present size."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):
@@ -228,9 +228,9 @@ def load() -> Trained:
 
 
 def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -> Ints:
-    """(J,) steps that each job takes when the best-scored action is taken each time, of `gpus` GPUs of `total`.
+    """Take the best-scored action until `gpus` of `total` GPUs are used; return the steps of each job (J,).
 
-    Each step costs as much as a heap's operation: the scores are had before, all at once.
+    Scores are computed once, so a step costs one heap operation.
     """
     scores = network.scores(steps.features).tolist()
     extra = steps.extra.tolist()
@@ -251,7 +251,7 @@ def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -
 
 
 def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
-    """(J,) GPUs after the steps taken; 0 after none."""
+    """Return the GPUs of each job (J,) after its steps; 0 after none."""
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
     last = np.maximum(taken - 1, 0)
@@ -274,7 +274,7 @@ class Drl:
 
 
 class Game:
-    """One round: the steps that there are, and the schedule that those taken make."""
+    """One round of decisions: the available steps, and the schedule that follows from those taken."""
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> None:
         self.cluster = cluster
@@ -287,7 +287,7 @@ class Game:
         self.steps: GrowthSteps = build_steps(cluster, self.mobile, self.gpus, now)
 
     def schedule(self, taken: Ints) -> Schedule:
-        """The schedule of the steps taken (J,), made placeable; whoever is left out is parked."""
+        """Return the placeable schedule of the steps taken (J,); jobs without a step are parked."""
         counts = gpus_after(self.steps, taken)
         wanted = {job.job_id: int(n) for job, n in zip(self.mobile, counts, strict=True)}
         return build_schedule(self.cluster, self.jobs, self.fixed, self.steps.tables, wanted, reason("network"))

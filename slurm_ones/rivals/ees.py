@@ -26,12 +26,12 @@ from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Sched
 from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
-"""Added to the factor of the current size, so that of equals nothing changes."""
+"""Bonus on the factor of the current size, so that ties change nothing."""
 
 
 @dataclass(frozen=True)
 class EesOptions:
-    """Settings."""
+    """Options of effective elastic scaling."""
 
     interval_s: float = 0.0
     """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait for minutes, which

@@ -37,7 +37,7 @@ NEVER = 1e12
 
 @dataclass(frozen=True)
 class ElasticFlowOptions:
-    """Settings."""
+    """Options of ElasticFlow."""
 
     slot_s: float = 60.0
     """Seconds from one decision to the next, for which GPUs that are left are lent; its authors' value."""
@@ -48,7 +48,7 @@ class ElasticFlowOptions:
 
 
 class ElasticFlow:
-    """ElasticFlow (ASPLOS 2023). It keeps no memory: whom it admitted, the views say."""
+    """ElasticFlow (ASPLOS 2023). It is stateless: the views show which jobs were admitted."""
 
     name = "elasticflow"
     options_type = ElasticFlowOptions
@@ -80,7 +80,7 @@ class ElasticFlow:
     def _wanted(
         self, timeline: FreeTimeline, curves: Sequence[SpeedCurve], promised: Sequence[int], mobile: Sequence[JobView]
     ) -> Mapping[int, int]:
-        """GPUs for each job now, those first whom they were promised."""
+        """Return the GPUs of each job now, jobs with a promise first."""
         shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
         gpus = {j: int(shares[j].gpus[0]) if j in shares else 0 for j in range(len(mobile))}
         left = int(timeline.free[0]) - sum(gpus.values())
@@ -132,7 +132,7 @@ def _next(curve: SpeedCurve, gpus: int) -> int:
 
 
 def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
-    """GPU-seconds more for each GPU more that the job gets now; 0 if it can have none."""
+    """Return the change of a job's GPU-seconds for each additional GPU now; 0 if it can have none."""
     size = _next(curve, gpus)
     if not size:
         return 0.0

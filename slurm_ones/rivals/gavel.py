@@ -32,12 +32,12 @@ from slurm_ones.policy.tables import asked, build_tables, predict
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""Weight of the sum in the objective, small next to the least, so that nothing is left unused."""
+"""Weight of the sum of throughputs next to their minimum in the objective: small, so that no GPU is left unused."""
 
 
 @dataclass(frozen=True)
 class GavelOptions:
-    """Settings."""
+    """Options of Gavel."""
 
     objective: Objective = "max_min"
     """Objective to maximise: the least of the jobs' relative throughputs, or their sum."""
@@ -83,7 +83,7 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Kind and GPUs of the jobs that run in this round, by what each is owed there."""
+        """Choose kind and GPUs of the jobs that run in this round, by the time each is owed on each kind."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):

@@ -42,14 +42,14 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables
 
 LARGEST = 1e15
-"""Samples that no job exceeds."""
+"""Upper limit on any job's samples."""
 LEAST_PROGRESS = 1e-3
-"""ρ is not believed to be smaller: a draw near 0 would decide a whole generation."""
+"""Lower limit of a drawn ρ: a draw near 0 would decide a whole generation."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """The jobs that may change or start, first come first, and what each can be given."""
+    """Search space of a decision: the jobs that may change or start, in order of arrival, and their options."""
 
     cluster: ClusterView
     tables: Tables
@@ -65,7 +65,7 @@ class Space:
     slots: Ints
     """(GPUs,) job that holds each GPU now, in node order; J if idle."""
     ordinal: Ints
-    """(GPUs,) how many GPUs that job holds before this one."""
+    """(GPUs,) number of the GPU among those of its job, from 0."""
     current: Ints
     """(J,) GPUs held now; 0 for a waiting job."""
     smallest: Ints
@@ -91,7 +91,7 @@ class Space:
         return self.current > 0
 
     def largest(self, bound: Ints) -> Ints:
-        """Each job's largest size up to `bound` (…, J); 0 if there is none."""
+        """Return each job's largest size up to `bound` (…, J); 0 if there is none."""
         found: Ints = self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
         return found
 
@@ -110,7 +110,7 @@ class Space:
 
 
 def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
-    """The space of one decision; jobs named in `fixed` take no part."""
+    """Build the search space of one decision; jobs named in `fixed` take no part."""
     mobile = mobile_jobs(jobs, fixed)
     tables = build_tables(cluster, mobile, "scaled")
     free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
@@ -351,7 +351,7 @@ class SizeBounds:
         self._remembered: dict[int, int] = {}
 
     def update(self, space: Space, jobs: Sequence[JobView]) -> Ints:
-        """(J,) today's limit of each job of the space; `jobs` are all jobs, the fixed ones included."""
+        """Return the present limit of each job of the space: (J,). `jobs` are all jobs, fixed ones included."""
         total = space.cluster.gpus
         limit = np.array([self._limit(space, j, total) for j in range(len(space.jobs))], dtype=np.int64)
         self._scale_down(space, limit, jobs, total)
@@ -487,7 +487,7 @@ class OnesSc21:
 
 
 def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
-    """The best candidate's counts (J,), when every job that they change has run long enough since its last change.
+    """Return the best candidate's counts (J,) if every job that they change has run long enough since its last change.
 
     Until then running jobs keep what they have, and those who wait start on what is idle, up to their limits (J,).
     """

@@ -34,7 +34,7 @@ ENOUGH = 5
 MOST = 64
 """Losses that enter a fit, spread evenly over those reported."""
 FLOORS = 24
-"""Values tried for the loss that is left in the end."""
+"""Values tried for the final loss."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LossCurve:
     floor: float
 
     def loss(self, epochs: Floats) -> Floats:
-        """Loss after these epochs."""
+        """Return the loss after these epochs."""
         result: Floats = 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
         return result
 
@@ -104,9 +104,9 @@ class OptimusOptions:
     interval_s: float = 600.0
     """Seconds between two re-allocations."""
     converged: float = 0.01
-    """A job is taken to end when an epoch lowers its loss by less than this fraction of the largest."""
+    """Fraction of the largest loss below which the gain of an epoch ends a job."""
     told: bool = False
-    """Believe the true remaining time where a simulator tells it."""
+    """Use the true remaining time if a simulator gives it."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
@@ -116,7 +116,7 @@ class OptimusOptions:
 
 
 class Optimus:
-    """Greedy by marginal gain."""
+    """Optimus: greedy allocation by marginal gain."""
 
     name = "optimus"
 

@@ -1,4 +1,4 @@
-"""Policies that give each job the GPUs and the batch it asked for, in an order: FIFO, SRTF, SRSF, EDF and Tiresias."""
+"""Policies that only order jobs, each at its requested GPUs and batch: FIFO, SRTF, SRSF, EDF and Tiresias."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Srtf:
 
 
 def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Seconds that it still needs at what it asked for: the true ones where the job tells them, else predicted."""
+    """Return the remaining seconds of a job at its request: the true ones if a simulator gives them, else predicted."""
     if not math.isnan(job.true_remaining_s):
         return min(max(job.true_remaining_s, 0.0), LONGEST)
     gpus = np.array([asked.shape.gpus])
@@ -165,6 +165,6 @@ class Tiresias:
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
-        """The queue that the job is in, 0 the first served."""
+        """Return the number of the job's queue; 0 is served first."""
         service = job.running_s * max(job.requested, 1)
         return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

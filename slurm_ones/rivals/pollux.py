@@ -131,7 +131,7 @@ def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
 
 
 def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
-    """(E,) what is left of the GPUs when each group takes no more than its `limit`, first come first served.
+    """Cap the GPUs of each group at its `limit`, first come first served; return what is left of each element: (E,).
 
     Elements of one group lie side by side; `limit` is per element.
     """
@@ -149,7 +149,7 @@ LEAST_SPEEDUP = 1e-3
 
 @dataclass(frozen=True)
 class Problem:
-    """The jobs that may change, the GPUs left for them, and the speed-up of each job at each size."""
+    """Input of one decision: the jobs that may change, the GPUs left for them, and each job's speed-up at each size."""
 
     cluster: ClusterView
     tables: Tables
@@ -157,7 +157,7 @@ class Problem:
     capacity: Ints
     """(N,) GPUs that fixed jobs leave."""
     crossed: Bools
-    """(N,) nodes that a fixed job of several nodes uses: no other such job goes there."""
+    """(N,) whether a fixed multi-node job uses the node: no other such job goes there."""
     home: Rows
     """(J rows) what each job holds now."""
     held: Ints
@@ -304,7 +304,7 @@ def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Some elements on nodes with free GPUs are raised, to anything up to the whole node.
+    """Raise some elements on nodes with free GPUs to any number up to the whole node.
 
     Of each such node one job of all is expected to be, and one of those that are there already.
     """
@@ -333,7 +333,7 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Candidates made possible: sizes that the jobs may have, no node overfull, one job of several nodes to a node.
+    """Make candidates feasible: allowed sizes, no node overfull, at most one multi-node job on a node.
 
     Jobs with less attained service go first. A job that keeps its size keeps its nodes: Slurm is not asked to move it.
     """
@@ -417,7 +417,7 @@ class PolluxOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A population and what each of it is worth."""
+    """A population with the fitness of each candidate."""
 
     rows: Rows
     digest: Ints
@@ -495,7 +495,7 @@ class Pollux:
 
 
 def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.Generator) -> Candidates:
-    """The population after all generations. The best fitness in it never falls from one to the next."""
+    """Return the population after all generations. The best fitness in it never falls from one to the next."""
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):

@@ -35,10 +35,10 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import Tables, build_tables, side_by_side
 
 SCALE = 1000.0
-"""Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
-standard output whenever it does."""
+"""Factor on the costs in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to standard
+output whenever it does."""
 LARGEST_COST = 3000.0
-"""No configuration costs more in the program; its authors' value."""
+"""Upper limit of a configuration's cost in the program; its authors' value."""
 TOTAL = "the sum of all jobs' goodputs, each to its power"
 BEST = reason("best_total", total=TOTAL)
 
@@ -128,7 +128,7 @@ def _costs(tables: Tables, now: float, power: float) -> Floats:
 
 @dataclass(frozen=True)
 class Solved:
-    """Solution of the program."""
+    """Solution of the integer program."""
 
     column: Ints
     """(J,) column of each job's configuration; 0 for none."""
@@ -142,12 +142,12 @@ class RoomOfKind(NamedTuple):
 
     gpus: int
     whole: int
-    """Nodes with all of theirs."""
+    """Number of nodes whose GPUs are all free."""
     per_node: int
 
 
 def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: SiaOptions) -> Solved:
-    """The configurations of least cost that the `room` on each kind of GPU suffices for."""
+    """Return the configurations of least cost that fit the `room` on each kind of GPU."""
     needs, there = [], []
     for k, (gpus, whole, per_node) in enumerate(room):
         sizes = np.where(tables.kind == k, tables.sizes, 0)
@@ -160,7 +160,7 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
-    """The configurations of least cost (J, U) that need, in each respect (U,), no more than there is."""
+    """Solve the integer program: configurations of least cost (J, U) within all limits."""
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)
     if not count:

@@ -36,16 +36,16 @@ class Step:
     """A step from one size of a job to its next on the concave hull of its speed."""
 
     index: float
-    """Seconds of waiting that a GPU-second saves there; infinite for the first one."""
+    """Whittle index: seconds of waiting that a GPU-second saves; infinite for the first step."""
     job: int
-    """Its row."""
+    """Row of the job."""
     column: int
     gpus: int
     """GPUs that the step adds."""
 
 
 class Wham:
-    """WHAM (2602.01411): what each GPU is worth to each job where jobs keep coming."""
+    """WHAM (arXiv 2602.01411): GPUs go to jobs by Whittle index, as jobs keep coming."""
 
     name = "wham"
 
@@ -60,7 +60,7 @@ class Wham:
 
 
 def allocate(tables: Tables, gpus: int) -> Ints:
-    """(J,) column of each job once the GPUs are given out in the order of the index; 0 for none."""
+    """Give out the GPUs in the order of the index; return each job's column (J,), 0 for none."""
     column: Ints = np.zeros(len(tables.jobs), dtype=np.int64)
     least = _least_gpu_seconds(tables)
     steps = [step for j in range(len(column)) for step in steps_of(j, tables.sizes, tables.goodput[j])]
