@@ -1,4 +1,4 @@
-"""A mean JCT that no schedule can beat, that of the fluid schedule, and that of each job alone on the cluster.
+"""Three mean JCTs: a lower bound for every schedule, the fluid schedule's, and that of jobs alone on the cluster.
 
 The bound holds for every schedule, preemptive and clairvoyant ones included, where
 
@@ -44,20 +44,20 @@ PARTS, MOMENTS = 32, 4
 FINE_PARTS, FINE_MOMENTS = 256, 16
 """Parts and moments for the bound that the prices give."""
 SAFE = 0.999
-"""The bound is this much of that value: more than what is numerical in it was ever seen to be."""
+"""Safety factor on the computed bound: larger than any numerical error that was seen."""
 INTERVALS = 64
 """Intervals of equal price, over the time in which jobs are submitted."""
 LATER = 10
-"""Intervals after which they become twice as long once no job comes."""
+"""Intervals after the last submission after which their length doubles."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Evaluations of the dual."""
+"""Number of evaluations of the dual function."""
 TRIED, EACH = 8, 12
 """Ratios of prices that are tried, for each kind but one, and evaluations of each."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
-    """The bound of each seed's workload, in that many processes."""
+    """Compute the bound of each seed's workload, in parallel processes."""
     if min(processes, len(plan.seeds)) <= 1:
         return {seed: _bound(plan, seed) for seed in plan.seeds}
     with ProcessPoolExecutor(min(processes, len(plan.seeds)), mp_context=get_context("spawn")) as pool:
@@ -70,7 +70,7 @@ def _bound(plan: StudyPlan, seed: int) -> Bound:
 
 
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
-    """The bound for a workload on parts of a cluster: (nodes, GPUs of each, kind)."""
+    """Compute the bound of a workload on parts of a cluster: (nodes, GPUs of each, kind)."""
     pools = pools_of(parts)
     coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE_PARTS))
     jobs, edges = len(work.submitted), _edges(work.counted(np.ones(len(pools))))
@@ -115,7 +115,7 @@ def _faster(work: KindWork) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Edges of the intervals: until everybody would have ended at half of the GPUs' best speed."""
+    """Return the edges of the intervals, up to when all jobs would have ended at half of the GPUs' best speed."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

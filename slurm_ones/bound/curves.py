@@ -1,4 +1,4 @@
-"""The truth about a job: progress a second on each number of GPUs of each kind, in each part of its training.
+"""True speed of a job: progress/s at each GPU count of each kind, in each part of its training.
 
 A job on GPUs of several kinds at once trains at the pace of the slowest (`Training`), and on two nodes at least.
 Which others it has is left open: they count as the cheapest of those that are no slower.
@@ -21,7 +21,7 @@ from slurm_ones.simulate.workloads.profiles import Workload
 Key = tuple[str, float, int, int]
 """Application, share of its epochs, and of a rigid job its GPUs and its batch (0 and 0 of an elastic one)."""
 BLOCK = 1.004
-"""Batches up to this factor apart are weighed together: the best speed of one with the best efficiency of one."""
+"""Factor within which batches are taken together: the best speed and the best efficiency among them."""
 
 
 class Pool(NamedTuple):
@@ -35,12 +35,13 @@ class Pool(NamedTuple):
 
     @staticmethod
     def of(nodes: int, per_node: int, kind: str = "") -> Pool:
-        """Equal nodes."""
+        """Return a pool of equal nodes."""
         return Pool(nodes, per_node, nodes * per_node, kind)
 
 
 def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
-    """One for each kind of (nodes, GPUs of each, kind), the slowest first: that order is the same for all jobs."""
+    """Return a pool for each kind in the parts (nodes, GPUs of each, kind), slowest first: the order holds for all
+    jobs."""
     found: dict[str, Pool] = {}
     for nodes, per_node, kind in parts:
         before = found.get(kind, Pool(0, 0, 0, kind))
@@ -67,12 +68,12 @@ class Curve:
 
     @property
     def total(self) -> float:
-        """Progress at which it is done."""
+        """Progress at which the job is done, in samples of the base batch."""
         return float(self.work.sum())
 
 
 def key_of(submission: Submission, app: Application) -> Key:
-    """Jobs of one key have one curve."""
+    """Return the key of a job's curve: jobs of one key share it."""
     if submission.elastic:
         return submission.application, submission.epochs, 0, 0
     batch = min(max(submission.batch, app.min_batch or app.base_batch), app.max_batch)
@@ -81,7 +82,7 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class KindCurve:
-    """The same of a job that has its GPUs of one kind or of several."""
+    """`Curve` for GPUs of one or several kinds."""
 
     work: Floats
     sizes: Ints
@@ -174,8 +175,8 @@ def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Columns on the concave hull of the rates (N,) over sizes (N,) above 0 and nothing, ascending: between two of them
-    a job could divide its time, and be as fast as at any other."""
+    """Return the columns on the concave hull of the rates (N,) over sizes (N,), ascending. Dividing its time between
+    two of them, a job is as fast as at any size between."""
     found: list[int] = []
     size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
     while rate < top:
@@ -247,7 +248,7 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 
 
 def _end(app: Application, epochs: float, batches: Ints) -> float:
-    """Least progress at which it can be done.
+    """Return the least progress at which the job can be done.
 
     The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training once the metric
     has not risen enough over that many passes. A pass brings the least if the batch is worth least.
@@ -282,7 +283,7 @@ class Work:
 
 @dataclass(frozen=True)
 class KindWork:
-    """The same on GPUs of several kinds: jobs (J,), and how many GPUs `there` are of each kind (K,)."""
+    """`Work` on several kinds of GPU: jobs (J,), and the number of GPUs `there` of each kind (K,)."""
 
     curves: Sequence[KindCurve]
     curve: Ints
@@ -296,7 +297,7 @@ class KindWork:
 
 
 def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> KindWork:
-    """The work of a workload, trainings cut into N parts."""
+    """Return the jobs of a workload with their curves, each training cut into N parts."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions

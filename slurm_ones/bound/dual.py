@@ -1,9 +1,9 @@
-"""The dual bound: least cost of all jobs, each by itself, when GPUs have a price.
+"""Dual bound on the sum of JCTs: the least cost of each job by itself when GPUs have a price.
 
 Any schedule of any kind gives job j some numbers of GPUs n_j(t) with Σ n_j(t) ≤ N at every moment. For any prices
 λ(t) ≥ 0
 
-    Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
+Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
 
 with V_j(λ) the least of a job's own JCT and its bill, over everything that it could do if it had no others. The
 right-hand side is the Lagrangian dual: each value of it is a bound, and it is concave in λ, so prices are improved for
@@ -17,7 +17,7 @@ The gradient by a price is the GPU-seconds that the jobs would take in that inte
 V_k(t) is the least that a job still costs if it begins part k of its training at time t. Λ(t) is what one GPU costs
 until then, and d = work / rate(n) the seconds of the part on n GPUs (Bellman),
 
-    V_k(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{k+1}(s + d),
+V_k(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{k+1}(s + d),
 
 found backwards from V = 0 after the last part. After the last edge GPUs cost nothing. Forwards, the same choices say
 in which interval of prices the job takes how many GPU-seconds.
@@ -44,16 +44,16 @@ from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):
-    """Choice of a job in one part of its training."""
+    """Options of a job in one part of its training."""
 
     sizes: Floats
     """(N,) GPUs."""
     seconds: Floats
-    """(N,) that the part takes on them."""
+    """(N,) seconds that the part takes at each size."""
 
 
 def ways_of(curve: Curve) -> Sequence[Way]:
-    """One for each part."""
+    """Return the options in each part of a curve."""
     found: list[Way] = []
     columns: list[int] = []
     for k, rate in enumerate(curve.rate):
@@ -131,7 +131,7 @@ def _sums(places: Ints, weights: Floats, count: int) -> Floats:
 
 
 class Dual:
-    """The dual of some work, with prices that are constant between the `edges` (I + 1,) in seconds, ascending."""
+    """Dual function of a workload, for prices constant between the `edges` (I + 1,) in seconds, ascending."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
         """The first edge is no later than the first submission, the last one no earlier than the last. What a job costs

@@ -22,16 +22,16 @@ from slurm_ones.ones.worth import worth_of_progress
 from slurm_ones.policy.contract import Floats, Ints
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""GPUs that are weighed, those of larger jobs besides, and each job's two smallest sizes: a rigid one has no more."""
+"""GPU counts considered, besides those of larger jobs and each job's two smallest sizes."""
 Columns = Sequence[tuple[int, bool, int]]
 """The kind that sets the pace, whether others are faster, and GPUs in all."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
-"""Largest factor between a GPU's weight and that of the fastest kind, either way."""
+"""Largest factor between the weights of a kind of GPU and of the fastest kind, either way."""
 STEPS = 1500
-"""Decisions, at least, over the time in which jobs are submitted."""
+"""Least number of decisions over the time in which jobs are submitted."""
 SHARE = 0.1
-"""Share of the shortest remaining time that a decision lasts at most if nobody comes."""
+"""Longest time between decisions, as a share of the shortest remaining time."""
 
 
 def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
@@ -105,7 +105,7 @@ def _rates(curve: KindCurve, columns: Columns) -> Floats:
 
 
 class _Way:
-    """Course of a job with the sizes that it has: at these speeds (K,) in the parts that end at `ends` (K,)."""
+    """Progress of a job at its present sizes: speeds (K,) in the parts that end at `ends` (K,)."""
 
     def __init__(self, speed: Floats, ends: Floats, done: float) -> None:
         with np.errstate(divide="ignore"):
@@ -113,7 +113,7 @@ class _Way:
         self._ends, self._done = ends, done
 
     def after(self, seconds: float) -> float:
-        """Progress so much later."""
+        """Return the progress after these seconds."""
         if not np.isfinite(self.seconds[-1]):
             return self._done
         return float(np.interp(seconds, np.append(0.0, self.seconds), np.append(self._done, self._ends)))
