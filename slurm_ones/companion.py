@@ -42,7 +42,7 @@ from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 log = logging.getLogger(__name__)
 
 NODES_S = 300.0
-"""Between two looks at which nodes are slow, and how long guests live."""
+"""Seconds between two estimates of slow nodes and of guests' lives."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Tick:
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
-    """Outcomes of what was decided, by job."""
+    """Outcome of the decision for each job, by id."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the tick before."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
     resizing: int = 0
-    """Resizes that were under way before it decided."""
+    """Number of resizes under way before the decision."""
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The policy that the settings name. Raises `ConfigError` where it, or one of its options, does not exist."""
+    """Return the policy that the settings name. Raises `ConfigError` if it, or one of its options, does not exist."""
     try:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
@@ -72,11 +72,11 @@ def policy_of(settings: Settings) -> Policy:
 
 
 class Companion:
-    """Looks after the elastic jobs of one cluster through one client and one store.
+    """The companion of one cluster: observes, decides on and resizes its elastic jobs through one client and one store.
 
-    All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
-    it stopped. Only one may act at a time: `check` raises `NotLeader` where another one does, and is asked before
-    anything is changed in Slurm or written for a job. Raises `ConfigError` for a policy or option that does not exist.
+    All that matters is in the store: after a crash at any moment the next companion goes on from there. Only one may
+    act at a time: `check` raises `NotLeader` if another one leads. It is called before each change in Slurm and each
+    order. Raises `ConfigError` for a policy or option that does not exist.
 
     `clock` gives the time; `make` makes the policy of a partition, if it is not the settings' own. `daemon.Daemon` lets
     it tick.
@@ -137,7 +137,7 @@ class Companion:
         self._slow_time = -math.inf
 
     def tick(self) -> Tick:
-        """One round. Raises `Unreachable` when Slurm does not answer."""
+        """Run one round: observe, learn, decide, plan and act. Raises `Unreachable` if Slurm does not answer."""
         started = time.monotonic()
         self._actor.advance()
         self._stop_file.check(self._clock())
@@ -158,8 +158,7 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Limits of Slurm on its holders, read every few minutes, with what is held now; as before if it does not
-        answer."""
+        """Return Slurm's quotas with their present use; they are read every few minutes, and stay if Slurm refuses."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -172,7 +171,8 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """The waiting jobs that are trained within others. None if nothing may be changed: they may start then."""
+        """Return the carrier of each pending job that is trained within another; empty in advise mode or with a stop
+        file."""
         if not self._actor.acting or self.settings.stop_file.exists():
             return {}
         return self._fusions.follow(seen, busy)
@@ -202,7 +202,7 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Answer to what this Slurm can do, asked when it first matters; False as long as it does not answer."""
+        """Return a fact about this Slurm, asked once when it first matters; False while Slurm refuses the question."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()
@@ -211,7 +211,7 @@ class Companion:
         return self._facts[what]
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], resizes: Sequence[ResizeRecord]) -> None:
-        """See to what jobs of blocks leave behind, and to what their owners let go."""
+        """Clean up after jobs of blocks: holds, guests, preempted blocks and remains of ended jobs."""
         busy, moving = {resize.job_id for resize in resizes}, moving_tasks(resizes)
         trains = {id_: one for id_, one in seen.of_blocks.items() if id_ not in busy - moving.keys()}
         idle = [one for job_id, one in seen.of_blocks.items() if job_id not in busy]
@@ -269,8 +269,7 @@ class Companion:
         return self._policies[partition]
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Take resizes under way further that are in one of these states; returns how many are left. Raises
-        `Unreachable`."""
+        """Advance the resizes in these states; return how many are still open. Raises `Unreachable`."""
         return self._actor.advance(only=only)
 
     def leave(self) -> None:
@@ -283,5 +282,5 @@ class Companion:
 
     @property
     def resizing(self) -> bool:
-        """Resizes are under way."""
+        """True while resizes are under way."""
         return bool(self._store.open_resizes())

@@ -1,4 +1,4 @@
-"""The files of a job: their places, and how to open what somebody else owns, believing nothing.
+"""Files of a job: their paths, and safe access to files that another user owns.
 
 A job's directory is writable by its user, while the reader may be privileged: links are not followed, nothing that
 could block is opened, ownership is checked on the open descriptor, and reads are bounded.
@@ -23,11 +23,11 @@ from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, di
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
-"""A file that is not durable after this long is not put in place: whoever wrote it may have been succeeded since."""
+"""Seconds within which a file must be durable to be put in place: its writer may have been succeeded by then."""
 
 
 class HasFiles(Protocol):
-    """A job, by what its files are found by."""
+    """A job, reduced to what its files are found by."""
 
     @property
     def job_id(self) -> int: ...
@@ -40,17 +40,17 @@ class HasFiles(Protocol):
 
 
 class NotBelieved(Exception):
-    """A file or directory is not what it should be; the message says what and where."""
+    """A file or directory cannot be trusted: a link, another's, or not of its kind. The message says what and where."""
 
 
 class NoAnswer(NotBelieved):
-    """The file system of a path has not answered in time."""
+    """The file system of a path did not answer in time."""
 
 
 Part = tuple[str, int, int]
-"""Part of a file: its name, from which byte on, and how many at most."""
+"""Part of a file: name, first byte, and most bytes."""
 Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
-"""The part that was read, and the size of the file; or why it could not be."""
+"""Bytes that were read and the file's size, or the error."""
 Runner = Callable[..., Any]
 """Runs a function of this module, given as (function, path, uid, …): `uid` is the user who chose the path."""
 
@@ -64,7 +64,7 @@ _run: Runner = _run_here
 
 @contextmanager
 def run_by(runner: Runner) -> Iterator[None]:
-    """While it lasts, users' files are opened by `runner`, everywhere in this process."""
+    """Context in which users' files are opened by `runner`, everywhere in this process."""
     global _run
     before, _run = _run, runner
     try:
@@ -103,7 +103,8 @@ def foreign(job: HasFiles) -> bool:
 
 @contextmanager
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
-    """A descriptor of the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link.
+    """Open the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link; yield its
+    descriptor.
 
     Raises FileNotFoundError if there is none, `NotBelieved` if it is something else. Links among the directories above
     it are followed, as sites have them: they lead to nothing but another directory of that user's.
@@ -182,7 +183,7 @@ def read_file(path: Path, uid: int, name: str, limit: int, owner: int | None = N
 
 
 def check_directory(path: Path, uid: int) -> None:
-    """Raise what `read_files` does for this directory."""
+    """Check that the directory exists and belongs to `uid`; raises as `read_files` does."""
     _run(_parts, path, uid, ())
 
 
@@ -207,7 +208,7 @@ def remove(path: Path) -> None:
 
 
 def status_of(path: Path, uid: int, *, follow: bool = True) -> os.stat_result:
-    """Raises OSError, and `NoAnswer`."""
+    """Return the status of a path. Raises OSError, and `NoAnswer`."""
     found: os.stat_result = _run(_status, path, uid, follow)
     return found
 
