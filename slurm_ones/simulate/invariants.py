@@ -1,4 +1,4 @@
-"""Conditions that must never arise, checked when a simulation is over."""
+"""Invariants that are checked at the end of a simulation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurm_ones.slurm.model import JobState
 
 
 class InvariantViolated(Exception):
-    """A job was lost or left held, work was skipped or repeated, or the database says something else."""
+    """A job was lost or left held, work was skipped or repeated, or the database disagrees with the cluster."""
 
 
 FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
-"""Ends of a job that nobody ended: a time limit and a node that fails are not the companion's."""
+"""End states of a job that are no violation: a time limit and a node failure are not the companion's doing."""
 OF_BLOCKS = FATAL | {JobState.CANCELLED, JobState.PREEMPTED}
-"""The same of a task of an array: it waited when its job ended, or Slurm took it as a guest."""
+"""End states of a block that are no violation: also cancelled while it waited, or preempted as a guest."""
 
 
 def violations(world: World, store: Store) -> list[str]:
@@ -45,7 +45,7 @@ def _lost(world: World) -> Iterator[str]:
 
 
 def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
-    """Starts of these jobs at a size outside their strategy's limits."""
+    """Describe the runs of these jobs at a size outside their strategy's limits."""
     for job_id in job_ids:
         for where in world.trainings[job_id].misplaced:
             yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
@@ -77,7 +77,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
-    """Differences between the database's job with its runs and the cluster's job with the GPUs that it held."""
+    """Describe how the database's job and runs differ from the cluster's job and the GPUs that it held."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if training.hot is not None:
         yield from blocks_differ(training, record, store)
@@ -95,7 +95,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
 
 
 def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
-    """The same of a job of blocks: its terms are its runs, and it has one membership at a time."""
+    """Describe how a job of blocks differs from its record: its runs are terms, with one membership at a time."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
         yield f"job {job_id} is {record.state} in the database, and has trained to its end"
@@ -118,8 +118,7 @@ def _skipped(world: World) -> Iterator[str]:
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
-    """Check that each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
-    order.
+    """Check by its reports that each run starts at the newest checkpoint and uses each epoch's samples once, in order.
 
     So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so. A job of
     `blocks` goes on where its leader left it; where the leader was lost, what it had not reported yet is not repeated.

@@ -48,7 +48,7 @@ SETTLED_S = 120.0
 
 @dataclass
 class _OracleJob:
-    """A job as the oracle has it."""
+    """State of a job under the oracle."""
 
     record: SimulatedJob
     training: Training
@@ -58,7 +58,7 @@ class _OracleJob:
     shape: Shape | None = None
     """Shape that it has, or will have once what is under way is done."""
     target: dict[str, int] | None = None
-    """GPUs that it will have once the new ones are ready."""
+    """GPUs that the job will have once the new ones are ready."""
     changed_epoch: int = 0
     placed: float = 0.0
     """Time at which it was last given nodes."""
@@ -89,11 +89,11 @@ class _OracleJob:
         return min(kinds, key=self.training.speed_on)
 
     def differs(self, got: Allocation) -> bool:
-        """Tell whether the allocation is of other GPUs than it has."""
+        """Tell whether the allocation differs from the GPUs that the job has."""
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Tell whether it has for a while been on more nodes than it needs."""
+        """Tell whether the job has been on more nodes than it needs for a while."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
@@ -143,7 +143,7 @@ class _OracleJob:
 
 
 class Oracle:
-    """Places the jobs of a world as the schedules of a policy say that is given their true curves.
+    """Places the jobs of a world by the schedules of a policy that is given their true curves.
 
     A job whose GPU count stays does not move. A hot job trains on while the GPUs that it gains prepare; it holds them
     from the decision on.
@@ -160,12 +160,11 @@ class Oracle:
 
     @property
     def promises(self) -> dict[int, bool]:
-        """Promises of jobs' deadlines, by job, for those that were decided."""
+        """Promises and refusals of deadlines so far, by job."""
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and put its schedule in force; returns the real seconds of the decision, if one was
-        made."""
+        """Let the policy decide, and apply its schedule; return the real seconds of the decision, if one was made."""
         live = self._live()
         if not live:
             return []
@@ -190,7 +189,7 @@ class Oracle:
         return _OracleJob(self._world.cluster.jobs[job_id], training, self._cluster, self._world.mechanism)
 
     def _apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
-        """Put the schedule in force, as far as nothing else is under way."""
+        """Apply the schedule, except for jobs that are still changing."""
         hot = isinstance(self._world.mechanism, Hot)
         changing, settled = set[int](), list[_OracleJob]()
         for job in live:
@@ -222,7 +221,7 @@ class Oracle:
             job.training.adjust(job.training.position.wanted if job.busy else job.batch, slowdown.exchange)
 
     def _change(self, changes: Mapping[int, Allocation], optional: Collection[int]) -> None:
-        """Start and change jobs; those of them that are `optional` keep their size."""
+        """Start and change jobs; `optional` changes only move a job to fewer nodes."""
         world = self._world
         world.timeline.run(world.timeline.now)
         asked = [
@@ -248,7 +247,7 @@ class Oracle:
         job.shape, job.target = None, None
 
     def _leave(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Leave the GPUs that it does not keep."""
+        """Free the GPUs that the job does not keep."""
         if not job.own or plan.keeps == job.own:
             return
         if not plan.keeps:
@@ -259,7 +258,7 @@ class Oracle:
         job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
     def _take(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Take the GPUs that it is to have: to start on them, or to train on them once they are ready."""
+        """Give the job its new GPUs, to start on or to train on once they are ready."""
         world, training = self._world, job.training
         app, fresh = training.application, job.shape is None
         job.shape, job.batch, job.placed = got.shape, got.batch, world.timeline.now
@@ -282,7 +281,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class TrueModel:
-    """The truth about the rest of a job, as both of a policy's models."""
+    """True throughput and efficiency of a job, in place of both of a policy's models."""
 
     application: Application
     done: float
@@ -293,7 +292,7 @@ class TrueModel:
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """None."""
+        """Return zeros: nothing is uncertain."""
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:
@@ -302,7 +301,7 @@ class TrueModel:
 
 
 def remaining_s(training: Training, cluster: ClusterView) -> float:
-    """Seconds that a job still needs at the size and batch that its user asked for."""
+    """Return the remaining seconds of a job at its requested size and batch."""
     app, asked = training.application, training.submission
     gpus = min(asked.gpus, cluster.gpus)
     nodes, batch = nodes_of(cluster, gpus), float(training.requested_batch)
@@ -310,7 +309,7 @@ def remaining_s(training: Training, cluster: ClusterView) -> float:
 
 
 def limits_of(training: Training, cluster: ClusterView) -> Limits:
-    """Sizes and batches that a job can have; of one that did not opt in only what it asked for."""
+    """Return the sizes and batches that a job can have; only its request if it did not opt in."""
     app, asked = training.application, training.submission
     most = min(app.max_gpus, cluster.gpus)
     counts = valid_counts(cluster, 1, most) if asked.elastic else ()
@@ -386,7 +385,7 @@ def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bo
 
 
 def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str, int]:
-    """GPUs on the nodes that are left with the fewest, or on the emptiest."""
+    """Return GPUs on the fullest nodes that have room, or on the emptiest."""
     if uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         return {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]} if len(fitting) >= shape.nodes else {}
@@ -401,7 +400,7 @@ def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str,
 
 
 class GpuChange(NamedTuple):
-    """A running job that is to have other GPUs."""
+    """Planned change of a running job's GPUs."""
 
     job_id: int
     shape: Shape
@@ -412,7 +411,7 @@ class GpuChange(NamedTuple):
 
 
 class GpuPlan(NamedTuple):
-    """Way of a job to its GPUs."""
+    """New GPUs of a job, and those kept until these are ready."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
@@ -422,7 +421,7 @@ class GpuPlan(NamedTuple):
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Ways of running jobs to their new GPUs; those that find no room are left out.
+    """Plan the changes of running jobs to their new GPUs; jobs that find no room are left out.
 
     Each is placed, the largest first unless `spread`, as if all of them had left theirs. It keeps its old GPUs until
     the new ones are ready unless another job needs them: then it leaves at once those that it will not have.

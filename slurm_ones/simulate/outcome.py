@@ -35,7 +35,7 @@ class JobOutcome:
     application: str
     submitted: float
     started: float | None
-    """Its first start; None if it never ran."""
+    """Time of its first start; None if it never ran."""
     ended: float | None
     """End; None if it had not ended when the simulation stopped."""
     running_s: float
@@ -43,7 +43,7 @@ class JobOutcome:
     gpu_s: float
     """GPU-seconds that it held."""
     lost_gpu_s: float
-    """Part of it in which it did not train: starting, stopping, resizing."""
+    """GPU-seconds held without training: starting, stopping, resizing."""
     resizes: int
     """Interruptions after its first start."""
     fair_s: float
@@ -54,9 +54,9 @@ class JobOutcome:
     """Target metric; NaN if it has none."""
     elastic: bool = True
     deadline: float | None = None
-    """Time by which it was to have ended; None if its user does not say."""
+    """Deadline of the job; None if it has none."""
     promised: bool | None = None
-    """True if that was promised, False if refused; None before either."""
+    """True if the deadline was promised, False if refused; None before either."""
 
     @property
     def in_time(self) -> bool | None:
@@ -70,13 +70,13 @@ class JobOutcome:
 
     @property
     def missed(self) -> bool:
-        """It ended (or did not) without the accuracy that its user wants."""
+        """True if the job did not end, or ended below its user's target metric."""
         return self.ended is None or self.metric < self.target - 1e-9
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy on one workload with one seed."""
+    """Outcome of one policy on one workload with one seed."""
 
     policy: str
     workload: str
@@ -115,7 +115,7 @@ def fair_seconds(
 
 
 def alone_seconds(application: Application, epochs: float, gpus: int, per_node: int) -> float:
-    """Seconds from the first sample to the last at the best size up to `gpus` GPUs and the best batch of each epoch."""
+    """Return the training time in seconds at the best size up to `gpus` GPUs and the best batch of each epoch."""
     sizes = sorted({n for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, gpus) if n <= gpus})
     return min(_seconds(application, epochs, n, per_node) for n in sizes)
 
@@ -141,7 +141,8 @@ NO_PROMISES: Mapping[int, bool] = {}
 
 
 class RunFigures:
-    """The figures of one run, taken at each tick. `on_time` is called with seconds and jobs that have ended."""
+    """Collects the figures of one run, at each tick. `on_time` is called with the seconds and the number of ended
+    jobs."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:
         self.decisions: list[float] = []
@@ -153,7 +154,7 @@ class RunFigures:
         self._began = time.perf_counter()
 
     def tick(self) -> None:
-        """Note how the cluster is doing now."""
+        """Record the goodput and the number of jobs in the cluster now."""
         world = self._world
         self._goodput.append((world.seconds, total_goodput(world) / world.spec.gpus))
         self._presence.append((world.seconds, world.cluster.live))
@@ -163,7 +164,7 @@ class RunFigures:
     def outcome(
         self, policy: str, seed: int, promises: Mapping[int, bool] = NO_PROMISES, notes: Sequence[str] = ()
     ) -> Outcome:
-        """Everything that is known at the end; `promises` say of jobs whether their deadline was promised."""
+        """Return the outcome at the end of the run; `promises` are those of deadlines, by job."""
         world, now = self._world, self._world.timeline.now
         segments = (a for job_id in world.job_ids.values() for a in _held(world.cluster.records.of(job_id), now))
         return Outcome(
@@ -209,7 +210,7 @@ class RunFigures:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """GPUs that a job held, and when: one segment a run, or between two changes of a job of blocks."""
+    """Return the segments in which a job held GPUs: one a run, or one between two changes of a job of blocks."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return
@@ -227,6 +228,6 @@ def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
 
 
 def total_goodput(world: World) -> float:
-    """Progress of all jobs now, in GPUs that would bring it at their best batch, each job by itself."""
+    """Return the progress/s of all jobs now, as the number of GPUs that would bring it at their best batches."""
     live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
     return sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)

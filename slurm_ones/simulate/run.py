@@ -1,4 +1,4 @@
-"""A workload to its end in virtual time: under the companion that drives the real Slurm, unchanged, or an oracle."""
+"""Simulating a workload to its end in virtual time, under the unchanged companion or an oracle."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits
 from slurm_ones.simulate.world import World
 
 TOLD_THE_TRUTH = frozenset({"srtf", "srsf"})
-"""Policies that know how long jobs truly still need."""
+"""Policies that are given the true remaining time of jobs."""
 
 MOST_S = 60 * 86400.0
 """Simulated time after which jobs that have not ended are given up."""
 
 SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 256 << 20
-"""Bytes that several simulations side by side take with ease: each some 20 MB."""
+"""Bytes that a directory must have free for several simulations in parallel, at some 20 MB each."""
 
 DEFAULTS: dict[str, Any] = {"cluster": "simulated", "mode": "act"}
 """Settings of the companion in simulations, the same for all policies; whatever is not named is as shipped."""
@@ -51,8 +51,8 @@ AT_ONCE: dict[str, float] = {
     "limits.near_end_s": 0.0,
     "limits.near_limit_s": 0.0,
 }
-"""Overrides with which nothing keeps a policy from resizing a job; as `--set` of `slurm-ones simulate` they are given
-one by one. Tables made before these were options have them."""
+"""Overrides that let a policy resize a job at any time, one by one as `--set` of `slurm-ones simulate` takes them.
+Tables made before these options have them."""
 
 
 class SimulationFailed(Exception):
@@ -73,13 +73,13 @@ class WarningLog(logging.Handler):
             self.failure = self.failure or record.exc_info[1]
 
     def check(self) -> None:
-        """Raise `SimulationFailed` if something was not meant to happen: the real companion would go on."""
+        """Raise `SimulationFailed` if an exception was logged, after which the real companion would go on."""
         if self.failure is not None:
             raise SimulationFailed(f"{type(self.failure).__name__}: {self.failure}") from self.failure
 
     @contextmanager
     def recording(self) -> Iterator[WarningLog]:
-        """Collect what is logged meanwhile, in place of where the process logs."""
+        """Context in which log records are collected here, and go nowhere else."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
         logger.propagate, before = False, logger.propagate
@@ -91,7 +91,7 @@ class WarningLog(logging.Handler):
 
 
 class Clairvoyant:
-    """A policy whose jobs come with the seconds that they truly still need."""
+    """Wrapper of a policy that adds the true remaining seconds to each job's view."""
 
     def __init__(self, policy: Policy, world: World) -> None:
         self.name = policy.name
@@ -125,7 +125,7 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
 
 
 class VirtualStop:
-    """The companion's wait in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
+    """`daemon.Stop` for simulations: virtual time passes in its `wait`.
 
     Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
     things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
@@ -142,11 +142,11 @@ class VirtualStop:
         self._set = False
 
     def set(self) -> None:
-        """Let the companion stop."""
+        """Make the companion stop."""
         self._set = True
 
     def ticked(self) -> None:
-        """A tick has ended: the next one is an interval away."""
+        """Note the end of a tick: the next one is an interval away."""
         self._next_tick = self._world.timeline.now + self._interval_s
 
     def is_set(self) -> bool:
@@ -169,8 +169,8 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Tell whether a simulation is at its end: all jobs have ended and the companion knows it, which has nothing under
-    way for them; or they are given up."""
+    """Tell whether a simulation is over: all jobs have ended, as the companion knows, and no resize is under way; or
+    its time is up."""
     return (world.done and not tick.observation.elastic and not tick.resizing) or world.seconds > most_s
 
 
@@ -221,7 +221,7 @@ def run(
     conf: SlurmConf = SlurmConf(),
     most_s: float = MOST_S,
 ) -> Outcome:
-    """The workload to its end under a policy, by name and options, or as `make` makes it.
+    """Simulate the workload to its end under a policy, given by name and options or made by `make`.
 
     The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
     stands in the companion's place (see `Oracle`). Then only starts take time, and the `settings` of companion and
@@ -274,7 +274,7 @@ def run(
 
 
 def fast_directory() -> str | None:
-    """A directory in memory, if there is one with room: files there cost little, and are not meant to stay."""
+    """Return a directory in memory with enough room, if there is one, for fast temporary files."""
     roomy = (
         SHARED_MEMORY.is_dir()
         and os.access(SHARED_MEMORY, os.W_OK)

@@ -26,7 +26,8 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Equal nodes in one partition, or `parts` with GPUs of a kind each. Raises `BadInput` for what cannot be."""
+    """A cluster of equal nodes in one partition, or of `parts` with one kind of GPU each. Raises `BadInput` if it is
+    impossible."""
 
     nodes: int = 0
     gpus_per_node: int = 0
@@ -35,7 +36,7 @@ class ClusterSpec:
     slow_nodes: tuple[float, ...] = ()
     """Speeds of the nodes that are slower than others."""
     network: Network | None = None
-    """None for a network that jobs do not notice."""
+    """Network between nodes; None for one without contention."""
     parts: tuple[Part, ...] = ()
     cpus_per_gpu: int = 0
     """CPUs for each GPU, both of a node and in its jobs' requests; 0 if they are not counted."""
@@ -91,7 +92,7 @@ class ClusterSpec:
 
     @cached_property
     def view(self) -> ClusterView:
-        """The whole of it, as a policy is shown it."""
+        """The whole cluster as a policy's view."""
         speeds, network = self.speeds, self.network
         each = [part for part in self.all_parts for _ in range(part.nodes)]
         views = tuple(
@@ -115,7 +116,7 @@ class ClusterSpec:
 
 
 def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
-    """The smallest uniform shape of `gpus` GPUs at least, on the fewest nodes; no more than the cluster has."""
+    """Return the smallest uniform shape with at least `gpus` GPUs on the fewest nodes, at most the whole cluster."""
     gpus = min(gpus, spec.gpus)
     nodes = -(-gpus // spec.gpus_per_node)
     return Shape(nodes, spec.gpus_per_node if spec.whole_nodes else -(-gpus // nodes))
@@ -165,14 +166,15 @@ class Network:
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """The speeds of the nodes that are slow: spread evenly over all of them. Raises `BadInput` if there are more."""
+    """Return the speeds of the slow nodes, which are spread evenly over the cluster. Raises `BadInput` if there are
+    more."""
     if len(slow) > len(names):
         raise BadInput(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
     return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}
 
 
 def slowdowns(cluster: ClusterView, placed: Sequence[Nodes]) -> list[Slowdown]:
-    """Slowdown of each job by where all of them are; ranks wait for the slowest node."""
+    """Return each job's slowdown by the placement of all jobs; ranks wait for the slowest node."""
     leaf = {node.name: node.leaf for node in cluster.nodes}
     speed = {node.name: node.speed for node in cluster.nodes}
     below = [{leaf[name] for name, gpus in nodes.items() if gpus and name in leaf} for nodes in placed]

@@ -33,7 +33,7 @@ def least_gpus(app: Application) -> int:
 
 
 class World:
-    """Everything that the companion does not see: the cluster, its jobs' truth, and what is still to be submitted."""
+    """A simulated cluster with its jobs' true behaviour, and the submissions to come."""
 
     def __init__(
         self,
@@ -77,17 +77,17 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return self.timeline.now - self.began
 
     @property
     def done(self) -> bool:
-        """Every job has been submitted and has ended."""
+        """True if every job has been submitted and has ended."""
         return not self._upcoming and not self.cluster.live
 
     @property
     def ended(self) -> int:
-        """Jobs that have ended."""
+        """Number of jobs that have ended."""
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:

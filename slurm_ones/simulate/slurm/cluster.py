@@ -31,28 +31,28 @@ class Faults:
     """
 
     def begin(self, cluster: SimulatedCluster) -> None:
-        """The cluster stands, and no job was submitted."""
+        """Hook at the beginning: the cluster is set up, and no job was submitted yet."""
 
     def started(self, job: SimulatedJob) -> None:
-        """A run begins."""
+        """Hook at the start of each run of a job."""
 
     def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
-        """A run is about to be preempted, for the job of that id, 0 for none."""
+        """Hook before a job's run is preempted for the job `winner` (its id, 0 for none)."""
 
     def ask(self, what: str) -> None:
-        """A question is about to be answered."""
+        """Hook before a client's query is answered; `what` names the query. It may raise the client's errors."""
 
     def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
-        """Make a change that was asked for; `what` is a word for its kind."""
+        """Make a change of a job that a client requested; `what` names its kind."""
         make()
 
     def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
-        """Make a change of a shape; `make(True)` gives only the nodes."""
+        """Change the shape of a job; `make(True)` changes only its nodes, `make(False)` all of it."""
         self.change("update", job.key, lambda: make(False))
 
 
 class SimulatedCluster:
-    """Job ids start at 1. Nothing here knows who asks: `client.SimulatedClient` does."""
+    """A simulated Slurm cluster; job ids start at 1. It checks no permissions: `SimulatedClient` does."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class SimulatedCluster:
     # -- what users and operators do -----------------------------------------------------------------------------
 
     def submit(self, request: Request, program: Callable[[JobKey], Program]) -> int:
-        """A new job, whose program is made for its id, or for each of an array's tasks.
+        """Submit a job and return its id; `program` makes the program of a job, or of each of an array's tasks.
 
-        Raises `Refused` for what no partition has.
+        Raises `NotResizable` for an unknown partition or QOS.
         """
         default = next(spec.name for spec in self.nodes.partitions.values() if spec.default)
         partitions = tuple((request.partition or default).split(","))
@@ -161,13 +161,13 @@ class SimulatedCluster:
                 self._end(job, JobState.CANCELLED, 0)
 
     def hold(self, job_id: JobKey, by: str = "user") -> None:
-        """Set its priority to 0; a hold of a running job takes effect at its next requeue."""
+        """Hold a job, by priority 0; the hold of a running job takes effect at its next requeue."""
         for job in self.records.named(job_id):
             if not job.ended and job.held_by not in ("admin", "exit"):
                 job.held_by = by
 
     def release(self, job_id: JobKey) -> None:
-        """Set its priority again: it queues from now on."""
+        """Release a held job: it queues from now on."""
         for job in self.records.named(job_id):
             if job.held_by:
                 job.held_by, job.requeue_held = "", False
@@ -175,13 +175,13 @@ class SimulatedCluster:
                     self._wait(job, job.begin)
 
     def set_begin(self, job_id: JobKey, time: float) -> None:
-        """Set its earliest start; raises `NotResizable` for a job that does not wait."""
+        """Set the earliest start of a pending job; raises `NotResizable` for a job that does not wait."""
         for job in self.records.waiting(job_id):
             if time > self.timeline.now or job.begin:
                 self._wait(job, time)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
-        """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
+        """Change the nodes of a pending job and, unless `nodes_alone` or it has none, the GPUs of each."""
         for job in self.records.waiting(job_id):
             job.nodes = job.max_nodes = shape.nodes
             if job.gpus_per_node and not nodes_alone:
@@ -189,18 +189,17 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
-        """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks, and holds
-        it."""
+        """Accept this shape of a job but never start it: the next scheduling holds the job with BadConstraints."""
         for job in self.records.named(job_id):
             job.forbidden_shapes |= {shape}
 
     def set_comment(self, job_id: JobKey, text: str) -> None:
-        """Change its comment, as its owner may at any time."""
+        """Change a job's comment, as its owner may at any time."""
         for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
 
     def move(self, job_id: JobKey, queue: Queue) -> None:
-        """Have what waits of it wait in another queue."""
+        """Move a job, or the waiting tasks of an array, to another queue."""
         self._check_known([queue.partition] if queue.partition else [], queue.qos)
         for job in self.records.waiting(job_id):
             job.partitions = (queue.partition,) if queue.partition else job.partitions
@@ -218,9 +217,9 @@ class SimulatedCluster:
         killed: bool = False,
         winner: int = 0,
     ) -> None:
-        """Preempt a running job: one that is requeued waits without a hold, unless somebody holds it already; one that
-        may not be requeued ends. If it is not `killed` its processes end by themselves, at the latest after
-        `grace_s`. It is for the job `winner`, if for any."""
+        """Preempt a running job for the job `winner` (0 for none). A requeued job waits, held only if somebody held it
+        before; a job that may not be requeued ends. Unless `killed`, its processes end by themselves within
+        `grace_s`."""
         for job in self.records.named(job_id):
             if job.running:
                 job.preempted_at = self.timeline.now
@@ -232,7 +231,8 @@ class SimulatedCluster:
                     self._end(job, JobState.PREEMPTED, 0, seconds=seconds)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
-        """Let a running job wait again, under the same id; anything else stays as it is."""
+        """Requeue a running job under the same id. With `hold`, a job that already waits is held; others stay as they
+        are."""
         for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=hold)
@@ -240,19 +240,19 @@ class SimulatedCluster:
                 job.held_by, job.requeue_held = "user", True
 
     def requeue_completing(self, job_id: JobKey) -> None:
-        """Let a run that has ended wait again while its last processes are still there."""
+        """Requeue a job that has ended and whose last processes are still there."""
         for job in self.records.named(job_id):
             if job.ended and job.ending:
                 self._wait_again(job)
 
     def kill(self, job_id: JobKey, code: int) -> None:
-        """A signal ends its steps, and so the job."""
+        """End a running job by a signal to its steps."""
         for job in self.records.named(job_id):
             if job.running:
                 self._exit(job, code, job.program.stop(killed=True))
 
     def place(self, job_id: int, gpus: Mapping[str, int]) -> None:
-        """Have a job hold these GPUs at once, past the scheduler: one that waits starts, one that runs goes on.
+        """Give a job these GPUs at once, past the scheduler: a pending job starts, a running job goes on.
 
         Raises ValueError if they are not free.
         """
@@ -269,7 +269,7 @@ class SimulatedCluster:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Hold the waiting tasks of an array, only the named ones if any are named, and nothing that runs."""
+        """Hold the waiting tasks of an array: those named, or all. Running tasks are not held."""
         for job in self.records.known_of(array_id):
             if not job.pending or job.held_by:
                 continue
@@ -279,9 +279,8 @@ class SimulatedCluster:
                 record.held_by = "user"
 
     def reuse(self, task: Task) -> None:
-        """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
-        runs, that somebody cancelled, that may not be requeued after a preemption, or whose last processes are not
-        gone."""
+        """Requeue a task that has ended, in a hold; a waiting task stays as it is. Raises `Refused` for a task that
+        runs, was cancelled, may not be requeued after a preemption, or still has processes."""
         job = self.records.get(task)
         if job.pending and not job.ending:
             return
@@ -318,17 +317,17 @@ class SimulatedCluster:
     # -- what happens to nodes -----------------------------------------------------------------------------------
 
     def drain(self, name: str) -> None:
-        """No job starts there any more; those that run stay."""
+        """Drain a node: no job starts there any more, and running jobs stay."""
         self.nodes[name].drained = True
 
     def resume(self, name: str) -> None:
-        """The node takes jobs again."""
+        """Let a drained node take jobs again."""
         node = self.nodes[name]
         node.drained = node.down = False
         self._schedule_soon()
 
     def fail(self, name: str) -> None:
-        """The node dies: its jobs are requeued if they may be, else they end."""
+        """Fail a node: its jobs are requeued if they may be, else they end."""
         self.nodes[name].down = True
         for job_id in list(self.nodes[name].held):
             job = self.jobs[job_id]
@@ -342,13 +341,13 @@ class SimulatedCluster:
     # -- the life of a job ---------------------------------------------------------------------------------------
 
     def exited(self, job_id: JobKey, code: int) -> None:
-        """Its program ended by itself."""
+        """End a job whose program exited by itself with this exit code."""
         job = self.records.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
             self._exit(job, code, self.settings.ending_s)
 
     def _exit(self, job: SimulatedJob, code: int, seconds: float) -> None:
-        """A run ends with that code, and its processes after `seconds`."""
+        """End a run with this exit code, and its processes after `seconds`."""
         if not (self.conf.requeues(code) and job.request.requeue):
             self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=seconds)
             return
@@ -357,7 +356,7 @@ class SimulatedCluster:
         self._wait_after(job, seconds)
 
     def _wait(self, job: SimulatedJob, begin: float) -> None:
-        """It waits, from `begin` on in the queue, at its end: what keeps a job from starting costs it its place."""
+        """Put a job at the end of the queue from `begin` on: a job that may not start yet loses its place."""
         now = self.timeline.now
         job.begin = begin if begin > now else 0.0
         job.waits_since = max(begin, now)
@@ -420,7 +419,7 @@ class SimulatedCluster:
         del self._known[job_id]
 
     def _end_processes(self, job: SimulatedJob, seconds: float) -> None:
-        """Its processes end; until the last is gone it holds its GPUs."""
+        """End a job's processes; it holds its GPUs until the last is gone."""
         job.ending = True
 
         def gone() -> None:
@@ -440,8 +439,8 @@ class SimulatedCluster:
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
     def _need(self, job: SimulatedJob, partition: str) -> Resources:
-        """Resources that it takes of each of its nodes there. They are all if nodes are handed out whole. A job that
-        asks for a total of GPUs takes as many as make it up."""
+        """Resources that a job takes of each node of a partition: all of them if nodes are handed out whole. A total of
+        GPUs is divided among its nodes, rounded up."""
         spec, asked = self.nodes.partitions[partition], job.request
         if spec.whole_nodes or asked.exclusive:
             return spec.capacity
@@ -474,7 +473,7 @@ class SimulatedCluster:
         return Association(job.request.user, job.account, job.qos, job.licenses)
 
     def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
-        """Nodes that are reserved within this time, for others than those of the reservation `own`."""
+        """Nodes with a reservation other than `own` that begins within this time."""
         found: set[str] = set()
         for one in self.conf.reservations:
             if one.start_time <= now + seconds and now < one.end_time and one.name != own:
@@ -482,8 +481,7 @@ class SimulatedCluster:
         return frozenset(found)
 
     def queue(self) -> list[QueuedJob]:
-        """Jobs that could start, were there room, in the order in which they would; a job once for each of its
-        partitions."""
+        """Startable jobs in scheduling order; a job has an entry for each of its partitions."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -504,7 +502,7 @@ class SimulatedCluster:
         return queue
 
     def running(self) -> list[RunningJob]:
-        """Resources of every job, until its last process is gone."""
+        """Jobs that hold GPUs, ending ones included, as the scheduler sees them."""
         return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),
@@ -554,7 +552,7 @@ class SimulatedCluster:
             self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
     def _say_throttled(self, job_ids: Iterable[int]) -> None:
-        """Say of the waiting tasks of those jobs' arrays that no more of them may run."""
+        """Set the reason JobArrayTaskLimit of these jobs' arrays' waiting tasks if no more of them may run."""
         for array in (self.jobs[job_id].array for job_id in job_ids):
             if array is not None and array.room <= 0:
                 for record in array.records:

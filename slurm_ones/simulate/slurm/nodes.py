@@ -25,7 +25,7 @@ class PartitionSpec:
     max_time_s: float = 0.0
     default: bool = True
     cpus_per_node: int = 0
-    """0 if Slurm does not count them, and the same of the memory."""
+    """CPUs of each node; 0 if Slurm does not count CPUs. Memory likewise."""
     memory_mb: int = 0
     tier: int = 1
     """Its jobs come before those of lower tiers."""
@@ -35,7 +35,7 @@ class PartitionSpec:
 
     @property
     def capacity(self) -> Resources:
-        """All that a node has."""
+        """Resources of an empty node."""
         return Resources(self.gpus_per_node, self.cpus_per_node, self.memory_mb)
 
     def to_model(self) -> Partition:
@@ -50,16 +50,16 @@ class Qos(NamedTuple):
     name: str = "normal"
     priority: int = 0
     preempts: tuple[str, ...] = ()
-    """Names of those whose jobs its jobs preempt."""
+    """Names of the QOS whose jobs are preempted for jobs of this one."""
     mode: PreemptMode = ""
-    """Its own jobs are preempted so."""
+    """Way in which jobs of this QOS are preempted."""
     grace_s: float = 0.0
     exempt_s: float = 0.0
-    """Its jobs are not preempted before they have run so long."""
+    """Seconds of a run in which a job is not preempted (PreemptExemptTime)."""
     gpus: int = 0
     """Most GPUs of all its jobs (GrpTRES), 0 for no limit."""
     user_gpus: int = 0
-    """The same of each user's (MaxTRESPU)."""
+    """Most GPUs of each user's jobs (MaxTRESPU), 0 for no limit."""
     usage_factor: float = 1.0
     """Weight of a GPU-hour of its jobs."""
 
@@ -183,7 +183,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """A node that is about to change."""
+        """The node of that name, for a change: its cached view is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 
@@ -196,7 +196,7 @@ class Nodes:
         return tuple(sorted(names, key=self._place.__getitem__))
 
     def usable(self, name: str) -> bool:
-        """It is neither down nor drained."""
+        """True if the node is neither down nor drained."""
         return self._states[name].usable
 
     def sharing(self, partition: str) -> frozenset[str]:
@@ -228,14 +228,14 @@ class Nodes:
         return self._empty[partition]
 
     def take(self, job_id: int, held: Mapping[str, Resources]) -> None:
-        """The job holds this of each node; raises ValueError if it is not free."""
+        """Give the job these resources of each node; raises ValueError if they are not free."""
         for name, amount in held.items():
             if not self[name].free.cover(amount):
                 raise ValueError(f"{name}: {amount} for job {job_id}, {self[name].free} is free")
             self[name].held[job_id] = amount
 
     def give_back(self, job_id: int, names: Iterable[str]) -> None:
-        """The job holds nothing of these nodes any more."""
+        """Free what the job holds of these nodes."""
         for name in names:
             self[name].held.pop(job_id, None)
 

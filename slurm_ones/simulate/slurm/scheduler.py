@@ -30,7 +30,7 @@ class Association(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A job that could start in a partition, were there room."""
+    """A pending job that may start in a partition once there is room."""
 
     job_id: int
     partition: str
@@ -50,7 +50,7 @@ class QueuedJob(NamedTuple):
 
 
 class RunningJob(NamedTuple):
-    """Resources that a job gives back, and when at the latest."""
+    """Resources that a running job holds, and its latest end."""
 
     ends: float
     held: Mapping[str, Resources]
@@ -59,7 +59,7 @@ class RunningJob(NamedTuple):
     of: Association = Association()
     started: float = 0.0
     ending: bool = False
-    """Its last processes are to end."""
+    """True if the run is over and only its last processes are left."""
 
     @property
     def gpus(self) -> int:
@@ -77,13 +77,13 @@ class Counts:
             self.add(job.of, job.gpus)
 
     def copy(self) -> Counts:
-        """A second one to try things on."""
+        """A copy, for trial placements."""
         other = Counts(self._conf, ())
         other._gpus, other._licenses = self._gpus.copy(), self._licenses.copy()
         return other
 
     def add(self, of: Association, gpus: int, times: int = 1) -> None:
-        """A job begins to use these GPUs and its licenses; with `times` of -1 it no longer does."""
+        """Count a job's GPUs and licenses as used; with `times` of -1 as free again."""
         for key in (("account", of.account), ("qos", of.qos), ("user", of.qos, of.user)):
             self._gpus[key] += gpus * times
         for name, count in of.licenses:
@@ -106,7 +106,7 @@ class Counts:
 
 
 def place(job: QueuedJob, free: Ledger) -> list[str] | None:
-    """Nodes for the job, where least is left over, else in the cluster's order; None if it finds no room."""
+    """Nodes for the job by best fit, equal ones in the cluster's order; None if it finds no room."""
     if not job.named:
         found = free.nodes_with(job.need, job.most_nodes, only=job.only)
         return found if len(found) >= job.least_nodes else None
@@ -140,7 +140,7 @@ class SchedulingPass:
     # -- the two schedulers --------------------------------------------------------------------------------------
 
     def main(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in their order, in each partition up to the first that finds no room; its nodes are kept."""
+        """Start jobs in order, in each partition up to the first that finds no room, whose nodes are kept free."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most:
@@ -167,7 +167,7 @@ class SchedulingPass:
                 self.reasons[job.job_id] = UNAVAILABLE if job.named else RESOURCES
 
     def backfill(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in their order, those included that overtake the first of their partition that finds no room."""
+        """Start jobs in order; jobs may overtake the first of their partition that finds no room (EASY)."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most or self._limit(job, self._free):
@@ -209,7 +209,7 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Part of the free resources that this job may use: if it ends in time, what is kept for others too."""
+        """Free resources that this job may use; those kept for others only if the job ends in time."""
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free

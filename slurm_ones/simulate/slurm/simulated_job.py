@@ -15,17 +15,17 @@ from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Task
 
 
 class Program(Protocol):
-    """Program of a job while it runs. It calls the cluster when it exits by itself."""
+    """Program that a simulated job runs. It calls `SimulatedCluster.exited` when it exits by itself."""
 
     @property
     def batch(self) -> int:
         """Global batch in force, for the records."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """Begin a run on that many GPUs of each node."""
+        """Begin run number `restart` on `gpus` of each node."""
 
     def stop(self, *, killed: bool = False) -> float:
-        """Its processes are to end, or were `killed` with no word to them; returns the seconds until they are gone."""
+        """Stop the run, or end one whose processes were `killed`; return the seconds until they are gone."""
 
 
 class Idle:
@@ -70,7 +70,7 @@ class Request:
     """Most of its tasks that may run at once; 0 for no limit."""
     batch: bool = True
     priority: int = 1
-    """Its place in the queue: higher ones come first, those of one priority as they came."""
+    """Priority in the queue: higher ones first, equal ones in order of submission."""
     user: str = "user"
     uid: int = 0
     account: str = ""
@@ -78,7 +78,7 @@ class Request:
     """Empty for the site's first."""
     licenses: tuple[tuple[str, int], ...] = ()
     cpus_per_node: int = 1
-    """Counted where Slurm counts them, and the same of the memory."""
+    """CPUs of each node, counted if Slurm counts CPUs; memory likewise."""
     cpus_per_gpu: int = 0
     memory_mb: int = 0
     """Memory of each node."""
@@ -87,7 +87,7 @@ class Request:
     excluded: tuple[str, ...] = ()
     """Nodes that it must not have."""
     exclusive: bool = False
-    """Its nodes are its own."""
+    """True if no other job may be on its nodes."""
     reservation: str = ""
 
     def cpus_on(self, gpus: int) -> int:
@@ -128,7 +128,7 @@ class TaskArray:
 
 @dataclass
 class SimulatedJob:
-    """One job, or task of an array, and how it stands. Waiting tasks that nothing sets apart are in one."""
+    """State of a job or of an array's task; waiting tasks that do not differ share one record."""
 
     job_id: int
     request: Request
@@ -145,7 +145,7 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
-    """Nobody, user, admin, slurm itself, or slurm for its exit code."""
+    """Holder: "" for nobody, user, admin, slurm, or exit (Slurm, for the job's exit code)."""
     requeue_held: bool = False
     """Its hold is that of a requeue."""
     switches: int = 0
@@ -155,7 +155,7 @@ class SimulatedJob:
     begin: float = 0.0
     """Earliest start."""
     waits_since: float = 0.0
-    """Since when it could have started: what its place in the queue goes by."""
+    """Time from which the job could have started; it decides the place in the queue."""
     limit_s: float = 0.0
     start_time: float = 0.0
     end_time: float = 0.0
@@ -173,11 +173,11 @@ class SimulatedJob:
     """Shapes that Slurm takes, and at which it never starts the job."""
     array: TaskArray | None = None
     array_tasks: tuple[int, ...] = ()
-    """Its task of the array, or several that wait."""
+    """Task number in the array, or the numbers of several waiting tasks."""
     events: list[Event] = field(default_factory=list)
     """Events to come in its run or wait."""
     forgotten: Event | None = None
-    """Slurm forgets it, some time after its end."""
+    """Event at which Slurm forgets the job, MinJobAge after its end."""
     allocations: list[HeldGpus] = field(default_factory=list)
     """Allocations that it held before."""
     since: float = 0.0
@@ -227,12 +227,12 @@ class SimulatedJob:
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
-        """All that it held until now."""
+        """GPUs of all its runs until now, with their times."""
         here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 
     def cancel_events(self) -> None:
-        """Nothing that was to happen happens."""
+        """Cancel all events to come of the job."""
         for event in self.events:
             event.cancel()
         self.events.clear()
@@ -308,7 +308,8 @@ class SimulatedJob:
 
 
 class JobRecords:
-    """Job ids start at 1. A task that is set apart gets a new one; the last that is not has its array's."""
+    """Records of all jobs by their ids, which start at 1. A task that is set apart gets a new id; the last one has its
+    array's."""
 
     def __init__(self, wait: Callable[[SimulatedJob], None]) -> None:
         """`wait` is called for a task that is set apart while it waits for its earliest start."""
@@ -321,7 +322,7 @@ class JobRecords:
         self._wait = wait
 
     def add(self, job: SimulatedJob) -> None:
-        """A job was submitted."""
+        """Add a submitted job."""
         self.jobs[job.job_id] = self.known[job.job_id] = job
         if job.array is not None:
             self.arrays[job.job_id] = job.array
@@ -329,7 +330,7 @@ class JobRecords:
             _give_program(job)
 
     def get(self, job_id: JobKey) -> SimulatedJob:
-        """The job, or what Slurm keeps of that task; raises `UnknownJob` also for one that Slurm no longer knows."""
+        """The record of a job or task; raises `UnknownJob`, also for one that Slurm has forgotten."""
         if isinstance(job_id, Task):
             for record in self.known_of(job_id.array):
                 if job_id.task in record.array_tasks:
@@ -354,32 +355,32 @@ class JobRecords:
         return tuple(self.look(Task(array_id, task)) for task in numbers)
 
     def of(self, job_id: int) -> list[SimulatedJob]:
-        """All that a job ever was: itself, or the records of an array by their tasks; nothing if there is none."""
+        """All records of a job id: the job, or an array's records by their tasks; empty for an unknown id."""
         array = self.arrays.get(job_id)
         if array is not None:
             return sorted(array.records, key=lambda r: r.array_tasks)
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """Records that Slurm still knows of an array, by the tasks; nothing for what is no array."""
+        """Records of an array that Slurm still knows, by task; empty if the id is not an array's."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Records that a command for this id changes: one job, a task that is set apart for it, or all of an array."""
+        """Records that a command with this id changes: a job, a task (which is set apart), or all of an array."""
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
         return self.known_of(job_id) or [self.get(job_id)]
 
     def waiting(self, job_id: JobKey) -> list[SimulatedJob]:
-        """The jobs of that name that wait; raises `NotResizable` where none does."""
+        """Pending records of this id; raises `NotResizable` where none does."""
         waiting = [job for job in self.named(job_id) if job.pending]
         if not waiting:
             raise NotResizable(f"job {job_id}: Job is no longer pending execution")
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """Set that task of it apart as a record of its own: with a new id, or the array's for the last of its tasks."""
+        """Give a task a record of its own, with a new id; the last task keeps the array's."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job

@@ -13,13 +13,13 @@ EPOCH = 1_700_000_000.0
 
 @dataclass
 class Event:
-    """Something that will happen, unless it is cancelled."""
+    """A scheduled action, which can be cancelled."""
 
     time: float
     action: Callable[[], None] | None
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Drop the action."""
         self.action = None
 
 
@@ -37,13 +37,14 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Callable[[], None]) -> Event:
-        """Let `action` happen at that time, at once if it is past; of equal times, the first asked for first."""
+        """Call `action` at that time, or at once if it is past; actions of equal times run in the order of these
+        calls."""
         event = Event(max(time, self.now), action)
         heapq.heappush(self._heap, (event.time, next(self._order), event))
         return event
 
     def after(self, seconds: float, action: Callable[[], None]) -> Event:
-        """Let `action` happen this many seconds from now."""
+        """Call `action` this many seconds from now."""
         return self.at(self.now + seconds, action)
 
     def run(self, until: float, *, until_change: bool = False) -> None:
@@ -61,7 +62,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Times in seconds. Slurm's own are its defaults."""
+    """Durations in a simulated cluster, in seconds; those of Slurm are Slurm's defaults."""
 
     requeue_delay_s: float = 121.0
     """A requeued job starts this much later, unless its start is set again."""

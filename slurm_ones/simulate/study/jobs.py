@@ -29,7 +29,7 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState
 
 TRIES = 3
-"""Jobs in which one command tries a part."""
+"""Most jobs in which one command tries a part of a study."""
 MOST_TASKS = 500
 """Parts in one job array: sites allow 1,000 by default."""
 USUAL_MIN = 120
@@ -40,7 +40,7 @@ SAME_AGAIN = {
     JobState.CANCELLED: "somebody cancelled it",
     JobState.DEADLINE: "Slurm ended it at its deadline",
 }
-"""Ends to which another job of the same kind would come as well."""
+"""End states that would only repeat in another try."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
 """All other variables of Slurm's belong to the job in which a study may be started."""
 
@@ -123,7 +123,7 @@ def _mine(names: Collection[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Hide the variables of a job that this process may be in, and of sbatch, which would override the options."""
+    """Context without Slurm's and sbatch's environment variables, which would override the options."""
     words = ("SLURM_", "SBATCH_")
     hidden = {k: v for k, v in os.environ.items() if k.startswith(words) and k not in LEADS_TO_SLURM}
     for name in hidden:
@@ -136,7 +136,7 @@ def _outside_of_jobs() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds between two questions."""
+    """Intervals of a study's queries, in seconds."""
 
     files_s: float = 1.0
     first_s: float = 2.0
@@ -265,7 +265,7 @@ class StudyQueue:
                 on_progress(progress)
 
     def _ask(self, on_progress: OnProgress) -> bool:
-        """Ask Slurm for the jobs; return whether a job's state has changed."""
+        """Query Slurm for the jobs; return whether a job's state has changed."""
         try:
             found = self._site.states(self._names())
         except SlurmError as error:

@@ -115,8 +115,8 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other commands from working here. Raises `BadInput` if one does already, if others may write here, and
-        if the directory cannot be made."""
+        """Context in which no other command uses the folder. Raises `BadInput` if one does already, if others may write
+        here, and if the directory cannot be made."""
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
@@ -144,11 +144,11 @@ class StudyFolder:
         return run if key == part.key and isinstance(run, StudyRun) else None
 
     def put_result(self, part: StudyPart, run: StudyRun) -> None:
-        """Store it, all of it or nothing."""
+        """Store a part's result atomically."""
         _write(self._result(part), pickle.dumps((part.key, run)))
 
     def drop_result(self, part: StudyPart) -> None:
-        """Have it run again."""
+        """Remove a part's result, so that it is run again."""
         self._result(part).unlink(missing_ok=True)
 
     def done(self, plan: StudyPlan) -> dict[tuple[str, int], StudyRun]:

@@ -82,7 +82,7 @@ class Source:
         return replace(found, submissions=scaled)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """The outcome of the jobs that count."""
+        """Return the outcome with only the jobs that count."""
         return outcome
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
@@ -90,7 +90,7 @@ class Source:
         return figures(outcome, work)
 
     def kind(self, job: JobOutcome) -> str:
-        """Jobs of a kind have a colour in common."""
+        """Return the kind of a job; jobs of a kind share a colour in plots."""
         return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
 
     def described(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class StudyPlan:
         return {**self.settings, **own}
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
-        """Seeds that are run: with no job elastic nothing depends on the seed, and the first stands for all."""
+        """Return the seeds to run: with no elastic job nothing depends on the seed, and the first stands for all."""
         return self.seeds[:1] if contender.elastic == 0 else self.seeds
 
     def runs(self) -> Iterator[tuple[Contender, int]]:
@@ -173,7 +173,7 @@ class StudyPlan:
         return found
 
     def check(self) -> None:
-        """Raises `BadInput` for whatever can be known to be wrong before anything is run."""
+        """Check the plan before anything is run; raises `BadInput`."""
         labels = [contender.label for contender in self.contenders]
         for label in labels:
             if labels.count(label) > 1:

@@ -45,7 +45,7 @@ class StudyRun:
     seed: int
     outcome: Outcome | None = None
     error: str = ""
-    """Cause of having none."""
+    """Error in place of an outcome."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run_all(
     known: Mapping[tuple[str, int], StudyRun] | None = None,
     on_run: Callable[[StudyRun], None] = lambda run: None,
 ) -> list[StudyRun]:
-    """All runs of a plan, in parallel processes. A policy that crashes loses only that seed.
+    """Run all contenders and seeds of a plan in parallel processes. A policy that crashes loses only that seed.
 
     Only the first seed's outcomes keep what is drawn: segments and goodput. Runs that are `known`, by label and seed,
     are taken as they are; `on_run` gets each other one as it ends.
@@ -131,7 +131,8 @@ def _in_processes(
 
 
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
-    """One contender on one seed, in this process; a policy that crashes is a run with an error. Raises `BadInput`."""
+    """Run one contender on one seed in this process; a policy that crashes gives a run with an error. Raises
+    `BadInput`."""
     try:
         workload = plan.workload(seed, contender)
         jobs = len(workload.submissions)

@@ -31,7 +31,7 @@ from slurm_ones.simulate.workloads.trace import Trace, TraceJob
 USUAL_NODE = 8
 """GPUs of a node if neither the trace nor its jobs tell."""
 SLACK_S = 60.0
-"""Slurm ends a job so long after its time limit."""
+"""Seconds after its time limit at which Slurm ends a job."""
 PATIENCE = 2.0
 """Longest hold of a job that was there before, over the time that the counted ones take: beyond, the simulation would
 go on only for it."""
@@ -48,7 +48,7 @@ TICKS = 1500
 
 @dataclass(frozen=True)
 class Stretch:
-    """Jobs that follow each other, who was there before them, and the cluster."""
+    """Consecutive jobs of a trace, the jobs present before them, and the cluster."""
 
     jobs: tuple[TraceJob, ...]
     before: tuple[TraceJob, ...]
@@ -64,7 +64,7 @@ class Stretch:
     most_held: int = 0
     """GPUs that those jobs held at once at most."""
     given: bool = False
-    """Its user named the cluster; else it has `most_held` GPUs."""
+    """True if the user named the cluster; else it has `most_held` GPUs."""
 
     @property
     def begins(self) -> float:
@@ -105,13 +105,13 @@ def _drawn(job: TraceJob) -> float:
 
 
 def node_gpus(trace: Trace) -> int:
-    """GPUs of a node: the most that a job had on one."""
+    """Return the GPUs of a node: the most that a job had on one."""
     found = [-(-job.gpus // job.nodes) for job in trace.jobs if job.nodes]
     return trace.gpus_per_node or max(found, default=USUAL_NODE)
 
 
 def most_held(jobs: Sequence[TraceJob]) -> int:
-    """GPUs that were held at once at most."""
+    """Return the most GPUs held at one time."""
     starts, ends = np.array([job.began for job in jobs]), np.array([job.began + job.run_s for job in jobs])
     gpus = np.array([job.gpus for job in jobs])
     times, change = np.concatenate([ends, starts]), np.concatenate([-gpus, gpus])
@@ -366,7 +366,7 @@ def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[A
 
 
 class EverySecond:
-    """A step takes a second."""
+    """Speed at which each step takes one second."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`."""

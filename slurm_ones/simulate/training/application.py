@@ -1,4 +1,4 @@
-"""The truth about a simulated training job: its speed at each size, and what a sample is worth at each batch.
+"""True curves of a simulated training job: speed at each size, and efficiency at each batch.
 
 Only the simulator knows this. The companion sees what the job's reports say, with noise.
 
@@ -33,7 +33,7 @@ class Speed(Protocol):
     """Seconds that an optimizer step takes."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """(step, of it gradient exchange) in seconds at each local batch, without accumulation."""
+        """Return (step, gradient exchange within it) in seconds at each local batch, without accumulation."""
 
 
 @runtime_checkable
@@ -106,12 +106,12 @@ class Application:
         return max(1, round(self.total / len(self.ends)))
 
     def altered(self, **values: Any) -> Application:
-        """The same but for these fields, with nothing worked out yet."""
+        """Return a copy with these fields changed and nothing cached."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """The application as it trains from that progress on."""
+        """Return the application as it trains from this progress on."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 

@@ -36,7 +36,7 @@ class Position:
 
 
 class TrainingCurve:
-    """The way of one training from its first sample to its end: `share` of the application's epochs."""
+    """Progress of one training from its first sample to its end: a `share` of the application's epochs."""
 
     def __init__(self, application: Application, share: float) -> None:
         self.application = application
@@ -64,11 +64,11 @@ class TrainingCurve:
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
     def used(self, at: Position) -> int:
-        """Samples used until there."""
+        """Return the samples used up to a position."""
         return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
-        """Samples from there to the end at that batch."""
+        """Return the samples from a position to the end at this batch."""
         ends, used = self._sample_curve(float(batch))
         before, until = np.interp([at.progress, self.total], ends, used)
         return max(float(until - before), 0.0)
@@ -78,7 +78,8 @@ class TrainingCurve:
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
-        """The position at the beginning of the next pass, and whether the training gives up instead."""
+        """Return the position at the beginning of the next epoch, and whether early stopping ends the training
+        instead."""
         app, reached, gives_up = self.application, at.reached, False
         if app.patience:
             full = len(reached) >= app.patience
@@ -87,7 +88,7 @@ class TrainingCurve:
         return replace(at, epoch=at.epoch + 1, cursor=0, reached=reached), gives_up
 
     def accuracy(self, at: Position, batch: int) -> float | None:
-        """Validation metric there, None if it is none that grows from 0."""
+        """Return the validation metric at a position; None for a metric that does not grow from 0."""
         metric = self.application.metric_at(at.progress, batch)
         return metric if math.isfinite(metric) and metric >= 0 else None
 

@@ -1,4 +1,4 @@
-"""Files of a simulated job: those of the wrapper, and in its reports the truth, measured with noise."""
+"""Files of a simulated job, as the wrapper writes them; its reports have the truth with noise."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class JobFiles:
         """The order in force: the highest number that this run has read."""
 
     def open(self, restart: int, spec: Spec) -> None:
-        """A run begins."""
+        """Begin a run."""
         self.flush()
         if not self.directory.exists():
             self.directory.mkdir()
@@ -64,7 +64,7 @@ class JobFiles:
         self._restart, self._number = restart, 0
 
     def tell(self, spec: Spec) -> None:
-        """Write what it can do from now on."""
+        """Write the job's spec."""
         (self.directory / SPEC).write_bytes(encode(spec))
 
     def report(self, time: float, report: Report) -> None:
@@ -80,7 +80,7 @@ class JobFiles:
             self._lines.clear()
 
     def checkpoint(self, step: int) -> str:
-        """Leave a complete checkpoint; returns its name. Older ones go."""
+        """Write a complete checkpoint and remove old ones; return its name."""
         name = f"step-{step:09d}"
         folder = self.directory / CHECKPOINTS
         if name not in self._checkpoints:
@@ -109,7 +109,7 @@ class JobFiles:
         return True
 
     def reread_order(self) -> None:
-        """Look for an order as a run does that knows of none."""
+        """Read the order in force again, as a new run does."""
         self._seen = self.order = None
         self.newer_order()
 
@@ -157,7 +157,7 @@ class Reporter:
         self._resizes = 0
 
     def tell(self, at: Position) -> None:
-        """Say what it can do, where that changed as it trained."""
+        """Write the spec again if it has changed."""
         by = self._curve.application.by
         if self._files is None or by is None or self.spec.limits is None:
             return
@@ -213,7 +213,7 @@ class Reporter:
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
-        """Steps took that long."""
+        """Count the seconds that steps took."""
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:
@@ -250,20 +250,20 @@ class Reporter:
         self.due = self._timeline.now + self._settings.report_s
 
     def epoch(self, at: Position, batch: int) -> None:
-        """A pass ended there."""
+        """Report the end of an epoch."""
         self._first_step(at)
         self._append(Epoch(at.epoch, at.step, at.cursor, self._curve.loss(at), self._curve.accuracy(at, batch)))
 
     def batch(self, at: Position, batch: int, order: int) -> None:
-        """An order changed the batch."""
+        """Report a change of batch by an order."""
         self._append(Batch(at.step, batch, batch / self.spec.base_batch, order))
 
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
-        """A checkpoint is durable."""
+        """Report a durable checkpoint."""
         self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
-        """Other blocks train together from here; `change` are the fields that say how it came."""
+        """Report a new membership; `change` are the fields on the change that led to it."""
         now, world = self._timeline.now, sum(placement)
         self._append(
             Membership(
@@ -278,7 +278,7 @@ class Reporter:
         self._last = now, world
 
     def bye(self, at: Position, reason: str, code: int = 0) -> None:
-        """The run's last words."""
+        """Report the end of the run."""
         self._append(Bye(reason, at.step, code))
 
     def _append(self, report: Report, time: float | None = None) -> None:

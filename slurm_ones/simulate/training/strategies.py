@@ -34,7 +34,7 @@ class Links:
     """Seconds that each message takes besides."""
 
     def slower(self, factor: float) -> Links:
-        """The same, all that many times as slow."""
+        """Return the links with all of them slower by a factor."""
         return Links(self.inside / factor, self.across / factor, self.message_s * factor)
 
 
@@ -59,9 +59,9 @@ class TrainedBy:
     shared: float = 1.0
     """Share of the parameters that a rank exchanges with other replicas."""
     element: float = FP32
-    """Bytes of each of them."""
+    """Bytes of each exchanged parameter."""
     period: int = 1
-    """Steps between two exchanges."""
+    """Steps between two exchanges with other replicas."""
     messages: int = 0
     """Sent by a rank within its replica in each pass, one after the other."""
     quantum: int = 1

@@ -24,13 +24,13 @@ from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.reports import JobFiles, Reporter
 
 ORDER_POLL_S = 0.1
-"""A drained job looks this often for a newer order."""
+"""Seconds between two looks of a drained job for a newer order."""
 TERMINATED = 128 + 15
 """Exit code of a run that ended on SIGTERM."""
 PEER_LOST = 103
 """Exit code of ranks whose peers are lost."""
 LOOK_S = 0.5
-"""Time from a block's start until it has seen that it is not wanted."""
+"""Seconds from a block's start until it has seen that it is not wanted."""
 
 
 class Phase(str, Enum):
@@ -44,7 +44,7 @@ class Phase(str, Enum):
     SWITCHING = "switching"
     """Blocks of the job join or leave."""
     RECOVERING = "recovering"
-    """A block of the job is lost, and the others find each other again."""
+    """A block of the job was lost, and the others form a new group."""
 
 
 @dataclass
@@ -71,9 +71,9 @@ class Interval:
 
 
 class Training:
-    """One job over all its runs; a job of blocks calls them terms.
+    """One training job over all its runs (terms, for a job of blocks).
 
-    Without `files` it is a job whose owner knows nothing of us: it neither reports, nor checkpoints, nor obeys.
+    Without `files` it does not use the wrapper: it neither reports, nor checkpoints, nor obeys.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Training:
         return BlockProgram(self, task)
 
     def block_starts(self, block: Block) -> None:
-        """A task of the array runs."""
+        """Start a block: a task of the array runs."""
         self._blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
@@ -169,8 +169,7 @@ class Training:
             self._prepare(block)
 
     def block_stops(self, task: int, *, killed: bool) -> float:
-        """Its processes end; returns the seconds until the last is gone. One that is not `killed` says so to the
-        others."""
+        """Stop a block; return the seconds until its last process is gone. Unless `killed`, it tells the others."""
         block = self._blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
@@ -191,7 +190,7 @@ class Training:
     # -- founding ------------------------------------------------------------------------------------------------
 
     def _found(self, task: int) -> None:
-        """Nobody leads: this block begins the next term from the last checkpoint, once it has launched."""
+        """Let this block begin the next term from the last checkpoint, since no other leads."""
         block = self._blocks[task]
         self.members, self._joining = (task,), ()
         self._position = self.durable
@@ -213,7 +212,7 @@ class Training:
             self._look_soon()
 
     def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
-        """The next leader says what the job is now, and trains on."""
+        """Begin a term: the new leader reports, and trains on."""
         if self.hot is None:
             self._restart = self._blocks[self.members[0]].restart
         else:
@@ -248,7 +247,7 @@ class Training:
     # -- blocks that join and leave ------------------------------------------------------------------------------
 
     def _prepare(self, block: Block) -> None:
-        """A block looks whether it is wanted; one that is launches, and says when it is ready."""
+        """Launch a block if it is wanted, and note when it is ready."""
         if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
             self._leave_soon(block)
             return
@@ -274,7 +273,7 @@ class Training:
         return order is not None and order.blocks is not None and task not in order.blocks
 
     def _leave_soon(self, block: Block) -> None:
-        """It ends by itself: it is not wanted, or the job is over."""
+        """End a block by itself: it is not wanted, or the job is over."""
         if block.leaves:
             return
         block.leaves = True
@@ -333,7 +332,7 @@ class Training:
         self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
-        """All have committed."""
+        """Put the next membership in force: all its members have committed."""
         before, self.members, self._joining = self.members, self._joining, ()
         ready_s = max((self._blocks[task].ready_at for task in self.members if task not in before), default=0.0)
         ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
@@ -376,7 +375,7 @@ class Training:
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
     def _lose(self, task: int, *, killed: bool) -> None:
-        """A block that trains is gone: the others go on from memory, or nobody is left."""
+        """Handle the loss of a training block: the others go on from memory, if there are any."""
         self._count_until_now()
         self.members = tuple(member for member in self.members if member != task)
         if not self.members:
@@ -394,7 +393,7 @@ class Training:
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
-        """One that was to join is lost before the commit: those that train go on in the membership that they have."""
+        """Cancel a switch whose joining block was lost before the commit: the membership stays."""
         self._joining = ()
         self._train()
         self._look_soon()
@@ -411,8 +410,8 @@ class Training:
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """A checkpoint from memory, where the disk takes it; some seconds later one founds a new term, and the others
-        join it."""
+        """Write a checkpoint from memory, if the disk takes it; seconds later one block begins a new term, and the
+        others join."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):
@@ -525,7 +524,7 @@ class Training:
     # -- training ------------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        """Train on from here."""
+        """Start training from the present position."""
         self.phase = Phase.TRAINING
         self._reporter.tell(self._position)
         # Of several kinds of GPU the slowest sets the pace.
@@ -556,7 +555,7 @@ class Training:
         self._interval = Interval(now, self._position, self.batch, self._interval.rate)
 
     def _boundary(self, samples: int) -> None:
-        """A step ended at which something is due."""
+        """Handle a step boundary at which something is due."""
         now = self._timeline.now
         self._count_training(samples)
         gives_up = False
@@ -605,12 +604,12 @@ class Training:
         return app.placed_speed(self._placement, float(self.batch or self._position.wanted), self._slowdown)
 
     def save_at_once(self, wanted: int) -> None:
-        """Leave a checkpoint that costs nothing; its next run begins there, with that batch."""
+        """Write a checkpoint at no cost, from which the next run begins with this batch."""
         self._count_until_now()
         self.durable = self._position = replace(self._position, wanted=wanted)
 
     def go_on(self, gpus: Mapping[str, int], batch: int, pause_s: float) -> None:
-        """Pause for a while, then train on with these GPUs and that batch."""
+        """Pause for some seconds, then train on with these GPUs and this batch."""
         self._count_until_now()
         self._hold(gpus)
         self.phase = Phase.SWITCHING
@@ -659,7 +658,7 @@ class Training:
         return order if is_new else None
 
     def _resume(self) -> None:
-        """A newer order came, or no requeue: train on, and obey at the next boundary."""
+        """Resume a drained job after a newer order, or after its wait: it obeys at the next boundary."""
         self._order_due = self._new_order() is not None
         self._train()
 
@@ -711,12 +710,12 @@ class Training:
 
 
 PATIENCE_S = 3.0
-"""The job waits so long for the other new blocks once one is ready."""
+"""Seconds for which the job waits for other new blocks once one is ready."""
 
 
 @dataclass
 class Block:
-    """One start of a task."""
+    """One start of a block."""
 
     task: int
     restart: int
@@ -725,7 +724,7 @@ class Block:
     """Its model is built and warm: it can join, or found a membership."""
     ready_at: float = 0.0
     leaves: bool = False
-    """It has seen that it is not wanted."""
+    """True once the block has seen that it is not wanted."""
     event: Event | None = None
     """Next event of it."""
 
@@ -752,7 +751,7 @@ class BlockProgram:
 
 
 def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Members whose leader is gone: the one leads that the order names first."""
+    """Sort members whose leader is gone: the first that the order names leads."""
     first = min(members, key=[*wanted, *members].index)
     return [first, *(task for task in members if task != first)]
 

@@ -76,7 +76,7 @@ def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> fl
 
 
 def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
-    """Seconds that a job would run at the size and batch its user asks for, never resized."""
+    """Return the run time of a job in seconds at its requested size and batch, without resizes."""
     size = min(asked.gpus, app.max_gpus)
     batch = float(min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch))
     return app.seconds(-(-size // per_node), size, batch, 0.0, app.total * asked.epochs)
@@ -216,7 +216,7 @@ def generate(
 def with_deadlines(
     submissions: Sequence[Submission], applications: Mapping[str, Application], share: float, per_node: int, seed: int
 ) -> tuple[Submission, ...]:
-    """The same, that share of them with a deadline."""
+    """Return the submissions, this share of them with a deadline."""
     rng = np.random.default_rng([seed, 13])
     chosen = rng.permutation(len(submissions)) < round(share * len(submissions))
     factors = rng.uniform(*TIGHTNESS, len(submissions))
@@ -227,8 +227,8 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """GPU-seconds that the jobs hold if each runs undisturbed at what its user asks for, over the cluster's until the
-    last submission."""
+    """Return the offered load: GPU-seconds of the jobs at their requests, over those of the cluster until the last
+    submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
     )
