@@ -1,4 +1,4 @@
-"""Needs of the package in each kind of database, beyond what SQLAlchemy covers for all, and its errors."""
+"""Interface to each kind of database beyond what SQLAlchemy covers, and the package's errors."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class SchemaError(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Another process kept the database locked for longer than the store waits; the call may be repeated."""
+    """Another process kept the database locked for too long; the call may be repeated."""
 
 
 class StoreLost(StoreError):
-    """The server cannot be reached, or went away during the call. The call may be repeated: the next one connects
-    again, and where the server had just made the lost one durable, it changes nothing."""
+    """The server cannot be reached, or went away during the call. The call may be repeated: it connects again, and
+    changes nothing if the lost call was durable already."""
 
 
 class NotLeader(StoreError):
-    """Another companion of the cluster leads, or may lead by now: nothing may be done in its place."""
+    """Another companion of the cluster leads, or may lead by now; this one must not act."""
 
 
 class UnknownRecord(StoreError):
@@ -46,8 +46,7 @@ BUSY_S = 30.0
 UPGRADE = "slurm-ones db upgrade"
 
 Mode = Literal["read", "watch", "write", "upgrade"]
-"""Purpose of connections: only reading; the same again and again; a store that writes; making or changing the
-tables."""
+"""Purpose of connections: reading, repeated reading, writing, or changing the schema."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
@@ -64,29 +63,29 @@ class Backend(Protocol):
     """Its place, as people may read it: a path, or a URL without its password."""
 
     def prepare(self) -> None:
-        """Make what `upgrade` finds nothing without; raises `StoreError` if the place is of no use."""
+        """Create what a new database needs, such as its directory; raises `StoreError` if the place cannot be used."""
 
     def exists(self) -> bool:
         """Tell whether there is a database, with tables or without."""
 
     def stamp(self) -> object:
-        """Stamp that is another one after each write, found without asking the database; None if only the database
-        knows."""
+        """Return a value that changes with each write, without a query; None if only a query would tell."""
 
     def engine(self, mode: Mode) -> Engine:
-        """Connections to it, each with the settings that the store's contract rests on."""
+        """Return an engine whose connections have the settings that the store's contract needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Options of a connection for one transaction."""
+        """Return the connection options for one transaction."""
 
     def explained(self, error: DBAPIError) -> StoreError:
-        """The driver's error in words that say what to do."""
+        """Return the driver's error as a `StoreError` that says what to do."""
 
     def back_up(self, revision: str) -> str | None:
-        """Keep a copy of the whole database before its upgrade, and say where; None if that is the site's."""
+        """Copy the whole database before its upgrade, and return the place; None if copies are the administrator's
+        business."""
 
     def orphans(self, connection: Connection) -> list[str]:
-        """Rows whose parents are missing, where the database itself did not watch over them in this transaction."""
+        """Return rows whose parents are missing, if the database did not enforce foreign keys in this transaction."""
 
     def insert(self, table: Table) -> Any:
         """An INSERT with the `on_conflict` clauses that SQLAlchemy has for each dialect."""
@@ -98,4 +97,4 @@ class Backend(Protocol):
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Let the table's own keys go on behind the highest, after rows came with theirs."""
+        """Continue the table's generated keys above the highest, after rows were inserted with their own."""

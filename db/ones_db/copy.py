@@ -1,4 +1,4 @@
-"""Moving a site: all rows of one database into another, of the same kind or not, and the proof that they are there.
+"""Moving a site: copies all rows of one database into another of any kind, and verifies them.
 
 Both are walked in pages by their keys. A page that is the same on both sides is left alone. So a copy that was killed
 goes on from there, and one that is made again, once the companion has stopped, brings what is new.
@@ -34,7 +34,7 @@ PAGE = 20_000
 """Rows compared, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Called with what is done (compared, copied or verified), the table, the number of rows and their total."""
+"""Callback of progress: the action (compared, copied or verified), the table, rows done and rows in all."""
 
 Row = tuple[Any, ...]
 
@@ -126,7 +126,7 @@ def _mark(connection: Connection, revision: str) -> None:
 
 
 def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
-    """The whole table, the last page without an end."""
+    """Split the table into pages by key; the last has no end."""
     places = [list(table.columns).index(column) for column in table.primary_key]
     after: Row | None = None
     while True:
@@ -167,8 +167,7 @@ def _compared(
 def _refuse_others(
     table: Table, rows: Sequence[Row], there: Sequence[Row], source: Connection, target: Connection
 ) -> None:
-    """Raise `StoreError` if the target has a row in this page that is none of the source's: one with another value in
-    its keys, by which a row stays the same one, whatever was written into it."""
+    """Raise `StoreError` if this page of the target has a row whose keys the source does not have."""
     indexes = [index for index in table.indexes if index.unique]
     uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
     keys: list[Any] = [table.primary_key, *uniques, *indexes]
@@ -187,7 +186,7 @@ def _refuse_others(
 def _fill(
     table: Table, pages: Sequence[tuple[_Page, bool]], source: Connection, target: Engine, progress: Progress
 ) -> int:
-    """Make the pages the same, a transaction each; returns how many rows were stored."""
+    """Copy the pages that differ, one transaction each; return the number of rows stored."""
     parent = any(key.column.table is table for other in METADATA.tables.values() for key in other.foreign_keys)
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]

@@ -1,5 +1,5 @@
-"""Decisions, with the reason for each job; resizes, and the states they go through. The intent of a resize comes first:
-each is stored before it is acted on."""
+"""Decisions, with the reason for each job; resizes, and their states. Each step of a resize is stored before it is
+acted on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _newest_decisions(cluster: int) -> Select[Any]:
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
-    """Choose at most `most` jobs of each decision: those come first that get another size."""
+    """Return the query of at most `most` jobs of each decision, those with a new size first."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
     changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
     order = (case((changes, 0), else_=1), JOBS.c.job_id)
@@ -62,7 +62,7 @@ class DecisionStore(Transactions):
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs; returns its id. One of the same time and policy is the same decision."""
+        """Store a decision with its jobs; return its id. A decision of the same time and policy is stored once."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -93,7 +93,7 @@ class DecisionStore(Transactions):
 
     @reading
     def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
-        """The newest decisions on a job, newest first, each only with what it gave that job."""
+        """Return the newest decisions on a job, newest first, each with only this job."""
         job = key_of(connection, self._cluster, job_id)
         query = (
             select(DECISIONS, DECISION_JOBS)
@@ -117,7 +117,7 @@ class DecisionStore(Transactions):
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
-        """The newest decision on each job that has not ended, without what it weighed."""
+        """Return the newest decision on each job that has not ended, without its alternatives."""
         found = connection.execute(_newest_decisions(self._cluster))
         names = tuple(found.keys())
         given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
@@ -174,8 +174,7 @@ class DecisionStore(Transactions):
 
     @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
-        """Write down a resize that is meant; returns it with its id. Raises `ResizeConflict` if the job has
-        one open."""
+        """Store a resize before it begins; return it with its id. Raises `ResizeConflict` if the job has one open."""
         job = key_of(connection, self._cluster, record.job_id)
         values = {**row_of(record), "job_id": job}
         del values["id"]
@@ -208,7 +207,7 @@ class DecisionStore(Transactions):
         order_number: int | None = None,
         deadline: float | None = None,
     ) -> ResizeRecord:
-        """Write down the state that a resize enters, before what it stands for is done; returns how it stands.
+        """Store the state that a resize enters, before its action is taken; return the resize.
 
         The deadline is that of the new state, None for none; the order's number stays unless another is given.
         """
@@ -229,7 +228,7 @@ class DecisionStore(Transactions):
         time: float,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
+        """End a resize; return it. State `RESIZE_DONE` means that it took effect."""
         before = self._resize(connection, resize_id)
         if before.ended is not None:
             if (before.state, before.ended) == (state, time):
@@ -242,15 +241,13 @@ class DecisionStore(Transactions):
 
     @noting
     def note_held(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks stand in holds of the companion's for a resize, before they are held;
-        returns how it stands."""
+        """Store which tasks of a job of blocks the companion is about to hold for a resize; return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, held=tuple(tasks)))
 
     @noting
     def note_let_go(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks were seen out of the companion's hold since that resize; returns how it
-        stands."""
+        """Store which tasks of a job of blocks have left the companion's hold since a resize; return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, let_go=tuple(tasks)))
 
@@ -277,7 +274,7 @@ class DecisionStore(Transactions):
         return known.get(resize_id) or _found(connection, self._cluster, resize_id)
 
     def _noted(self, record: ResizeRecord) -> ResizeRecord:
-        """The same record, remembered as it was just stored."""
+        """Return the record after remembering it as stored."""
         if (known := self._remembered("open resizes").get(())) is not None:
             known[record.id] = record
             if record.ended is not None:
@@ -289,7 +286,7 @@ class DecisionStore(Transactions):
     def _changed(
         self, connection: Connection, before: ResizeRecord, after: ResizeRecord, step: ResizeStepRecord | None = None
     ) -> ResizeRecord:
-        """Write what is new of a resize, and the step that it took."""
+        """Store the changed fields of a resize, and its step."""
         was, now = row_of(before), row_of(after)
         values = {name: value for name, value in now.items() if value != was[name]}
         change_rows(connection, RESIZES, tuple(values), [{**values, "key": after.id}])
@@ -379,7 +376,7 @@ def _has_ended(resize: ResizeRecord) -> ResizeConflict:
 
 
 def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
-    """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
+    """Store the step unless it equals the last one, so that a call repeated after a crash changes nothing."""
     last = record_of(ResizeStepRecord, connection.execute(_LAST_STEP, {"key": step.resize_id}).mappings().one())
     if replace(last, sequence=0) != step:
         _step(connection, replace(step, sequence=last.sequence + 1))

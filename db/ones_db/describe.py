@@ -1,4 +1,4 @@
-"""The documents' account of tables and views, made from the models so that it cannot go stale.
+"""Generator of the documentation of tables and views, from their definitions.
 
 ``python -m ones_db.describe docs/database.md`` writes it again between the marks in the file; a test compares.
 """
@@ -19,7 +19,7 @@ from ones_db.views import VIEWS
 
 
 def diagram() -> str:
-    """The tables with their keys and how they hang together, as Mermaid draws it."""
+    """Return a Mermaid diagram of the tables, their keys and relations."""
     lines = ["```mermaid", "erDiagram"]
     for table in _tables():
         for key in _foreign(table):
@@ -70,13 +70,14 @@ def views() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
-"""Parts that are made, by the name in their marks."""
+"""Generator of each part, by the name in its marks."""
 
 _HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
 
 
 def renewed(document: str) -> str:
-    """The document with what stands between the marks made again. Raises `ValueError` if a mark is missing."""
+    """Return the document with the parts between its marks generated again. Raises `ValueError` if a mark is
+    missing."""
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)

@@ -65,7 +65,7 @@ def _existing(url: str) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Connections only for the block. Raises `SchemaError` if there is no database to be read."""
+    """Context with connections to the database. Raises `SchemaError` if there is none to read."""
     backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
@@ -75,7 +75,8 @@ def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
 
 
 def checked(url: str) -> Engine:
-    """Connections for reading. Raises `SchemaError`, and leaves nothing open, unless the schema is this version's."""
+    """Return an engine for reading. Raises `SchemaError`, with nothing left open, unless the schema is this
+    version's."""
     engine = _existing(url).engine("read")
     try:
         with transaction(engine) as connection:
@@ -88,7 +89,7 @@ def checked(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
-    """One transaction; what is in it is durable when the block is left, or nothing of it happened.
+    """Context of one transaction: durable when the context is left, or rolled back.
 
     One that reads sees one moment. Writers take turns, and readers do not wait for them.
     """
@@ -104,15 +105,15 @@ def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
 
 
 OF_JOBS = ("positions", "reported", "members", "histories", "resizes")
-"""Questions whose answers a store may remember of each job."""
+"""Names of queries whose results a store may cache by job."""
 Known = TypeVar("Known", bound=Hashable)
 Found = TypeVar("Found")
 UNFINISHED = " copying"
-"""Behind the revision of a database that `ones_db.copy` has begun to fill."""
+"""Suffix of the revision of a database that `ones_db.copy` has not finished."""
 
 
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
-    """The schema that the database says it has, None if it is empty.
+    """Return the schema revision of the database, None if it is empty.
 
     Raises `SchemaError` if it holds tables and none of ours, or a copy that was not finished, unless that is
     expected.
@@ -130,7 +131,7 @@ def revision_of(connection: Connection, *, unfinished: bool = False) -> str | No
 
 
 def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
-    """Raise `SchemaError`, saying what to run, unless the schema is the one that this version works with."""
+    """Raise `SchemaError`, saying what to run, unless the schema is this version's."""
     place, found = backend_behind(connection).place, revision_of(connection, unfinished=unfinished)
     if found is None:
         raise SchemaError(f"{place}: an empty database; run `{UPGRADE}`")
@@ -147,8 +148,7 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
 
 
 def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert the rows that are not there; those that are stay as they are. One statement, whatever the
-    number."""
+    """Insert rows whose keys are new; existing rows stay as they are. One statement for any number."""
     if rows:
         connection.execute(_adding(backend_behind(connection).insert, table), rows)
 
@@ -177,7 +177,7 @@ def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str],
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Give columns of rows new values; of each row `key` is its id. Nothing for no columns or no rows."""
+    """Update columns of rows; `key` names the parameter with a row's id. Does nothing without columns or rows."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -188,7 +188,7 @@ def _changing(table: Table, names: Sequence[str]) -> Any:
 
 
 class LeaderRecord(NamedTuple):
-    """The companion of a cluster that acts, or did last, as the table `leaders` has it."""
+    """The companion that leads a cluster, or did last, from the table `leaders`."""
 
     term: int
     holder: str
@@ -204,7 +204,7 @@ def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:
-    """Raise `NotLeader` unless that term is the newest.
+    """Raise `NotLeader` unless this term is the newest.
 
     A transaction that writes has its turn among writers by now, and so has whoever begins a term: what a leader of an
     older term was in the middle of storing is either before the new term, or does not happen.
@@ -237,7 +237,7 @@ class Transactions:
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Within the block, whatever this thread reads is of one and the same moment, and over one connection."""
+        """Context in which all reads of this thread see one moment, over one connection."""
         if getattr(self._thread, "connection", None) is not None:
             yield
             return
@@ -268,15 +268,14 @@ class Transactions:
             raise
 
     def remember(self) -> None:
-        """Keep answers from now on, until a write of this store changes them. Only one thread may use the store then,
-        and nobody else may write what is kept: the leading companion does so. A write that fails drops all answers."""
+        """Cache results from now on, until a write of this store changes them. Only one thread may then use the store,
+        and no other process may write: the leader does so. A failed write empties the cache."""
         self._memory = {}
 
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Recall what is remembered of each. What is not is asked for together, and remembered as far as it was
-        found."""
+        """Return the cached result for each key; missing ones are read together, and cached if found."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -284,12 +283,12 @@ class Transactions:
         return {one: known[one] for one in about if one in known}
 
     def _remembered(self, question: str) -> dict[Any, Any]:
-        """The answers to a question, which who writes changes as the rows."""
+        """Return the cached results of a query; a writer changes them along with the rows."""
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Forget the answers to these questions, or to all; with `of`, only answers on jobs for which it is true.
-        What is asked about is a job's id, or a tuple that begins with it."""
+        """Drop cached results of these queries, or of all; with `of`, only those of jobs for which it is true. Keys are
+        job ids, or tuples that begin with one."""
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)
             for one in [one for one in known if of is None or of(one[0] if isinstance(one, tuple) else one)]:
@@ -303,7 +302,8 @@ Given = ParamSpec("Given")
 def reading(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Make a method that is given a connection one transaction that reads: its callers give the rest."""
+    """Decorate a method that takes a connection: it runs in one reading transaction, and callers give the other
+    arguments."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -316,7 +316,7 @@ def reading(
 def remembering(
     question: str,
 ) -> Callable[[Callable[Concatenate[Part, Connection, Given], Found]], Callable[Concatenate[Part, Given], Found]]:
-    """The same for a method whose answers a store may remember, as those to this question."""
+    """`reading`, for a method whose results a store may cache, under the name of this query."""
 
     def remembered(
         method: Callable[Concatenate[Part, Connection, Given], Found],
@@ -335,8 +335,8 @@ def remembering(
 def noting(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Make a method that is given a connection one transaction that writes, and that sees to it that what the store
-    remembers stays true: its callers give the rest."""
+    """Decorate a method that takes a connection: it runs in one writing transaction, and keeps the cache up to date
+    itself."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -349,7 +349,7 @@ def noting(
 def writing(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """The same for a method after which the store remembers nothing."""
+    """`noting`, for a method after which the cache is emptied."""
 
     @wraps(method)
     def call(self: Part, connection: Connection, /, *given: Given.args, **named: Given.kwargs) -> Found:

@@ -1,4 +1,4 @@
-"""Data that learning needs of many jobs, in a number of queries that does not depend on how many they are.
+"""Jobs' histories for learning, read with a constant number of queries.
 
 Reports are only ever added, and their numbers rise within a run. So what was read of a run stays true, and only
 what came since is read: a tick costs as much in a job's last hour as in its first.
@@ -68,8 +68,8 @@ class CachedRun:
     """The memberships of a term, in order."""
 
     def add_sample(self, row: Any) -> None:
-        """Take in a throughput sample that is newer than those before. One without samples is of a script that does
-        not tell them, and measures no throughput."""
+        """Add a throughput sample newer than those before. One without samples, from a script that does not report
+        them, measures no throughput."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -77,8 +77,8 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Size at which a sample was measured: that of the membership then in force, `MIXED` of one in which the blocks
-        changed."""
+        """Return the size at which a sample was measured: the membership's at that time, or `MIXED` if blocks changed
+        meanwhile."""
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
             return None
@@ -86,7 +86,7 @@ class CachedRun:
         return size_of(member) if row.time - row.seconds >= member.time - MARGIN * row.seconds else MIXED
 
     def add_epoch(self, row: Any) -> None:
-        """Take in an epoch's end that is newer than those before; it stands for the same epoch done before."""
+        """Add an epoch's end newer than those before; it replaces an earlier end of the same epoch."""
         point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
         self.epochs[row.epoch] = (point, row.samples)
 
@@ -102,7 +102,7 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Part of a sample that may lie before a change of blocks: clocks are read a moment apart."""
+"""Share of a sample that may lie before a change of blocks, since clocks are read a moment apart."""
 
 
 def size_of(member: MembershipRecord) -> Shape:
@@ -112,7 +112,7 @@ def size_of(member: MembershipRecord) -> Shape:
 
 
 class HistoryCache:
-    """Memory of one store. Not for several threads at a time."""
+    """Cache of the histories that one store has read. Not for several threads at a time."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, CachedJob] = {}
@@ -121,7 +121,7 @@ class HistoryCache:
         """The histories of the finished jobs, and the state of their rows then."""
 
     def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """Cached values of these jobs, empty for new ones; makes them the last to be dropped."""
+        """Return the cached values of these jobs, empty for new jobs; they become the last to be dropped."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
@@ -130,15 +130,15 @@ class HistoryCache:
         return asked
 
     def clear(self) -> None:
-        """Start again."""
+        """Empty the cache."""
         self._jobs.clear()
         self.finished = None
 
 
 PAUSES = 3
-"""Resizes of a job, or changes of its blocks, whose mean pause is given."""
+"""Number of a job's last resizes, or changes of blocks, in a mean pause."""
 CHUNK = 250
-"""Runs that one query asks for by themselves."""
+"""Number of runs that one query selects by id."""
 
 
 def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> list[JobHistory]:
@@ -198,7 +198,7 @@ _FIRST_EPOCHS = _EPOCH.where(keyed(EPOCHS.c.run_id)).order_by(EPOCHS.c.number)
 
 
 def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
-    """Take what was reported since the last look into what is cached of each run."""
+    """Add reports since the last read to the cached runs."""
     started: dict[int, CachedRun] = {}
     known: dict[int, CachedRun] = {}
     for job, row in runs:
@@ -348,7 +348,8 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Ranks and GPUs of a run, if they are known and differ: ranks that something else than `ones-run` started."""
+    """Return ranks and GPUs of a run if they are known and differ, as when something other than `ones-run` started the
+    ranks."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -375,13 +376,13 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _is_nobodys(resize: Row) -> bool:
-    """Tell whether it came to nothing for what is no failure, and no reason to wait."""
+    """Tell whether a resize without effect is no failure, and no reason to wait."""
     overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
     return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:
-    """Tell whether its job's training paused for it: a job that waited, or was never requeued, lost nothing."""
+    """Tell whether the resize paused its job's training: not if the job waited, or was never requeued."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 

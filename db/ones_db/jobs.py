@@ -1,5 +1,5 @@
-"""Jobs, their runs, and their deadlines that were promised or refused. Further the blocks of jobs that are job arrays,
-as Slurm has them, and their memberships, as the jobs report them."""
+"""Jobs, their runs and promises of deadlines; blocks of jobs that are job arrays, from Slurm; and memberships, as jobs
+report them."""
 
 from __future__ import annotations
 
@@ -42,30 +42,29 @@ _LATER = JOBS.alias("later")
 T = TypeVar("T")
 
 _FIRST = ("submit_time", *shape_names("requested_shape"))
-"""Columns that the first snapshot of a job decides for good."""
+"""Columns that are stored from a job's first snapshot and never change."""
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
-    """`column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
+    """Return `column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
 def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    """The same for a statement that is made once, as SQLAlchemy takes longer to make one than the database to answer:
-    its parameter of that name is a list of numbers."""
+    """Return `column IN` a parameter that takes a list of numbers, for a statement that is compiled once: SQLAlchemy
+    compiles slower than the database answers."""
     return column.in_(bindparam(name, expanding=True, literal_execute=True))
 
 
 @cache
 def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """The condition that a row of jobs belongs to the cluster and is the newest submission with its job
-    id."""
+    """Return the condition that a row of jobs belongs to the cluster and is the newest submission with its id."""
     return (JOBS.c.cluster_id == cluster) & latest(cluster)
 
 
 @cache
 def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """The condition that a row of jobs, which belongs to the cluster, is the newest submission with its job id."""
+    """Return the condition that a row of the cluster's jobs is the newest submission with its id."""
     return ~exists().where(
         _LATER.c.cluster_id == cluster,
         _LATER.c.job_id == JOBS.c.job_id,
@@ -103,7 +102,7 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    """The keys of many; raises `UnknownRecord` naming the first that is not there."""
+    """Return the keys of several job ids; raises `UnknownRecord` naming the first unknown one."""
     rows = connection.execute(_keys(cluster), {"keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
@@ -133,7 +132,7 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
 
 
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
-    """Tell whether the record speaks of the submission in the row, and not of a later one with the same job id.
+    """Tell whether the record is of the submission in the row, not of a later one with the same job id.
 
     Slurm gives a requeued job a new submission time, after it raised the restart count; a new job starts from
     0.
@@ -147,13 +146,15 @@ def observed() -> ColumnElement[bool]:
 
 
 def encode_limits(limits: Limits) -> str:
-    """The text of the column. Names were read as printable text, so that every database takes it for JSON."""
+    """Encode limits as the column's text. Names were read as printable text, so that every database takes it for
+    JSON."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
 @lru_cache(maxsize=256)
 def decode_limits(text: str) -> Limits:
-    """The limits again; many jobs have the same. Raises `ProtocolError` for what this version does not believe."""
+    """Decode limits from the column's text, cached, since many jobs have the same. Raises `ProtocolError` for what this
+    version does not believe."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -185,7 +186,7 @@ SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
 
 
 def _told(record: RunRecord) -> dict[str, Any]:
-    """The columns that the record knows a value of."""
+    """Return the columns for which the record has a value."""
     unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
     apart = ("job_id", "report_offset", "report_number")
     return {
@@ -252,7 +253,7 @@ class JobStore(Transactions):
 
     @noting
     def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:
-        """Store until when the companion keeps a waiting job from starting; None if it does not (any more)."""
+        """Store the end of a pending job's deferral by the companion, Unix seconds; None for no deferral."""
         key = key_of(connection, self._cluster, job_id)
         self._forget("histories", of=job_id.__eq__)
         self._forget("deferrals")
@@ -285,7 +286,7 @@ class JobStore(Transactions):
 
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
-        """End of the wait of each job that the companion keeps from starting."""
+        """Return the end of each deferral by the companion, Unix seconds, by job id."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
             newest(self._cluster), JOBS.c.deferred_until.is_not(None)
         )
@@ -335,7 +336,7 @@ def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
-    """Starts of blocks whose tasks Slurm knows by these ids."""
+    """Return the start times of blocks with these Slurm ids, by id."""
     found: dict[int, list[float]] = defaultdict(list)
     query = (
         select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
@@ -441,7 +442,7 @@ class BlockStore(Transactions):
 
     @remembering("members")
     def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest of `memberships`: None for every job that is not one of blocks."""
+        """Return the newest of `memberships`; None for a job that is not one of blocks."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 
     @reading

@@ -50,7 +50,7 @@ class LeaderLock:
     """One candidate for the lead of a cluster. May be used by several threads; does not survive a fork."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Takes nothing yet. Raises what `Store.open` raises."""
+        """Prepare a candidate without taking the lead. Raises what `Store.open` raises."""
         with Store.open(url, cluster) as store:
             self._cluster = store.key
         backend = backend_of(url)
@@ -62,7 +62,7 @@ class LeaderLock:
         self._lock = _lock_of(backend, self._engine, cluster, self._cluster)
 
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
-        """Take the lead if nobody has it; returns the new term, None if another one leads.
+        """Take the lead if it is free; return the new term, or None if another companion leads.
 
         A leader that is `hung` has it taken away, where the database can do that and unless that leader has sent a
         heartbeat since. `now` is stored, Unix seconds. Raises `StoreError` if the database cannot be asked, or does not
@@ -116,7 +116,7 @@ class LeaderLock:
             self._lock.release()
 
     def leader(self) -> LeaderRecord | None:
-        """The companion that leads, or did last, by what is written down."""
+        """Return the companion that leads, or did last, as stored."""
         with transaction(self._engine) as connection:
             return leader_of(connection, self._cluster)
 
@@ -145,18 +145,18 @@ class LeaderLock:
 
 
 class Lock(Protocol):
-    """A lock that one process has at a time, of all that lead one cluster over one database. It is free as soon as its
-    holder is gone, however that ended."""
+    """A lock for the lead of one cluster, held by one process at a time. It is free as soon as its holder is gone,
+    however it ended."""
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
-        """Take it if it is free; returns whether this one has it. The sessions of a holder that hangs are ended first,
-        if the database has any and it still is what `hung` says. Raises `StoreError`."""
+        """Take the lock if it is free; return whether this process has it. The sessions of a holder that hangs are
+        ended first, if the database has any and it still is what `hung` says. Raises `StoreError`."""
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Open a transaction; raises `NotLeader` unless this one has the lock at this moment, and `StoreError`."""
+        """Open a transaction in which this process has the lock; raises `NotLeader` if it has not, and `StoreError`."""
 
     def release(self) -> None:
-        """Give it up, if this one has it. Raises nothing."""
+        """Release the lock if this process has it. Raises nothing."""
 
 
 def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
@@ -228,7 +228,7 @@ class FileLock:
         return file
 
     def _in_place(self, file: int) -> bool:
-        """Tell whether the opened file is the one that others find."""
+        """Tell whether the opened file is still the one at the lock's path."""
         try:
             there = self.path.lstat()
         except OSError:
@@ -297,7 +297,7 @@ class SessionLock:
         return bool(got)
 
     def _end_sessions(self, hung: LeaderRecord) -> bool:
-        """Tell whether there were any to be ended."""
+        """End the sessions of a hung holder; return whether there were any."""
         about: dict[str, Any] = {"cluster": self._cluster, "term": hung.term, "beat": hung.beat}
         about |= {"named": named(hung.holder), "mine": named(this_process())}
         try:
@@ -318,7 +318,7 @@ class SessionLock:
             yield self._connection
 
     def _end(self) -> None:
-        """End the session, and the lock with it."""
+        """End the session, which frees the lock."""
         connection, self._connection, self._pid = self._connection, None, None
         if connection is not None:
             with suppress(SQLAlchemyError):

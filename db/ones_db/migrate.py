@@ -23,16 +23,16 @@ FIRST = "0018"
 SCRIPTS = Path(__file__).with_name("migrations")
 
 Step = Callable[[str, str], None]
-"""Called for each migration once it is done, and for a new database: the revision, and what was done."""
+"""Callback after each migration, or the creation of a database: the revision, and what was done."""
 
 
 def head() -> str:
-    """The newest schema that this version knows."""
+    """Return the newest schema revision of this version."""
     return str(_alembic().script.ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def current(url: str) -> str | None:
-    """The schema of a database, None if there is none yet."""
+    """Return the schema revision of a database; None if it does not exist yet."""
     if not backend_of(url).exists():
         return None
     with opened(url) as engine, transaction(engine) as connection:

@@ -18,9 +18,9 @@ from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, St
 LOCK = 0x6F6E6573
 """The advisory lock that a transaction takes before it writes."""
 FEW = 50
-"""Rows that a plain INSERT stores sooner than COPY."""
+"""Number of rows up to which a plain INSERT is faster than COPY."""
 ABOUT = ("hostaddr", "host", "port", "service")
-"""Parts of a URL's query that tell where the server is."""
+"""Keys of a URL's query that locate the server."""
 
 # A network that fell silent is noticed, by the waiting client also, in about a minute.
 _QUIET: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Questions in SQL to a database that they cannot change, and its views as pandas frames, for notebooks::
+"""Read-only SQL queries of a database, and its views as pandas frames, for notebooks::
 
-    import ones_db
+import ones_db
 
-    ones = ones_db.connect("sqlite:///ones.sqlite")
+ones = ones_db.connect("sqlite:///ones.sqlite")
     ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
 
 The database itself keeps questions from changing it: an SQLite file is opened for reading and set to take queries only.
@@ -54,14 +54,14 @@ class QueryError(StoreError):
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows as they come, while the question's block lasts."""
+    """Rows of a query as they come, within the query's context."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
 
 
 def one_query(sql: str) -> str:
-    """The one query in the text, without comments and its semicolon, for SQLAlchemy's `text`.
+    """Return the single query in the text, without comments and semicolon, for SQLAlchemy's `text`.
 
     Raises `QueryError` if there is none, more than one, or something that is no query.
     """
@@ -132,7 +132,7 @@ def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()
 
 
 class Reader:
-    """The database at a URL, to be asked and not to be changed."""
+    """Read-only access to the database at a URL."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Raises `StoreError` and `SchemaError` as `Store.open` does, and leaves nothing open."""
@@ -147,7 +147,8 @@ class Reader:
 
     @contextmanager
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
-        """Ask one query, with values for its ``:parameters``. Rows are fetched as they are taken, all of one moment.
+        """Context with the answer to one query, given values for its ``:parameters``. Rows are fetched as they are
+        taken, all of one moment.
 
         Raises `QueryError` if the SQL is no single query, names what is not there, or takes too long.
         """

@@ -237,7 +237,7 @@ SENTENCES: dict[str, str] = {
 `str.format`."""
 
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
-"""Codes of what is wrong with how a job was started: its owner is notified, whatever its policy would like."""
+"""Codes of mistakes in how a job was started; its owner is notified of them."""
 
 SITE_LIMITS = frozenset(
     {
@@ -335,7 +335,7 @@ CAUSES = {
 
 
 def cause_of(refusal: str, outcome: str, given: str) -> str:
-    """The code of `CAUSES` under which a job is counted that does not get another size; empty if there is none.
+    """Return the code of `CAUSES` that counts a job without another size; empty if there is none.
 
     `refusal` is the code of why it is left alone, `outcome` of what became of the newest decision about it, and `given`
     of why it was decided so.
@@ -363,7 +363,7 @@ class Reason:
 
 
 NO_REASON = Reason("")
-"""Nothing to say."""
+"""The empty reason."""
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
@@ -375,7 +375,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """The reason for a job that has no others next to it: the same, in words that mention none."""
+    """Return the reason in words for a job that is the only one, without mention of others."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found

@@ -123,18 +123,18 @@ class HeldRecord(NamedTuple):
     job_id: int
     node: str
     gpus: int
-    """0 if that is not known."""
+    """GPUs on the node; 0 if unknown."""
 
 
 RESIZE_DONE = "done"
-"""State in which a resize ends that took effect; in every other one the job kept its old shape."""
+"""Final state of a resize that took effect; in any other final state the job kept its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
-"""State in which one ends that interrupted its job for nothing."""
+"""Final state of a resize that interrupted its job without effect."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Code of the outcome if a job started before it had its new shape. Of one that waited it is no failure, and no
-reason to wait."""
+"""Outcome code if a job started before it had its new shape. For a pending job it is no failure, and no reason to
+wait."""
 RESIZE_PREEMPTED = "block_preempted"
-"""Code of the outcome if Slurm preempted a block before it joined: no failure either."""
+"""Outcome code if Slurm preempted a block before it joined: no failure either."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -192,7 +192,7 @@ class DecisionRecord:
 
 @dataclass(frozen=True)
 class ResizeRecord:
-    """A resize of one job, from the moment it was meant."""
+    """A resize of one job, stored before it begins."""
 
     job_id: int
     restart: int
@@ -215,20 +215,20 @@ class ResizeRecord:
     """Set by the store."""
     mechanism: str = "requeue"
     added: tuple[tuple[int, Shape], ...] = ()
-    """Task and shape of each block that is to join; if the job waits, the task that it is to start with."""
+    """Task and shape of each joining block; for a pending job, of the block that it starts with."""
     dropped: tuple[int, ...] = ()
     guests: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     old_kind: str = ""
     new_kind: str = ""
     let_go: tuple[int, ...] = ()
-    """Tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
+    """Tasks seen out of the companion's hold since; a later hold is not the companion's."""
     preempted: tuple[int, ...] = ()
-    """Tasks that were put into the companion's hold after it: Slurm had preempted them, or may do so."""
+    """Tasks that the companion held after this resize, since Slurm preempted them or may do so."""
 
     @property
     def stage(self) -> str:
-        """Its state, and whether it is on its way back, in one word."""
+        """State of the resize and whether it is on its way back, in one word."""
         return self.state + "_back" * self.back
 
 
@@ -294,7 +294,7 @@ class NoisePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class JobHistory:
-    """A job's past as far as it is known: all that learning needs."""
+    """History of a job: all that learning needs."""
 
     job: JobRecord
     spec: Spec | None
@@ -329,22 +329,22 @@ class JobHistory:
     pause_s: float | None = None
     """Mean pause of its last few resizes by requeue that took effect, if it is known."""
     interrupted: tuple[float, ...] = ()
-    """Beginnings of the resizes that interrupted it, ascending, those that were rolled back included. Blocks that join
-    or leave do not interrupt it."""
+    """Start times of the resizes that interrupted it, ascending, rolled back ones included. Blocks that join or leave
+    do not interrupt it."""
     epoch_samples: float | None = None
     """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
     ran: tuple[tuple[Shape, float], ...] = ()
     """Shapes on which it has run, and for how many seconds in all: by Slurm's clock, of a run that has
     not ended until its newest report. One node with all GPUs stands for nodes that give unequally many."""
     membership: MembershipRecord | None = None
-    """The newest of a job of blocks."""
+    """Newest membership of a job of blocks."""
     switch_s: float | None = None
     """Mean pause of the last few ordered changes of a job of blocks, if it is known."""
     join_s: float | None = None
-    """The same of only those in which blocks joined: sending them the job's state is what takes long."""
+    """Mean pause of those changes in which blocks joined, if known: sending them the job's state takes long."""
     moved_in_vain: int = 0
-    """Newest ordered changes of a job of blocks in a row that changed neither its number of GPUs nor lowered that of
-    its nodes."""
+    """Number of newest ordered changes of blocks in a row that neither changed the GPUs nor lowered the number of
+    nodes."""
     misfit: tuple[int, int] | None = None
     """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
     steps_since_change: int | None = None
@@ -380,5 +380,5 @@ class RunReports:
     number: int | None
     """Number of the last report in those bytes, believed or not; None if they held none."""
     spec: Spec | None = None
-    """The job's word on itself now, if that was read too; without a report it makes no run."""
+    """Spec of the job, if it was read too; without a report it creates no run."""
     lines: Sequence[ReportLine] = ()

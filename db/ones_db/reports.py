@@ -40,7 +40,7 @@ def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]
 _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 
 MOST = 2**53
-"""No count grows beyond this, whatever a job says."""
+"""Upper limit of any count that a job reports."""
 LAST_RUNS = 19
 """Runs of each job whose places in report files are asked for: more than may be read in one tick."""
 MAX_NOTE = 4_000
@@ -60,7 +60,8 @@ ByKind = Mapping[type[Any], list[Any]]
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
-    """Numbers rise within a run: what is not above the last one is stored already, or not believed."""
+    """Return the lines numbered above the last stored report of their run; others are stored already, or not
+    believed."""
     found: dict[type[Any], list[Any]] = defaultdict(list)
     for line in lines:
         if line.number > known:
@@ -88,8 +89,7 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
-    """The rows of the runs, made if no snapshot saw the run (it was too short, or the companion was
-    away)."""
+    """Return the rows of the runs; a run that no snapshot saw gets a row now."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     keys, restarts = {job for job, _ in asked}, {restart for _, restart in asked}
 
@@ -122,7 +122,7 @@ def _last(new: ByKind) -> list[ReportLine]:
 
 
 def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
-    """Row of the run once these reports, all of them new, are stored."""
+    """Return the row of the run after these new reports."""
     return {
         "report_offset": max(run["report_offset"], look.offset),
         "report_number": max([run["report_number"], look.number or 0, *(line.number for line in _last(new))]),

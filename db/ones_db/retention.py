@@ -1,4 +1,4 @@
-"""Old samples put together to longer ones, and what nobody asked to keep let go: in small pieces, each one transaction.
+"""Retention: rolls up old samples to longer ones and deletes old details, in many small transactions.
 
 A rolled-up sample is a sample like others, of a longer stretch: sums of samples and seconds, means of loss and noise,
 and the position, the progress, the time and the number of its last report. So every query and view reads both alike.
@@ -206,7 +206,7 @@ _UPDATE = (
 
 
 def _led_to_nothing() -> Any:
-    """Condition on a row of decision_jobs: nobody acted on it, and no resize of the job refers to it."""
+    """Condition on a row of decision_jobs: it was not acted on, and no resize of the job refers to it."""
     referred = exists().where(
         RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
     )
@@ -214,7 +214,7 @@ def _led_to_nothing() -> Any:
 
 
 class RetentionStore(Transactions):
-    """Part of a `Store` that becomes fewer rows with time."""
+    """Rolling up and deleting old rows of a `Store`."""
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
@@ -291,12 +291,12 @@ MINUTE_S, HOUR_S = 60.0, 3600.0
 JOBS_AT_ONCE = 200
 """Jobs that lose what is no longer kept in one transaction."""
 REST_S = 0.05
-"""Least rest after a transaction."""
+"""Shortest rest after a transaction, in seconds."""
 
 
 @dataclass(frozen=True)
 class Ages:
-    """Seconds after a job's end until something becomes of what it left."""
+    """Retention periods, in seconds after a job's end."""
 
     minutes_s: float
     """Its samples become one a minute."""
@@ -308,7 +308,7 @@ class Ages:
 
 @dataclass(frozen=True)
 class Done:
-    """Result, or what it would be."""
+    """Result of `maintain`, or what it would be."""
 
     runs: int = 0
     """Runs looked at."""

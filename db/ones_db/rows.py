@@ -1,4 +1,4 @@
-"""Records as rows and rows as records, only by the fields of the record: there is no other place that maps them.
+"""Mapping between records and rows, by the fields of the record; no other place maps them.
 
 A field is the column of its name, with these exceptions: a shape is two columns (``old_shape``: ``old_nodes`` and
 ``old_gpus_per_node``), a reason three (``outcome``, its sentence, ``outcome_code`` and ``outcome_arguments``), a tuple
@@ -43,7 +43,7 @@ def row_of(record: Any) -> dict[str, Any]:
 
 
 def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
-    """The record of a row; the fields `given` are not looked for in it."""
+    """Return the record of a row; the fields `given` are not read from it."""
     plain, kinds = _fields(kind)
     values = {name: row[column] for name, column in plain if name not in given}
     for name, one in kinds:
@@ -58,8 +58,7 @@ KEPT = 4096
 
 @lru_cache(maxsize=KEPT)
 def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
-    """The record of a row whose columns have these names; of an equal row the same one. Whoever reads again and again
-    mostly reads what it has read."""
+    """Return the record of a row with these columns, cached: an equal row gives the same record."""
     return record_of(kind, dict(zip(names, values, strict=True)))
 
 

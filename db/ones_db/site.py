@@ -30,7 +30,7 @@ class NodeRecord(NamedTuple):
 
 
 class ActionRecord(NamedTuple):
-    """Action of somebody on the companion, its database or its jobs."""
+    """Action of a person on the companion, its database or its jobs."""
 
     time: float
     user: str
@@ -106,12 +106,12 @@ class SiteStore(Transactions):
 
     @noting
     def add_action(self, connection: Connection, record: ActionRecord) -> None:
-        """Store what somebody did. The same at the same moment by the same person is the same action."""
+        """Store an action; the same action of a person at the same moment is stored once."""
         add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
 
     @noting
     def record_health(self, connection: Connection, record: HealthRecord) -> None:
-        """Store how the companion is."""
+        """Store the health of the companion."""
         add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": self._cluster, **record._asdict()}])
 
     @reading
@@ -142,13 +142,13 @@ class Imported(NamedTuple):
 
     new: int = 0
     changed: int = 0
-    """Known from accounting before, and more is known now."""
+    """Jobs known from accounting before, with more details now."""
     same: int = 0
     companion: int = 0
-    """Known by the companion, and left as they are."""
+    """Jobs that the companion has seen; they stay as they are."""
 
     def plus(self, other: Imported) -> Imported:
-        """Both together."""
+        """Return the sum of both results."""
         return Imported(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -224,7 +224,7 @@ def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Stored and read runs together; None if nothing new was read.
+    """Return stored and read runs merged; None if nothing new was read.
 
     An import of a later span knows only a requeued job's later runs.
     """

@@ -20,9 +20,9 @@ from ones_db import backend
 from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
-"""Two writes so short after one another may leave a file with the same time."""
+"""Seconds within which two writes may leave a file with the same modification time."""
 RETRY_S = 0.02
-"""Between two tries of what SQLite itself does not wait for."""
+"""Seconds between two tries of what SQLite does not wait for itself."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
 """SQLite's own words; the last creates the file."""
 

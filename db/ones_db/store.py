@@ -1,4 +1,4 @@
-"""The one way in to what is remembered."""
+"""The store: the only access to a cluster's stored data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Store(
     AccountingStore,
     RetentionStore,
 ):
-    """Memory of one cluster; each part has the methods of one subject. Its contract:
+    """Stored data of one cluster; each base class has the methods of one subject. Its contract:
 
     **Consistency.** One writer a cluster: the companion that leads. Any number of readers, in any process, at the same
     time; neither waits for the other. A second writer is not wrong, but each waits for the other's call to end, and
@@ -92,7 +92,7 @@ class Store(
         self.close()
 
     def watch(self) -> None:
-        """Stay connected from now on: for who reads again and again."""
+        """Keep a connection open from now on, for repeated reading."""
         self._engine.dispose()
         self._engine = self._backend.engine("watch" if self.read_only else "write")
 
@@ -102,6 +102,6 @@ class Store(
             check_revision(connection)
 
     def stamp(self) -> object:
-        """A value that is another one after each write to the database, found at next to no cost; None if only reading
-        tells. Raises OSError if the database is gone."""
+        """Return a value that changes with each write to the database, at next to no cost; None if only reading tells.
+        Raises OSError if the database is gone."""
         return self._backend.stamp()

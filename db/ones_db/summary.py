@@ -40,7 +40,7 @@ from ones_wrapper.protocol.limits import Limits
 
 
 class Of(NamedTuple):
-    """A column of a job's line: its SQL and its meaning. The SQL is of a job j, its newest run n and the newest run p
+    """Column of a job's summary: its SQL and its meaning. The SQL is of a job j, its newest run n and the newest run p
     that reported its position."""
 
     sql: str
@@ -78,7 +78,7 @@ _RESIZED = f"""(SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state
 
 @dataclass(frozen=True)
 class JobSummary:
-    """One line of the table of jobs."""
+    """Summary of a job: one line of the table of jobs."""
 
     job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
     submit_time: Annotated[
@@ -239,7 +239,7 @@ _ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :clu
 
 
 class TimelineRow(NamedTuple):
-    """One run, for plots, or a part of one in which its blocks did not change; `end` is None while it runs."""
+    """A run, or a part of one between changes of its blocks, for plots; `end` is None while it runs."""
 
     job_id: int
     name: str
@@ -361,7 +361,7 @@ def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
 
 
 def _parts(run: TimelineRow, members: Sequence[MembershipRecord]) -> list[TimelineRow]:
-    """The run, cut where its blocks changed."""
+    """Cut the run where its blocks changed."""
     parts = [run]
     for member in members:
         shape = size_of(member)

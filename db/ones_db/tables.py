@@ -50,8 +50,9 @@ itself."""
 
 
 def storable(value: str) -> str:
-    """Text from users, Slurm and jobs, as it is. Bytes that were no text (lone surrogates), and zeros, which PostgreSQL
-    keeps in no text, are shown as escapes. So one odd job name cannot keep a whole snapshot out of the database."""
+    """Return text from users, Slurm or jobs as every database can keep it. Bytes that were no text (lone surrogates),
+    and zeros, which PostgreSQL keeps in no text, are shown as escapes. So one odd job name cannot keep a whole snapshot
+    out of the database."""
     value = value.replace("\0", "\\x00")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
@@ -91,7 +92,7 @@ def key() -> Column[Any]:
 
 
 def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
-    """A column that names a row of another table."""
+    """Return a foreign-key column."""
     return column(name, WHOLE, comment, ForeignKey(target), autoincrement=False, **options)
 
 

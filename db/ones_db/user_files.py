@@ -1,5 +1,5 @@
-"""Files in which users read their rows: a database file of their own, of the same tables and views, with only that
-user's jobs. Another user's name, job or account is in none of its rows.
+"""Database files for users: the same tables and views, with only one user's rows in each. Another user's name, job or
+account is in none of its rows.
 
 * An **export** holds all rows of a user, for whoever analyses them. Its `actions` hold the export, and nothing else.
 * A **view** is published again and again for `slurm-ones jobs`, `why` and `status`: of what grows for ever, such as
@@ -152,7 +152,8 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
 
 
 def _finish(path: Path, user: str) -> bool:
-    """Mark it, make it one file without a log, durable, and the user's; returns whether it could be made theirs."""
+    """Finish an export: mark it, make it one durable file, and give it to the user; return whether that was
+    possible."""
     file = sqlite3.connect(path, isolation_level=None)
     try:
         file.execute(f"PRAGMA application_id = {EXPORT}")
@@ -174,8 +175,7 @@ def _finish(path: Path, user: str) -> bool:
 
 
 def _parents() -> dict[str, tuple[str, str]]:
-    """Parent of each table that belongs to jobs, other than theirs: its column that names a row of a table that does
-    too, and that table."""
+    """Return the foreign-key column and the parent table of each table that belongs to jobs."""
     found: dict[str, tuple[str, str]] = {}
     for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
@@ -233,7 +233,7 @@ Rows = tuple[Table, Sequence[Sequence[Any]]]
 
 
 class ViewSource:
-    """Reads a database for what users may see of it. Not for two threads at a time."""
+    """Reads from a database what its users may see. Not for two threads at a time."""
 
     def __init__(self, url: str, cluster: str) -> None:
         """Nothing is opened before the first call. Each raises `StoreError` and its kinds."""
@@ -347,8 +347,7 @@ def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
 
 
 def _last(table: Table, *holds: str) -> Select[Any]:
-    """Newest row of each of these runs in which these columns have a value, found only by its key however many there
-    are."""
+    """Return the query of each run's newest row with values in these columns, found by key at constant cost."""
     inner = table.alias()
     last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
     if table is THROUGHPUT:
@@ -432,7 +431,7 @@ def _file(tables: Iterable[Rows]) -> bytes:
 
 @cache
 def _empty() -> bytes:
-    """A database without rows, as small as one can be: without what only finds rows sooner."""
+    """Create a database without rows and without indexes, as small as possible."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")

@@ -32,7 +32,7 @@ WORDS: dict[str, dict[str, str]] = {
         "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
-"""Spelling of each database for what they spell differently; the braces stand for the arguments."""
+"""Spelling of each such function in each database; braces stand for the arguments."""
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
 
@@ -69,10 +69,10 @@ class View:
     order: tuple[str, ...]
     """Columns that its rows are best read in the order of."""
     aggregate: bool = False
-    """It is about no single job, so that everybody may see all of it."""
+    """True if the view is about no single job, so that everybody may see all of it."""
 
     def select(self, dialect: str) -> str:
-        """Its definition as the database takes it: ``sqlite`` or ``postgresql``."""
+        """Return the view's SELECT for a database: ``sqlite`` or ``postgresql``."""
         columns = ", ".join(f"utc(v.{c.of}) AS {c.name}" if c.of else f"v.{c.name}" for c in self.columns)
         return spelled(f"SELECT {columns} FROM ({self.sql}) v", dialect)
 

@@ -448,7 +448,7 @@ VIEWS = {view.name: view for view in ALL}
 
 
 def drop_views(connection: Connection) -> None:
-    """Drop those of our views that the database has, so that tables can be changed under them."""
+    """Drop our views in the database, so that tables can be changed."""
     there = set(inspect(connection).get_view_names())
     for name in VIEWS:
         if name in there:
