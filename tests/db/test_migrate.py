@@ -188,7 +188,7 @@ def test_absent_and_empty_databases_say_what_to_run(tmp_path: Path) -> None:
     empty.touch()
     for path in (missing, empty):
         for open_ in OPENERS:
-            with pytest.raises(SchemaError, match="run `slurm-ones db upgrade`"):
+            with pytest.raises(SchemaError, match="`slurm-ones db upgrade`"):
                 open_(f"sqlite:///{path}")
     assert not missing.exists()
 

@@ -22,7 +22,7 @@ def test_every_command_has_a_page(tmp_path: Path) -> None:
     assert set(pages) == {"slurm-ones", *(f"slurm-ones-{name}" for name in _MODULES)}
     assert all("\n.SH NAME\n" in page and "\n.SH OPTIONS\n" in page for page in pages.values())
     assert "\\fB\\-\\-sql " in pages["slurm-ones-db"] and ".SH QUERY\n" in pages["slurm-ones-db"]
-    assert "\nJob id." in pages["slurm-ones-resize"] and "\\-h" in pages["slurm-ones-resize"]
+    assert "\nJob id; " in pages["slurm-ones-resize"] and "\\-h" in pages["slurm-ones-resize"]
     if shutil.which("groff"):
         for name in pages:
             command = ["groff", "-k", "-man", "-Tutf8", "-ww", "-z", tmp_path / f"{name}.1"]

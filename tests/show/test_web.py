@@ -286,7 +286,7 @@ def test_one_look_a_tick_for_a_hundred_viewers(serve: Serve) -> None:
     listeners = [listener(page) for _ in range(100)]
     looks, made = page.web.feed.looks, []
     render = web_app.pages.overview
-    web_app.pages.overview = lambda moment, *rest: made.append(moment.number) or render(moment, *rest)
+    web_app.pages.overview = lambda moment, **rest: made.append(moment.number) or render(moment, **rest)
     try:
         with Store.open(page.url, "gres") as store:
             store.record_jobs([job(11, name="newcomer", state="PENDING")])
