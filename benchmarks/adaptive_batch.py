@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.gradients.learning_rate import Rate
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
@@ -131,7 +131,7 @@ def train(task: Task, seed: int, way: str) -> dict[str, Any]:
     model, (x, y), test = task.parts(samples, seed)
     optimizer = task.optimizer(model.parameters())
     scheduler = LambdaLR(optimizer, partial(schedule, task.steps))
-    rate, progress = Rate(task.batch, optimizer), Progress()
+    rate, progress = Rate(task.batch, optimizer), TrainingProgress()
     noise = NoiseScale(cast(Group, SimpleNamespace(rank=0, world=1, total=list)))
     batch, counted, batches = task.batch, 0, dict[int, int]()
     while progress.samples < samples:

@@ -27,14 +27,14 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, State
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, SavedState
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group
 
 WIDTH = 1024
 
 
-def training(mebibytes: int) -> tuple[State, Callable[[], None]]:
+def training(mebibytes: int) -> tuple[SavedState, Callable[[], None]]:
     """A model of Linear and LayerNorm with Adam whose whole state has about this size, and its step."""
     torch.manual_seed(0)
     layers = max(1, round(mebibytes * 2**20 / (3 * 4 * WIDTH * WIDTH)))
@@ -51,7 +51,7 @@ def training(mebibytes: int) -> tuple[State, Callable[[], None]]:
         model(batch).square().mean().backward()
         optimizer.step()
 
-    return State(model, {"": optimizer}, {"scheduler": scheduler}), step
+    return SavedState(model, {"": optimizer}, {"scheduler": scheduler}), step
 
 
 def timed(group: Group, action: Callable[[], Any]) -> tuple[float, Any]:
@@ -80,7 +80,7 @@ def raw(group: Group, folder: Path, own: list[memoryview], small: list[int]) -> 
         os.close(handle)
 
 
-def like(group: Group, state: State, folder: Path) -> tuple[list[memoryview], list[int]]:
+def like(group: Group, state: SavedState, folder: Path) -> tuple[list[memoryview], list[int]]:
     """For the rival: this rank's pieces, header and tensors, and the sizes of rank 0's small files."""
     with (folder / f"tensors-{group.rank:05d}.safetensors").open("rb") as file:
         header = 8 + int.from_bytes(file.read(8), "little")
@@ -97,7 +97,7 @@ def like(group: Group, state: State, folder: Path) -> tuple[list[memoryview], li
 
 
 def repeat(
-    group: Group, box: Checkpoints, state: State, step: Callable[[], None], at: Path, number: int
+    group: Group, box: Checkpoints, state: SavedState, step: Callable[[], None], at: Path, number: int
 ) -> dict[str, float]:
     """One of each."""
     own, small = like(group, state, at / "checkpoints" / "step-000000000")
@@ -111,14 +111,14 @@ def repeat(
 
     if number % 2:
         writing = write()
-    saving, saved = timed(group, lambda: box.save(state, Progress(step=0)))
+    saving, saved = timed(group, lambda: box.save(state, TrainingProgress(step=0)))
     if number % 2 == 0:
         writing = write()
     group.on_first(os.sync)
     plain = [timed_step(step) for _ in range(5)]
     group.maximum([0])
     started = time.perf_counter()
-    box.begin(state, Progress(step=1))
+    box.begin(state, TrainingProgress(step=1))
     stall = time.perf_counter() - started
     beside: list[float] = []
     end: Saved | Failed | None = None
@@ -160,7 +160,7 @@ def rank(number: int, world: int, at: Path, mebibytes: int, repeats: int) -> Non
     state, step = training(mebibytes)
     step()
     box = Checkpoints(at, group, 0, 0)
-    box.save(state, Progress(step=0))
+    box.save(state, TrainingProgress(step=0))
     repeat(group, box, state, step, at, 0)  # the first plans, and makes the buffers
     results = [repeat(group, box, state, step, at, n) for n in range(1, repeats + 1)]
     if number == 0:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_ones.demo.jobs import ON_CLUSTER, DemoJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.cluster import Cluster
 from tests.demo.results import EMULATED
 from tests.demo.scenario import Outcome, companion, run
@@ -33,7 +33,7 @@ def elastic_jobs(share: int, round_: int) -> Collection[DemoJob]:
     return drawn[: len(ON_CLUSTER) * share // 100]
 
 
-def silent(outcomes: list[Outcome], jobs: dict[int, Job]) -> None:
+def silent(outcomes: list[Outcome], jobs: dict[int, SlurmJob]) -> None:
     """Show nothing while it runs."""
 
 

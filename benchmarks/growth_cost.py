@@ -36,7 +36,7 @@ from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.profiles import Workload
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Reservation, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob, Snapshot
 
 MECHANISMS: dict[str, Mechanism] = {"requeue": Requeue(), "blocks": Hot()}
 UNBOUNDED = 1e6
@@ -61,7 +61,7 @@ def of_views(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Observation
     names = tuple(node.name for node in cluster.nodes)
     for view in jobs:
         shape = view.shape or Shape(1, 1)
-        job = Job(
+        job = SlurmJob(
             job_id=view.job_id,
             name="train",
             user=f"user{view.job_id % 200}",

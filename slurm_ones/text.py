@@ -14,7 +14,7 @@ from rich.markup import escape
 from ones_db import BlockRecord, JobSummary, MembershipRecord, PromiseRecord, ResizeRecord, RunRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 
 
 def plain(text: str, width: int = 200) -> str:
@@ -169,7 +169,7 @@ def counts(rows: Sequence[WithGpus]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def described(limits: Limits) -> tuple[Reason, ...]:
+def described(limits: StrategyLimits) -> tuple[Reason, ...]:
     """Limits of a strategy on its job, a sentence each, for the job's owner."""
     name, said = limits.strategy, []
     if limits.sizes:

@@ -24,7 +24,7 @@ from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.commands import call
 from tests.db.make import job, resize, resized_job, said
 from tests.slurm.make import job_of
@@ -196,7 +196,7 @@ def test_what_is_known_of_an_unknown_job(
     """Slurm is asked: each cause has another remedy."""
 
     class Client:
-        def details(self, ids: list[int]) -> dict[int, Job]:
+        def details(self, ids: list[int]) -> dict[int, SlurmJob]:
             return {} if known is None else {9: job_of(Shape(1, 1), **{"job_id": 9, "user": "alice", **known})}
 
     monkeypatch.setattr("slurm_ones.cli.jobs.connect", lambda settings: Client())

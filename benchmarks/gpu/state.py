@@ -17,8 +17,8 @@ from benchmarks.gpu.harness import Lab
 from benchmarks.gpu.work import MIB
 from ones_wrapper import testing
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Saved, State
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.transfer import Receiver, Sender, send, state_for
@@ -79,11 +79,11 @@ class _Average:
         self.value.copy_(state["value"])
 
 
-def _state(elements: int, device: torch.device, value: float) -> tuple[State, list[torch.Tensor]]:
+def _state(elements: int, device: torch.device, value: float) -> tuple[SavedState, list[torch.Tensor]]:
     model = torch.nn.ParameterList(torch.full((elements // 4,), value, device=device) for _ in range(4))
     average = _Average(model[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return State(model, {"": optimizer}, {"average": average}), [*model, average.value]
+    return SavedState(model, {"": optimizer}, {"average": average}), [*model, average.value]
 
 
 def _ended(checkpoints: Checkpoints) -> Saved:
@@ -103,7 +103,7 @@ def _behind(elements: int, folder: Path) -> None:
         with torch.cuda.stream(side):  # a training need not be on the default stream
             for index, tensor in enumerate(tensors):
                 tensor.detach().fill_(float(10 * number + index))
-            checkpoints.begin(state, Progress(step=number))
+            checkpoints.begin(state, TrainingProgress(step=number))
             for tensor in tensors:
                 tensor.detach().fill_(-1.0)
         _ended(checkpoints)
@@ -130,10 +130,10 @@ def _speed(elements: int, folder: Path) -> None:
     device, cuda = group.device, group.device.type == "cuda"
     state, _ = _state(elements, device, 1.0)
     checkpoints = Checkpoints(folder, group, 7, 0)
-    saved = checkpoints.save(state, Progress(step=0))
+    saved = checkpoints.save(state, TrainingProgress(step=0))
     stalls = []
     for number in (1, 2):
-        checkpoints.begin(state, Progress(step=number))
+        checkpoints.begin(state, TrainingProgress(step=number))
         stalls.append(_ended(checkpoints).stall_s)
     began = time.perf_counter()
     checkpoints.load(state)

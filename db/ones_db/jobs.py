@@ -34,7 +34,7 @@ from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
 from ones_db.view import end_of
 from ones_wrapper.protocol import Membership, Spec
 from ones_wrapper.protocol.fields import ProtocolError, build, types_of
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -145,14 +145,14 @@ def observed() -> ColumnElement[bool]:
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
-def encode_limits(limits: Limits) -> str:
+def encode_limits(limits: StrategyLimits) -> str:
     """Encode limits as the column's text. Names were read as printable text, so that every database takes it for
     JSON."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
 @lru_cache(maxsize=256)
-def decode_limits(text: str) -> Limits:
+def decode_limits(text: str) -> StrategyLimits:
     """Decode limits from the column's text, cached, since many jobs have the same. Raises `ProtocolError` for what this
     version does not believe."""
     try:
@@ -161,7 +161,7 @@ def decode_limits(text: str) -> Limits:
         raise ProtocolError(f"not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ProtocolError("not a JSON object")
-    return build(Limits, types_of(Limits), data)
+    return build(StrategyLimits, types_of(StrategyLimits), data)
 
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:

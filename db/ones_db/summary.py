@@ -36,7 +36,7 @@ from ones_db.view import (
     spelled,
 )
 from ones_wrapper.protocol import ProtocolError
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 
 
 class Of(NamedTuple):
@@ -157,7 +157,7 @@ class JobSummary:
     strategy: Annotated[
         str | None, Of("j.strategy", "training strategy, by its own word; null if it is plainly data parallel")
     ]
-    limits: Annotated[Limits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
+    limits: Annotated[StrategyLimits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
 
     def __hash__(self) -> int:
         # Of those that tell most lines apart: a page looks thousands up at each tick.
@@ -172,7 +172,7 @@ class JobSummary:
         return -(-self.batch // (_replicas(self.limits, self.shape.gpus) * self.passes))
 
 
-_KINDS = {int: "int", float: "float", str: "text", bool: "bool", Limits: "text", Shape: "int"}
+_KINDS = {int: "int", float: "float", str: "text", bool: "bool", StrategyLimits: "text", Shape: "int"}
 
 
 def _columns() -> Iterator[tuple[Column, str]]:
@@ -315,12 +315,12 @@ class SummaryStore(Transactions):
 _shape = cache(Shape)
 
 
-def _replicas(limits: Limits | None, gpus: int) -> int:
+def _replicas(limits: StrategyLimits | None, gpus: int) -> int:
     row = limits.at(gpus) if limits is not None else None
     return row.replicas if row is not None else gpus
 
 
-def _believed(text: str | None) -> Limits | None:
+def _believed(text: str | None) -> StrategyLimits | None:
     try:
         return decode_limits(text) if text is not None else None
     except ProtocolError:

@@ -35,7 +35,7 @@ from slurm_ones.rules.blocks import Moves
 from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Job, Queue, Task
+from slurm_ones.slurm.model import Queue, SlurmJob, Task
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved
 
@@ -159,7 +159,7 @@ class Actor:
                 ]
                 self._advise(job_id, "deferred", lines)
             deferred = queued = set()
-        jobs: dict[int, Job | WholeJob] = {**seen.snapshot.jobs}
+        jobs: dict[int, SlurmJob | WholeJob] = {**seen.snapshot.jobs}
         jobs |= {job_id: one.job for job_id, one in seen.elastic.items()}
         deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
         # Also in advise mode: what an acting companion kept from starting must not wait for its deferral to end.

@@ -18,7 +18,7 @@ from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, newest, whole_job
 from slurm_ones.rules.blocks import BLOCKS, has_left, task_of, train_together
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Task
+from slurm_ones.slurm.model import JobState, SlurmJob, Task
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ APART_S = 300.0
 """Seconds after which a running block that does not train with the others is ordered to end."""
 
 
-def is_alive(job: Job) -> bool:
+def is_alive(job: SlurmJob) -> bool:
     """Tell whether the block runs, is ending, or may start without the companion (it waits in no hold)."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
@@ -66,17 +66,17 @@ def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
-def arrays_of(jobs: Iterable[Job]) -> dict[int, list[Job]]:
+def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
     """Group tasks by the id of their job array, opted in or not: the companion may have held tasks before an owner
     opted out."""
-    found: dict[int, list[Job]] = {}
+    found: dict[int, list[SlurmJob]] = {}
     for job in jobs:
         if job.array_id:
             found.setdefault(job.array_id, []).append(job)
     return found
 
 
-def waiting_arrays(arrays: Mapping[int, list[Job]]) -> dict[int, list[Job]]:
+def waiting_arrays(arrays: Mapping[int, list[SlurmJob]]) -> dict[int, list[SlurmJob]]:
     """Arrays with tasks that wait in a hold."""
     return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
@@ -99,7 +99,7 @@ class Leftovers:
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     """Blocks that were ordered to end, each as (job, task, restart)."""
 
-    def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]], *, acting: bool = True) -> None:
+    def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]], *, acting: bool = True) -> None:
         """Cancel the tasks of finished jobs that wait in our holds; raises `Unreachable`.
 
         `arrays` have their tasks as a snapshot shows them. Slurm is asked again only about those that may be meant. One
@@ -127,7 +127,7 @@ class Leftovers:
             except Refused as error:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
-    def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
+    def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
         """Tell whether no block runs or may start, and all waiting tasks are in our holds. If the job reported its end,
         holds by its owner count too."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
@@ -153,14 +153,14 @@ class Leftovers:
             held |= {*one.preempted}
         return trained - held
 
-    def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
+    def _long_ago(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
         """Tell whether the last block ended over `SURE_S` ago, by Slurm's end time or by when this was first seen:
         clocks differ."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
-    def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
+    def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> bool:
         """Tell whether the job's last blocks left although the job had not ended."""
         members = self.store.membership(job_id)
         if members is None or job_id in self._gone_on:
@@ -174,7 +174,7 @@ class Leftovers:
         runs = self.store.runs(job_id)
         return runs[-1].end_reason if runs else None
 
-    def _go_on(self, job_id: int, tasks: Sequence[Job]) -> None:
+    def _go_on(self, job_id: int, tasks: Sequence[SlurmJob]) -> None:
         self._gone_on.add(job_id)
         first = min((job for job in tasks if job.pending), key=task_of)
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)

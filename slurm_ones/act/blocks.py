@@ -25,7 +25,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Queue, Task
+from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
     return Queue.of(array.home)
 
 
-def _limit_s(job: Job, own: Queue, most_s: float, wait_s: float) -> float:
+def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
     """Return the time limit of a guest in seconds: a base block's, or if that is too long, `most_s` less the longest
     wait. A limit that already fits stays."""
     wanted = own.time_limit_s or math.inf
@@ -275,7 +275,7 @@ def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Re
     return None
 
 
-def _joining_jobs(resize: ResizeRecord, array: WholeJob) -> list[tuple[int, Job]]:
+def _joining_jobs(resize: ResizeRecord, array: WholeJob) -> list[tuple[int, SlurmJob]]:
     return [(task, array.tasks[task]) for task, _ in resize.added if task in array.tasks]
 
 

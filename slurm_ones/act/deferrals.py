@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ones_db import Store
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Deferrals:
     """Time that a deferral lasts if nobody renews it."""
     clock: Callable[[], float]
 
-    def ours(self, job: Job | WholeJob) -> bool:
+    def ours(self, job: SlurmJob | WholeJob) -> bool:
         """Tell whether the companion set the job's earliest start; any other is its owner's or Slurm's."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
@@ -39,7 +39,7 @@ class Deferrals:
         known = self.store.deferrals()
         return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
-    def defer(self, job: Job | WholeJob) -> None:
+    def defer(self, job: SlurmJob | WholeJob) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.
 
         It is written down first. Should the companion die between the two, the earliest start that Slurm holds passes
@@ -49,12 +49,14 @@ class Deferrals:
         self.store.set_deferral(job.job_id, until)
         self.client.defer(job.job_id, until)
 
-    def release(self, job: Job | WholeJob) -> None:
+    def release(self, job: SlurmJob | WholeJob) -> None:
         """End the job's deferral if it has one of ours; raises `Unreachable`."""
         if (until := self.store.deferrals().get(job.job_id)) is not None:
             self._release(job.job_id, job, until)
 
-    def reconcile(self, parked: Collection[int], jobs: Mapping[int, Job | WholeJob], busy: Collection[int]) -> None:
+    def reconcile(
+        self, parked: Collection[int], jobs: Mapping[int, SlurmJob | WholeJob], busy: Collection[int]
+    ) -> None:
         """Keep the waiting jobs `parked` from starting, and release all others that we deferred; raises `Unreachable`.
 
         `jobs` are those that Slurm knows; `busy` those in a resize, whose deferral is the resize's business.
@@ -69,7 +71,7 @@ class Deferrals:
 
     def release_all(self) -> None:
         """Release all that we deferred; raises `Unreachable`."""
-        jobs: dict[int, Job | WholeJob] = {}
+        jobs: dict[int, SlurmJob | WholeJob] = {}
         for job_id in self.store.deferrals():
             try:
                 jobs[job_id] = self.client.job(job_id)
@@ -77,7 +79,7 @@ class Deferrals:
                 continue
         self.reconcile((), jobs, ())
 
-    def _renew(self, job: Job | WholeJob, ours: bool) -> None:
+    def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
         """Renew a job's deferral if less than half of it is left; an earliest start that is not ours stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
@@ -88,7 +90,7 @@ class Deferrals:
             # It may have started or ended since the snapshot; the next one tells.
             log.warning("job %d: it could not be kept from starting: %s", job.job_id, error)
 
-    def _release(self, job_id: int, job: Job | WholeJob | None, until: float) -> None:
+    def _release(self, job_id: int, job: SlurmJob | WholeJob | None, until: float) -> None:
         if job is not None and _is_ours(job, until) and until > self.clock():
             try:
                 self.client.defer(job_id, self.clock())
@@ -99,5 +101,5 @@ class Deferrals:
         self.store.set_deferral(job_id, None)
 
 
-def _is_ours(job: Job | WholeJob, until: float | None) -> bool:
+def _is_ours(job: SlurmJob | WholeJob, until: float | None) -> bool:
     return job.pending and job.eligible_time == until

@@ -22,7 +22,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.jobs.elastic import Elastic, Observation, WholeJob
 from slurm_ones.slurm.client import Refused, SlurmClient
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, read_file
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Fusions:
             log.info("job %d: it may train %d others of its sweep", job.job_id, len(waits))
         return frozenset(waits)
 
-    def _defer(self, job: Job) -> bool:
+    def _defer(self, job: SlurmJob) -> bool:
         """Defer the job; return False if Slurm refused, as for one that has just started."""
         try:
             self.deferrals.defer(job)
@@ -221,7 +221,7 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
     )
 
 
-def members(carrier: Job, others: Collection[Job]) -> tuple[FusedMember, ...]:
+def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
     """Return the carrier and the jobs that may join it, by their submit lines.
 
     Jobs with the same command up to the script, arguments in the same places and the same names of options. No two are
@@ -247,7 +247,7 @@ def members(carrier: Job, others: Collection[Job]) -> tuple[FusedMember, ...]:
     return tuple(found) if len(found) > 1 else ()
 
 
-def _line(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The submit line up to the script, and its arguments; None for one that cannot be taken apart and handed on as it
     was: Slurm joins words by spaces. (The job itself compares what it is given with its own arguments.)"""
     line = job.submit_line

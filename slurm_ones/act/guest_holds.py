@@ -18,7 +18,7 @@ from slurm_ones.act.holds import HeldTasks, forgotten
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient
-from slurm_ones.slurm.model import Job, Partition, Task
+from slurm_ones.slurm.model import Partition, SlurmJob, Task
 from slurm_ones.slurm.parse import setting
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ ASK_S = 300.0
 """Seconds between two readings of Slurm's preemption settings."""
 
 
-def comes_back(job: Job, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
+def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
     """Tell whether Slurm requeues the job when it preempts it, and leaves a hold on it to its owner. `modes` are the
     PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
@@ -55,7 +55,7 @@ class GuestHolds:
 
     def keep(
         self,
-        arrays: Mapping[int, Iterable[Job]],
+        arrays: Mapping[int, Iterable[SlurmJob]],
         jobs: Mapping[int, Elastic],
         partitions: Mapping[str, Partition],
         moving: Mapping[int, Collection[int]] = NO_TASKS,
@@ -90,7 +90,7 @@ class GuestHolds:
             self._asked = self.clock()
         return True
 
-    def _hold(self, task: Task, job: Job) -> None:
+    def _hold(self, task: Task, job: SlurmJob) -> None:
         put = self._put.get((task, job.restart))
         if job.held or (put is not None and not forgotten(self.client, put)):
             return
@@ -102,7 +102,7 @@ class GuestHolds:
         except Refused as error:
             log.info("block %s: it is not held for its next start: %s", task, error)
 
-    def _lift(self, task: Task, job: Job) -> None:
+    def _lift(self, task: Task, job: SlurmJob) -> None:
         self._put.pop((task, job.restart), None)
         try:
             self.client.release(task, start_now=False)

@@ -22,7 +22,7 @@ from ones_db import ResizeRecord, Store
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_us, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey
+from slurm_ones.slurm.model import JobKey, SlurmJob
 from slurm_ones.slurm.parse import started_at
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class HeldTasks:
         """Return the tasks that were ever in our holds, now or not; empty for a job without a resize by blocks."""
         return ever_held_by_us(self._by_blocks(job_id))
 
-    def look(self, job_id: int, tasks: Iterable[Job]) -> None:
+    def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
         """Store which of our held tasks have left their hold, by the job's `tasks` as Slurm shows them.
 
         Tasks that a resize under way holds, or has join or leave, are left out.
@@ -86,13 +86,13 @@ class HeldTasks:
         return [resize for resize in self._store.resizes_of(job_id).values() if resize.mechanism == BLOCKS]
 
 
-def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
+def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
     """Tell whether the job waits in the hold into which the resize requeued it. Another requeue would show in the
     restart count, and a later hold in its reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
-def may_be_ours(job: Job) -> bool:
+def may_be_ours(job: SlurmJob) -> bool:
     """Tell whether the job waits in a hold that is neither an operator's nor Slurm's own."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
@@ -121,7 +121,7 @@ class StaleHolds:
         self._last = 0.0
         """Time of the last tick."""
 
-    def release(self, jobs: Iterable[tuple[int, Job]], ours: Collection[JobKey]) -> None:
+    def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
         """Release jobs of a snapshot that are still held by a resize that is over; raises `Unreachable`.
 
         Each job comes with the id of its record, and is in no resize. `ours` are tasks that are held for later. Slurm
@@ -141,7 +141,7 @@ class StaleHolds:
                     self._known.add(key)
         self._last = now
 
-    def _is_stale(self, id_: int, job: Job, began: float) -> bool:
+    def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
         """Tell whether the hold is ours: by a requeue, or by a release that slurmctld's restart at `began` (0: none)
         lost.
 
@@ -155,7 +155,7 @@ class StaleHolds:
         """Tell whether the resize requeued the job; if it gave up before, the hold is another companion's."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
-    def _released(self, resize: ResizeRecord, job: Job) -> float:
+    def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
         """Time at which the job was last seen out of the hold that the resize had put on it; infinity if there was
         none."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
@@ -171,7 +171,7 @@ class StaleHolds:
         seen = (b.time for a, b in pairwise(steps) if a.state == State.RELEASING and b.state in released)
         return max(seen, default=math.inf)
 
-    def _release(self, key: JobKey, seen: Job) -> None:
+    def _release(self, key: JobKey, seen: SlurmJob) -> None:
         try:
             now = self._client.job(key)
             if may_be_ours(now) and now.requeue_held == seen.requeue_held:

@@ -25,7 +25,7 @@ from ones_wrapper.protocol import (
     spool_order_name,
 )
 from slurm_ones.slurm.client import SlurmClient, SlurmError
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.untrusted_files import (
     HasFiles,
     NotBelieved,
@@ -105,7 +105,7 @@ class OrderWriter:
                 continue
         return last
 
-    def write(self, job: HasFiles, order: Order, *, wake: Job | None = None) -> None:
+    def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
         """Replace the job's order in force, and signal the block `wake`, if it runs, to read it now. Raises
         `OrderError`."""
         self.check()

@@ -44,7 +44,7 @@ from slurm_ones.show.live import NotSeenYet, read_live
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
 from slurm_ones.slurm.command import CommandClient
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 
 POLL_S = 2.0
 SHOWN_S = 30.0
@@ -69,7 +69,7 @@ def shape_of(size: str) -> tuple[int, int]:
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
     """The job as it is now. Raises `BadInput` for one that Slurm does not know, else `SlurmError`."""
-    tasks: Sequence[Job] = ()
+    tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
     found = arrays(tasks)

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from ones_wrapper.protocol.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.cli.batch_script import (
     Call,
@@ -283,7 +283,7 @@ def _examined(what: str) -> Verdict:
         raise BadInput(f"{what}: cannot be read: {error}") from None
 
 
-def _limits(path: Path) -> Limits | None:
+def _limits(path: Path) -> StrategyLimits | None:
     """The limits of the strategy in a job's spec; raises `BadInput`."""
     try:
         with path.open("rb") as file:
@@ -292,7 +292,7 @@ def _limits(path: Path) -> Limits | None:
         raise BadInput(f"{path}: {error}") from None
 
 
-def _against(limits: Limits, verdict: Verdict) -> list[ScriptFinding]:
+def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
     """Objections of an earlier run's strategy to the comment's range, and to the size of the first run."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy

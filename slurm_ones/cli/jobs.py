@@ -37,7 +37,7 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import connect
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.text import plain
 
 MeOption = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
@@ -228,7 +228,7 @@ def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) 
     return f"{head}: {_why(job, settings, own_only)}"
 
 
-def _why(job: Job | None, settings: Settings, own_only: bool) -> str:
+def _why(job: SlurmJob | None, settings: Settings, own_only: bool) -> str:
     if job is None:
         also = ", or it is another user's" if own_only else ""
         return (

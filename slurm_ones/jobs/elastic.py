@@ -20,7 +20,7 @@ from ones_wrapper.protocol.optin import ANY, BadComment, GuestQueue, OptIn, near
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.config import Settings
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Snapshot, partition_gpus
+from slurm_ones.slurm.model import JobKey, JobState, Queue, SlurmJob, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
 """Queue of the guests of each partition. Guests are blocks beyond a user's request, which Slurm may preempt."""
@@ -35,11 +35,11 @@ class WholeJob:
     """Id of the job, or of its array, as in its files, orders and records."""
     restart: int
     """Number of its present run: Slurm's restart count of a plain job, the term of a job of blocks."""
-    blocks: tuple[Job, ...]
+    blocks: tuple[SlurmJob, ...]
     """Its blocks, one for each task, ascending; for a plain job, the job itself."""
-    first: Job
+    first: SlurmJob
     """Block whose state counts as the job's (see `_representative`)."""
-    home: Job
+    home: SlurmJob
     """Block whose owner, queue and comment count as the job's: a base block, or a guest in the stored queue."""
     submit_time: float
     key: JobKey
@@ -53,16 +53,16 @@ class WholeJob:
     """Tasks of its guests, waiting or running."""
 
     @classmethod
-    def of(cls, job: Job, array: int = 0) -> WholeJob:
+    def of(cls, job: SlurmJob, array: int = 0) -> WholeJob:
         """Return the job with only this block; `array` is the array's id for a job of blocks."""
         return cls(array or job.job_id, job.restart, (job,), job, job, job.submit_time, job.key, by_blocks=array > 0)
 
     @cached_property
-    def tasks(self) -> Mapping[int, Job]:
+    def tasks(self) -> Mapping[int, SlurmJob]:
         """Its blocks by their tasks; none of a job that is no array."""
         return {block.array_tasks[0]: block for block in self.blocks if block.array_tasks}
 
-    def is_guest(self, block: Job) -> bool:
+    def is_guest(self, block: SlurmJob) -> bool:
         """Tell whether one of its blocks waits or runs as a guest."""
         return not self.guests.isdisjoint(block.array_tasks)
 
@@ -104,7 +104,7 @@ class WholeJob:
         return self.first.eligible_time
 
     @cached_property
-    def running_blocks(self) -> tuple[Job, ...]:
+    def running_blocks(self) -> tuple[SlurmJob, ...]:
         """Its running blocks."""
         return tuple(block for block in self.blocks if block.running)
 
@@ -134,10 +134,10 @@ class WholeJob:
         return max(block.end_time for block in self.running_blocks or (self.first,))
 
 
-def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
+def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
     """Return the records of each array of blocks, by its id. A task's comment says so: one that has not ended, or any
     once all have."""
-    found: dict[int, list[Job]] = defaultdict(list)
+    found: dict[int, list[SlurmJob]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
             found[job.array_id].append(job)
@@ -149,7 +149,7 @@ def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
     }
 
 
-def _any_says_blocks(records: Sequence[Job]) -> bool:
+def _any_says_blocks(records: Sequence[SlurmJob]) -> bool:
     return any(says_blocks(job.comment) for job in [one for one in records if not one.ended] or records)
 
 
@@ -176,7 +176,7 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
 
 
 def whole_job(
-    array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
+    array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:
     """The job that the records of an array make. `known` is its stored record, None for a new one; `term` that of its
     leader."""
@@ -210,14 +210,14 @@ def guests_of(settings: Settings) -> Guests:
     return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
 
 
-def is_guest(job: Job, guests: Guests) -> bool:
+def is_guest(job: SlurmJob, guests: Guests) -> bool:
     """Tell whether a block waits or runs in a queue of guests, or in the one into which its own launcher moved it. Of
     the latter its owner's comment is all that tells: nothing is released there, and who waits is served as if it were
     no guest once Slurm has not preempted it."""
     return any(not any(queue.other_than(job)) for queue in guests.values()) or _lent(job)
 
 
-def _lent(job: Job) -> bool:
+def _lent(job: SlurmJob) -> bool:
     if "guests=" not in job.comment:
         return False
     with suppress(BadComment):
@@ -237,9 +237,9 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
     return Shape(1, sum(shape.gpus for shape in shapes))
 
 
-def newest(records: Sequence[Job]) -> tuple[Job, ...]:
+def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
     """Return one record for each task, ascending: preferably one that has not ended, then the newest."""
-    found: dict[int, Job] = {}
+    found: dict[int, SlurmJob] = {}
     for record in records:
         # One more than a job of blocks may have tells that there are too many.
         for task in record.array_tasks[: MAX_BLOCKS + 1]:
@@ -250,13 +250,13 @@ def newest(records: Sequence[Job]) -> tuple[Job, ...]:
     return tuple(found[task] for task in sorted(found))
 
 
-def _newness(job: Job) -> tuple[bool, int, bool, float, int]:
+def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
     # Tasks that were cancelled while they waited together leave a record that may pass for the first task's, with a
     # later start: what had nodes ran.
     return not job.ended, job.restart, bool(job.node_list), job.start_time, job.job_id
 
 
-def _of_one_kind(tasks: Sequence[Job], guests: Guests) -> tuple[tuple[Job, ...], str]:
+def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str]:
     """Return the tasks that may be one job, and what differs among them, in words ("" for nothing). Tasks that differ
     and have ended are left out."""
     first = _speaker([job for job in tasks if not is_guest(job, guests)] or tasks)
@@ -269,11 +269,11 @@ def _of_one_kind(tasks: Sequence[Job], guests: Guests) -> tuple[tuple[Job, ...],
     return tuple(kept), apart
 
 
-def _speaker(tasks: Sequence[Job]) -> Job:
+def _speaker(tasks: Sequence[SlurmJob]) -> SlurmJob:
     return min(tasks, key=lambda job: (not says_blocks(job.comment), job.ended))
 
 
-def _difference(one: Job, other: Job, guests: Guests) -> str:
+def _difference(one: SlurmJob, other: SlurmJob, guests: Guests) -> str:
     if other is one:
         return ""
     if is_guest(other, guests):
@@ -284,7 +284,7 @@ def _difference(one: Job, other: Job, guests: Guests) -> str:
     return next((what for name, what in same.items() if getattr(one, name) != getattr(other, name)), "")
 
 
-def _blocks_refusal(blocks: Sequence[Job], others: str, count: int, known: JobRecord | None) -> Reason | None:
+def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: JobRecord | None) -> Reason | None:
     if count > MAX_BLOCKS:
         return reason("blocks_many", most=MAX_BLOCKS)
     live = [job for job in blocks if not job.ended]
@@ -302,7 +302,7 @@ def _blocks_refusal(blocks: Sequence[Job], others: str, count: int, known: JobRe
     return None
 
 
-def _representative(blocks: Sequence[Job]) -> Job:
+def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
     """Return the block whose state is the job's: the first in the order running, suspended or the like, startable, last
     ended, waiting. Held tasks do not keep an ended job alive."""
     live = [job for job in blocks if not job.ended]
@@ -351,7 +351,7 @@ class Elastic:
                 held[node] += self.shape_of(job).gpus_per_node
         return held
 
-    def shape_of(self, job: Job) -> Shape:
+    def shape_of(self, job: SlurmJob) -> Shape:
         """Nodes × GPUs per node of the job, or of one of its blocks."""
         return Shape(job.nodes, self.gpus_per_node if self.whole_nodes else job.gpus_per_node)
 
@@ -433,7 +433,7 @@ def _refusal(
     return None
 
 
-def _task_refusal(job: Job, optin: OptIn, snapshot: Snapshot) -> Reason | None:
+def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | None:
     """Reason for leaving a task of an array as it is that is a job of its own, or a part of a heterogeneous job."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None

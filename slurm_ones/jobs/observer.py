@@ -39,7 +39,7 @@ from slurm_ones.jobs.reports import (
 )
 from slurm_ones.jobs.terms import Terms
 from slurm_ones.slurm.client import SlurmClient, SlurmError
-from slurm_ones.slurm.model import Job, JobState, Node, Queue, Snapshot, kind_of
+from slurm_ones.slurm.model import JobState, Node, Queue, SlurmJob, Snapshot, kind_of
 from slurm_ones.slurm.parse import usable
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NoAnswer
@@ -76,7 +76,7 @@ class Observer:
         self._silent: dict[int, str] = {}
         """Jobs whose files did not answer when they were read last, and which file system that was."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
-        self._asked: dict[int, Sequence[Job]] | None = None
+        self._asked: dict[int, Sequence[SlurmJob]] | None = None
         """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""
 
     def observe(self) -> Observation:
@@ -94,7 +94,7 @@ class Observer:
                 elastic_jobs[job.job_id] = elastic
             if elastic is not None and job.ended and any(block.pending for block in job.blocks):
                 left[job.job_id] = elastic
-        tasks_alone: dict[int, list[Job]] = defaultdict(list)
+        tasks_alone: dict[int, list[SlurmJob]] = defaultdict(list)
         for elastic in elastic_jobs.values():
             if not elastic.job.by_blocks and (array := elastic.job.first.array_id):
                 tasks_alone[array].append(elastic.job.first)
@@ -265,7 +265,7 @@ class Observer:
         ]
         return replace(found, spec=spec, lines=lines)
 
-    def _tasks(self, array: int) -> Sequence[Job]:
+    def _tasks(self, array: int) -> Sequence[SlurmJob]:
         """Read the tasks of an array from Slurm, once for all its reports; empty in a tick, whose snapshot shows
         them."""
         if self._asked is None:

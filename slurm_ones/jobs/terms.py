@@ -14,7 +14,7 @@ from ones_db import BlockRecord, JobRecord, Store
 from ones_wrapper.protocol import Membership
 from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, arrays, says_blocks, whole_job
 from slurm_ones.jobs.reports import read_spec
-from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.slurm.model import JobState, SlurmJob, Snapshot
 from slurm_ones.untrusted_files import NoAnswer
 
 LAST_TERMS = 3
@@ -69,7 +69,7 @@ class Terms:
         self._ahead = {*found}
         return jobs
 
-    def _remember(self, found: Mapping[int, Sequence[Job]]) -> None:
+    def _remember(self, found: Mapping[int, Sequence[SlurmJob]]) -> None:
         new = [array for array in found if array not in self._known]
         stored = self._store.jobs(new) if new else {}
         self._known = {array: known for array, known in self._known.items() if array in found}
@@ -79,7 +79,7 @@ class Terms:
             if self._known[array] is None:
                 self._spans.pop(array, None)
 
-    def no_more(self, tasks: Mapping[int, Sequence[Job]]) -> set[int]:
+    def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
         """Return the arrays that were a job of blocks and whose comments no longer say so. They stay one job: their
         scripts train as blocks, and records have the array's id."""
         new = [array for array in tasks if array not in self._no_more]
@@ -156,7 +156,7 @@ class Terms:
             self._store.record_blocks(changed)
         self._blocks = now
 
-    def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
+    def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[SlurmJob]]) -> Membership:
         """Return the membership with its number of nodes as Slurm knows it, since blocks do not know that they share a
         node. It stays as reported if Slurm shows other GPUs. `ask` reads an array's tasks, for blocks started since the
         last tick."""
@@ -178,7 +178,7 @@ class Terms:
         return replace(report, nodes=len(gpus), gpus_per_node=0 if unequal else report.world // len(gpus))
 
 
-def _same(record: JobRecord, records: Sequence[Job]) -> bool:
+def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
     """Tell whether the record is of this array, not of an earlier one with its id, by the times of submission."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
@@ -188,7 +188,7 @@ def _key(record: BlockRecord) -> tuple[int, int, int]:
     return record.job_id, record.task, record.restart
 
 
-def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
+def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
     return BlockRecord(
         job_id=array,
         task=job.array_tasks[0],

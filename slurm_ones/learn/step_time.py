@@ -33,7 +33,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
@@ -110,7 +110,7 @@ def layout_of(spec: Spec | None) -> StepLayout:
     if spec is None:
         return PLAIN
     most = max(float(spec.max_local_batch), 1.0)
-    limits: Limits | None = spec.limits
+    limits: StrategyLimits | None = spec.limits
     if limits is None or not limits.sizes:
         return StepLayout(most, gradient_gb=spec.gradient_bytes / GIGABYTE if limits is None else 0.0)
     rows = limits.sizes

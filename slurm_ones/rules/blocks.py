@@ -19,7 +19,7 @@ from slurm_ones.config import LimitSettings
 from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.job_rules import near_limit
-from slurm_ones.slurm.model import Job, JobState, Node
+from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
 """`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""
@@ -58,12 +58,12 @@ def hot(elastic: Elastic) -> bool:
     return elastic.job.by_blocks and not elastic.job.pending
 
 
-def task_of(job: Job) -> int:
+def task_of(job: SlurmJob) -> int:
     """Number of the one task of its array that the job is; 0 for a plain job."""
     return job.array_tasks[0] if job.array_tasks else 0
 
 
-def has_left(job: Job) -> bool:
+def has_left(job: SlurmJob) -> bool:
     """Tell whether the block has left, by itself or by preemption, so that its task can be used again."""
     return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
 

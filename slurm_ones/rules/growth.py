@@ -35,7 +35,7 @@ from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
 from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round
 from slurm_ones.rules.job_rules import parts
 from slurm_ones.rules.views import limits_of
-from slurm_ones.slurm.model import Job, Node
+from slurm_ones.slurm.model import Node, SlurmJob
 
 MOST = 50
 """Waiting jobs that growth goes back to at once, the first in Slurm's order."""
@@ -50,7 +50,7 @@ _LIMITS = {"AssocGrp": "account", "QOSGrp": "qos", "Licenses": "licenses"}
 class WaitingJob:
     """A waiting job, and what it waits for: room, or a limit that it shares."""
 
-    job: Job
+    job: SlurmJob
     on: Sequence[Mapping[str, Resources]] = ()
     """Resources that the job takes of each node on which it could start, by partition."""
     shared: str = ""
@@ -66,13 +66,13 @@ class WaitingJob:
         gpus = self.job.gpus_each
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
-    def shares(self, job: Job) -> bool:
+    def shares(self, job: SlurmJob) -> bool:
         """Tell whether the job may hold something of the limit."""
         if self.shared == "licenses":
             return not dict(self.job.licenses).keys().isdisjoint(dict(job.licenses))
         return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
 
-    def amount(self, job: Job, gpus: int) -> Counter[str]:
+    def amount(self, job: SlurmJob, gpus: int) -> Counter[str]:
         """Use of the limit by the job at this number of GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
@@ -85,7 +85,7 @@ class Piece(NamedTuple):
     """Growth that is given back as a whole: a block, or all growth of a plain job."""
 
     job_id: int
-    part: Job
+    part: SlurmJob
     held: Mapping[str, Resources]
     keeps: Shape
     """Shape that remains after it was given back."""
@@ -313,7 +313,7 @@ def _waiting(round_: Round) -> list[WaitingJob]:
     return found
 
 
-def _counts(job: Job, round_: Round) -> bool:
+def _counts(job: SlurmJob, round_: Round) -> bool:
     if job.held or job.completing or job.eligible_time > round_.seen.snapshot.time:
         return False
     if not (_ROOM.match(job.reason) or job.reason.startswith(tuple(_LIMITS))):
@@ -328,7 +328,7 @@ def _counts(job: Job, round_: Round) -> bool:
     return one is None or (one.refusal is not None and one.refusal.code != "fused")
 
 
-def _wants(job: Job, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
+def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
     """Demand of the job; None for one that could never start."""
     shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
     if shared:
@@ -420,7 +420,7 @@ def _coming(round_: Round) -> list[Piece]:
     return found
 
 
-def _piece(one: Elastic, part: Job, keeps: Shape = PARKED) -> Piece:
+def _piece(one: Elastic, part: SlurmJob, keeps: Shape = PARKED) -> Piece:
     each = Resources(one.shape_of(part).gpus_per_node, part.cpus // max(len(part.node_list), 1), part.memory_mb)
     return Piece(one.job.job_id, part, dict.fromkeys(part.node_list, each), keeps)
 

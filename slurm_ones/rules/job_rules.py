@@ -26,14 +26,14 @@ from ones_db import JobHistory
 from ones_db.reasons import Reason, reason
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from ones_wrapper.protocol.optin import ANY
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.learn.learner import RESIZE_S, JobModel
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
 from slurm_ones.policy.tables import predict_each
-from slurm_ones.slurm.model import Job, kind_of
+from slurm_ones.slurm.model import SlurmJob, kind_of
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
@@ -56,7 +56,7 @@ def _sharing(row: SizeLimits, node_gpus: int) -> int:
     return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
 
 
-def _rule(spec: Spec, limits: Limits, row: SizeLimits, node_gpus: int) -> SizeRule:
+def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
     """Return the rule at one size. A replica's pass has at most the script's largest batch and what fits into memory;
     the largest batch is 0 if no sample fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
@@ -292,7 +292,7 @@ def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSetti
     return None
 
 
-def near_limit(job: Job, limits: LimitSettings, now: float) -> Reason | None:
+def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | None:
     """Return a reason if the job reaches its time limit soon, else None."""
     if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
         return reason("near_time_limit", seconds=limits.near_limit_s)

@@ -16,7 +16,7 @@ from ones_db.reasons import Reason, reason
 from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, CappedJob
-from slurm_ones.slurm.model import Job, Quota, Quotas, Snapshot
+from slurm_ones.slurm.model import Quota, Quotas, SlurmJob, Snapshot
 
 READ_S = 600.0
 """Between two readings of Slurm's quotas, s."""
@@ -117,7 +117,7 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
     return sum(_amount(part, resource) for part in parts) / max(gpus, 1)
 
 
-def _amount(job: Job, resource: str) -> int:
+def _amount(job: SlurmJob, resource: str) -> int:
     """Amount that a job has or asks for; 0 for what growth does not take."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
@@ -155,7 +155,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
     return found
 
 
-def _whose(job: Job, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:
+def _whose(job: SlurmJob, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:
     """QOS, account and user of each quota that the job counts in."""
     own = [("", job.account, ""), ("", job.account, job.user), *(("", account, "") for account in above)]
     for qos in {job.qos, partition_qos} - {""}:

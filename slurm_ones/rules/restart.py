@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job, Snapshot, partition_gpus
+from slurm_ones.slurm.model import SlurmJob, Snapshot, partition_gpus
 
 START_S = 60.0
 """Seconds from a decision to the start of the next run: a checkpoint, the requeue and Slurm's look at its queue."""
@@ -31,7 +31,7 @@ class ReservedNodes(NamedTuple):
 NOTHING_AHEAD = ReservedNodes()
 
 
-def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
+def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
     """Return the partition's nodes with reservations, other than the job's own, that a run begun now would reach
     into."""
     part = snapshot.partitions.get(job.partition)
@@ -49,7 +49,7 @@ def ahead_of(job: Job, snapshot: Snapshot, now: float) -> ReservedNodes:
 
 
 def reserved_ahead(
-    job: Job, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
+    job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
     """The reservation that keeps a running job from starting again at this shape, on its own nodes and what is free.
     None if it could start, or if no reservation is to blame."""

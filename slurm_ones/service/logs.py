@@ -66,7 +66,7 @@ def _calls(error: BaseException) -> str:
 
 
 @dataclass
-class _Kind:
+class _LogKind:
     since: float
     passed: int = 0
     left_out: int = 0
@@ -81,14 +81,14 @@ class RateLimitFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._kinds: OrderedDict[tuple[str, int, str], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, int, str], _LogKind] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         now = self._clock()
         kind = (record.name, record.levelno, re.sub(r"\d+(\.\d+)?", "#", record.getMessage()[:LENGTH]))
-        known = self._kinds.setdefault(kind, _Kind(now))
+        known = self._kinds.setdefault(kind, _LogKind(now))
         self._kinds.move_to_end(kind)
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)

@@ -12,7 +12,7 @@ from ones_wrapper.protocol import MAX_TEXT, RUN_URL, directory_name
 from slurm_ones.config import Settings
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved, read_from
 
@@ -33,7 +33,7 @@ class Logs:
         """Hide other users' logs from root, too, if `own_only`."""
         self._settings, self._clock = settings, clock
         self._own_only = own_only
-        self._found: dict[int, tuple[float, Job | str | None]] = {}
+        self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
         """Return the log's last lines, at most `most`, without control characters; without a log, one line that says
@@ -59,14 +59,14 @@ class Logs:
         found = text.decode("utf-8", "replace").strip()
         return found if ADDRESS.fullmatch(found) else ""
 
-    def _tail(self, job: Job | None, job_id: int, most: int) -> list[str]:
+    def _tail(self, job: SlurmJob | None, job_id: int, most: int) -> list[str]:
         if job is None or not job.stdout:
             return [f"Slurm no longer knows where the log of job {job_id} is"]
         if os.geteuid() != job.uid and (self._own_only or os.geteuid()):
             return [f"the log of job {job_id} is {plain(job.user, 40)}'s, and not yours to see"]
         return _lines(job.stdout, job.uid, most)
 
-    def _ask(self, job_id: int) -> Job | str | None:
+    def _ask(self, job_id: int) -> SlurmJob | str | None:
         """The job, or why it cannot be had."""
         try:
             return connect(self._settings).details([job_id]).get(job_id)

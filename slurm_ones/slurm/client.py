@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import GpuUse, Job, JobKey, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, JobKey, Queue, Quotas, SlurmJob, Snapshot, Task
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +79,16 @@ class SlurmClient(Protocol):
     def snapshot(self) -> Snapshot:
         """All jobs, nodes, partitions and reservations, in a constant number of calls."""
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         """Read one job or array task; a task that waits with others is returned as a job of its own."""
 
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
+    def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """Tasks of a job array that Slurm still knows, each a job of its own, ascending.
 
         Consistency: of tasks that were cancelled while they waited together Slurm may know none.
         """
 
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+    def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         """Read these jobs in one call; jobs that Slurm does not know are left out.
 
         Consistency: complete, even what would cost a snapshot too much, such as an exact count of tasks that equals
@@ -222,7 +222,7 @@ def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     return cast(SlurmClient, _LeaderOnly(client, check))
 
 
-def _fault(job: Job, shape: Shape, kind: str, queue: Queue, before: Job) -> str:
+def _fault(job: SlurmJob, shape: Shape, kind: str, queue: Queue, before: SlurmJob) -> str:
     """Return in words how the job as read back differs from the request, "" if it does not."""
     if any(queue.other_than(job)):
         partition, qos, account, limit_s, licenses = Queue.of(job)
@@ -240,14 +240,14 @@ def _fault(job: Job, shape: Shape, kind: str, queue: Queue, before: Job) -> str:
     return ""
 
 
-def _is(job: Job, shape: Shape, kind: str, queue: Queue) -> bool:
+def _is(job: SlurmJob, shape: Shape, kind: str, queue: Queue) -> bool:
     return job.has_shape(shape) and job.kind == kind and not any(queue.other_than(job))
 
 
 def reshape(
-    read: Callable[[JobKey], Job],
-    tasks: Callable[[int], Sequence[Job]],
-    update: Callable[[Job, Shape, Queue], None],
+    read: Callable[[JobKey], SlurmJob],
+    tasks: Callable[[int], Sequence[SlurmJob]],
+    update: Callable[[SlurmJob, Shape, Queue], None],
     job_id: JobKey,
     shape: Shape,
     kind: str | None = None,

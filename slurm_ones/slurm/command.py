@@ -48,7 +48,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
     reshape,
 )
-from slurm_ones.slurm.model import GpuUse, Job, JobKey, JobState, Node, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, JobKey, JobState, Node, Queue, Quotas, SlurmJob, Snapshot, Task
 from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
@@ -108,7 +108,7 @@ def error_of(what: str, answer: str) -> SlurmError:
     return kind(f"{what}: {text or 'failed without a message'}")
 
 
-def apart(jobs: Iterable[Job], array_id: int) -> list[Job]:
+def apart(jobs: Iterable[SlurmJob], array_id: int) -> list[SlurmJob]:
     """Split an array's records into tasks, each a job of its own."""
     found = (job for job in jobs if job.array_id == array_id)
     return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
@@ -204,14 +204,14 @@ class CommandClient:
         lines = (line.partition("=") for line in answer.splitlines())
         return {key.strip(): value.strip() for key, separator, value in lines if separator}
 
-    def _queue(self) -> dict[int, Job]:
-        def once() -> dict[int, Job]:
+    def _queue(self) -> dict[int, SlurmJob]:
+        def once() -> dict[int, SlurmJob]:
             between, names = separator(), columns_of(self._release)
             return parse_queue(self.run(COMMAND, environment={FORMAT: asked(names, between)}), names, between)
 
         return with_retries(once)
 
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+    def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         wanted = set(job_ids)
         if not wanted:
             return {}
@@ -222,8 +222,8 @@ class CommandClient:
         # 22.05 shows all jobs whichever it was asked for.
         return {job_id: job for job_id, job in found.items() if job_id in wanted}
 
-    def _json(self, job_ids: str) -> dict[int, Job]:
-        def once() -> dict[int, Job]:
+    def _json(self, job_ids: str) -> dict[int, SlurmJob]:
+        def once() -> dict[int, SlurmJob]:
             text = self.run(["squeue", "--json", "--states=all", f"--jobs={job_ids}"])
             try:
                 data: Any = json.loads(text)
@@ -257,10 +257,10 @@ class CommandClient:
         licenses = parse_licenses(self._ask(["scontrol", "-o", "show", "licenses"])) if licensed else {}
         return Snapshot(now, jobs, nodes, partitions, reservations, licenses)
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         return self._look(job_id)
 
-    def _look(self, job_id: JobKey) -> Job:
+    def _look(self, job_id: JobKey) -> SlurmJob:
         """Read the job by JSON, which shows GPUs per job and exact task counts, unlike PySlurm."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
@@ -271,7 +271,7 @@ class CommandClient:
             raise UnknownJob(f"job {job_id}: Slurm does not know it (any more)")
         return job
 
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
+    def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         found = self._json(str(array_id))
         tasks = apart(found.values(), array_id)
         if not tasks and array_id not in found:
@@ -325,7 +325,7 @@ class CommandClient:
             if job.held and not job.pending and not job.ended and asked.issuperset(job.array_tasks):
                 self.release(job.key, start_now=False)
 
-    def update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
+    def update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         """Send the update to a shape of GPUs of the job's kind, without reading the job back."""
         whole, kind = job.gpus_per_node == 0, job.kind
         # 22.05 keeps the tasks, and with them the CPUs, of the run before: a job back on one GPU had all of a node.

@@ -82,7 +82,7 @@ ENDED = frozenset(
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job of the queue; each annotated field is read by its row, the others are derived (`parse.job_of`).
 
     Text fields are the user's own and not to be trusted in terminals or SQL.
@@ -204,7 +204,7 @@ class Job:
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
-    def shares_partition(self, other: Job) -> bool:
+    def shares_partition(self, other: SlurmJob) -> bool:
         """Tell whether both jobs name a common partition."""
         return not {*self.partitions}.isdisjoint(other.partitions)
 
@@ -258,12 +258,12 @@ class Queue(NamedTuple):
     """Licences as `sbatch --licenses` takes them, or `NO_LICENSES`."""
 
     @classmethod
-    def of(cls, job: Job) -> Queue:
+    def of(cls, job: SlurmJob) -> Queue:
         """Return the queue of a job."""
         licenses = ",".join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
 
-    def other_than(self, job: Job) -> Queue:
+    def other_than(self, job: SlurmJob) -> Queue:
         """Return the fields that differ from the job's; with partition, QOS or account also the time limit, which Slurm
         then resets."""
         wanted = self._replace(time_limit_s=self.time_limit_s // 60 * 60.0)
@@ -371,7 +371,7 @@ class Quotas:
             name = self.parents.get(name, "")
         return found - {""}
 
-    def of(self, job: Job, partition_qos: str = "") -> tuple[Quota, ...]:
+    def of(self, job: SlurmJob, partition_qos: str = "") -> tuple[Quota, ...]:
         """Return the quotas that bind the job: its QOS', its user's, and those of its account and all above. A QOS'
         quota replaces an association's of the same resource. If two QOS have one, both count here; Slurm takes one."""
         key = job.qos, job.account, job.user, partition_qos
@@ -416,7 +416,7 @@ class Snapshot:
     """The cluster at one moment, read with a constant number of calls whatever the length of the queue."""
 
     time: float
-    jobs: Mapping[int, Job]
+    jobs: Mapping[int, SlurmJob]
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
     reservations: tuple[Reservation, ...] = field(default=())

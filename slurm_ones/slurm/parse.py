@@ -1,7 +1,7 @@
 """Parsers of Slurm's output: jobs from squeue's columns, its JSON and PySlurm; nodes, partitions, reservations and the
 topology from scontrol's one-line records; the controller's settings.
 
-A job's fields are rows (`fields.Field`): those of `model.Job`, and those here from which its other fields are derived.
+A job's fields are rows (`fields.Field`): those of `SlurmJob`, and those here from which its other fields are derived.
 `squeue --json` takes ten kilobytes and half a millisecond a job, the columns a few hundred bytes. A user's text cannot
 pass for a field: the separator is drawn for each call, and reaches squeue in its environment, which other users cannot
 read.
@@ -46,7 +46,7 @@ from slurm_ones.slurm.fields import (
     seconds,
     text_of,
 )
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Quota, Quotas, Reservation
+from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
 """Environment variables for commands that list tasks: without them Slurm cuts the list after 64 characters."""
@@ -58,7 +58,7 @@ shape each asks for and whether it is held."""
 REQUEUE_HELD = "requeued in held state"
 """Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason if it has but one field."""
 
-FIELDS = fields_of(Job) | {
+FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
     "description": Field(TEXT, "", "state_description"),
     "held_by_priority": Field(PRIORITY, "PriorityLong", "priority", "priority"),
@@ -87,7 +87,7 @@ def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(asked) if name)
 
 
-_PLAIN = len(fields_of(Job))
+_PLAIN = len(fields_of(SlurmJob))
 _TASKS = [*FIELDS].index("array_tasks")
 
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
@@ -148,7 +148,7 @@ def _requested_nodes(tres: str) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def job_of(row: tuple[Any, ...]) -> Job:
+def job_of(row: tuple[Any, ...]) -> SlurmJob:
     """Job from the values of `FIELDS`, as read from one source."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
     (
@@ -196,7 +196,7 @@ def job_of(row: tuple[Any, ...]) -> Job:
     }
     if pending:
         plain |= {"node_list": (), "start_time": 0.0, "end_time": 0.0}
-    return Job(
+    return SlurmJob(
         **plain,
         state=state,
         flags=flags,
@@ -236,13 +236,13 @@ def asked(names: Iterable[str], between: str) -> str:
 
 
 @understood("squeue")
-def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, Job]:
+def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, SlurmJob]:
     """Jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of these columns."""
     values, width = text.split(between), len(names)
     if (len(values) - 1) % width or values[-1].strip("\n"):
         raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {width} each")
     columns = {name: values[first:-1:width] for first, name in enumerate(names)}
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, SlurmJob] = {}
     more: dict[int, list[int]] = {}
     for row in rows("text", len(values) // width, columns.get):
         if row[0] not in jobs:
@@ -264,7 +264,7 @@ def json_fault(data: Any) -> str:
 
 
 @understood("squeue --json")
-def parse_jobs(data: Any) -> dict[int, Job]:
+def parse_jobs(data: Any) -> dict[int, SlurmJob]:
     """Jobs from `squeue --json`. Raises `Refused` for a list of nodes that is none."""
     listed = data.get("jobs") if isinstance(data, Mapping) else None
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
@@ -273,7 +273,7 @@ def parse_jobs(data: Any) -> dict[int, Job]:
     return {job.job_id: replace(job, stdout=_log(job, entry.get("stdout_expanded"))) for entry, job in jobs}
 
 
-def _log(job: Job, expanded: Any) -> str:
+def _log(job: SlurmJob, expanded: Any) -> str:
     """Path of its log: with `%` for what Slurm fills in only if the release does not fill it in itself."""
     path = text_of(expanded) or job.stdout
     task = str(job.array_tasks[0]) if len(job.array_tasks) == 1 else ""
@@ -425,7 +425,7 @@ def parse_topology(text: str) -> dict[str, str]:
 
 def nodes_of(
     nodes: Mapping[str, Node],
-    jobs: Mapping[int, Job],
+    jobs: Mapping[int, SlurmJob],
     reservations: Iterable[Reservation],
     now: float,
     leaves: Mapping[str, str] = MappingProxyType({}),

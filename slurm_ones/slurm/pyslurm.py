@@ -19,7 +19,7 @@ from typing import Any
 import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Job, JobKey, Task
+from slurm_ones.slurm.model import JobKey, SlurmJob, Task
 from slurm_ones.slurm.parse import BITSTR, job_of, rows
 
 # libslurm, too, looks there, when it reads the first array.
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
-def jobs_of(raws: Iterable[Any]) -> dict[int, Job]:
+def jobs_of(raws: Iterable[Any]) -> dict[int, SlurmJob]:
     """Jobs from those of PySlurm."""
     raws = list(raws)
     found = rows("pyslurm", len(raws), lambda name: [_plain(getattr(raw, name)) for raw in raws])
@@ -61,10 +61,10 @@ class PySlurmClient(CommandClient):
 
         return with_retries(once)
 
-    def _queue(self) -> dict[int, Job]:
+    def _queue(self) -> dict[int, SlurmJob]:
         return jobs_of(self._load("jobs", pyslurm.Jobs.load).values())
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         if isinstance(job_id, Task):
             return super().job(job_id)
         try:

@@ -13,7 +13,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, Task
+from slurm_ones.slurm.model import JobKey, SlurmJob, Task
 
 WAIT_S = 60.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
@@ -39,7 +39,7 @@ CHANGING: Mapping[str, Call] = {
 """Changes of a job, or of a task, by its key."""
 
 
-def shape(job: Job) -> Shape:
+def shape(job: SlurmJob) -> Shape:
     return Shape(job.nodes, job.gpus_per_node)
 
 
@@ -141,13 +141,13 @@ class Site(ABC):
         job runs. Override it if that can be seen."""
         self.pass_time(0.5)
 
-    def finish(self, job_id: JobKey) -> Job:
+    def finish(self, job_id: JobKey) -> SlurmJob:
         """Have a running job of the script `UNTIL_TOLD` end; the job as it is then."""
         self.started(job_id)
         self.owner.signal(job_id, "USR1", batch=True)
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
 
-    def wait(self, job_id: JobKey, holds: Callable[[Job], bool], what: str) -> Job:
+    def wait(self, job_id: JobKey, holds: Callable[[SlurmJob], bool], what: str) -> SlurmJob:
         """The job, once that holds."""
         client = self.owner
         self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")

@@ -9,7 +9,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Task
+from slurm_ones.slurm.model import JobState, SlurmJob, Task
 from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_TOLD, Call, Site, both, shape
 
 BLOCKS = ("--array=0-5%1", *ELASTIC)
@@ -19,12 +19,12 @@ APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,2
 TASK_CHANGING: Mapping[str, Call] = {**CHANGING, "defer": lambda client, task: client.defer(task, 2e9)}
 
 
-def waiting(site: Site, array_id: int) -> dict[int, Job]:
+def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
     """The tasks that wait, by their numbers."""
     return {job.array_tasks[0]: job for job in site.owner.tasks(array_id) if job.pending}
 
 
-def essence(site: Site, array_id: int) -> list[Job]:
+def essence(site: Site, array_id: int) -> list[SlurmJob]:
     """The tasks, but for what a refused change alters too: Slurm has taken the task out of the record of many."""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
@@ -33,7 +33,7 @@ def no_throttle(client: SlurmClient) -> Callable[[int], object]:
     return lambda array_id: client.throttle(array_id, 0)
 
 
-def gone(job: Job) -> bool:
+def gone(job: SlurmJob) -> bool:
     return job.ended and not job.completing
 
 

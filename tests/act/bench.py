@@ -20,7 +20,7 @@ from slurm_ones.policy.contract import Allocation, JobView, Promise, Schedule
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
-from slurm_ones.slurm.model import Job, Node, Partition, Snapshot
+from slurm_ones.slurm.model import Node, Partition, SlurmJob, Snapshot
 from tests.act.make import NOW, changed, elastic, history
 
 LEASE_S = 900.0
@@ -51,7 +51,7 @@ class Slurm:
         """Job and seconds from NOW of each call."""
         self.refuses: dict[int, SlurmError] = {}
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         if job_id not in self._bench.jobs:
             raise UnknownJob(f"job {job_id}")
         return self._bench.jobs[job_id].job.first
@@ -104,7 +104,7 @@ class Bench:
         return self.act_on(wanted, {id_: e.job.first for id_, e in self.jobs.items()}, self.jobs, *parked)
 
     def act_on(
-        self, wanted: dict[int, Allocation], jobs: dict[int, Job], elastic: dict[int, Elastic], *parked: int
+        self, wanted: dict[int, Allocation], jobs: dict[int, SlurmJob], elastic: dict[int, Elastic], *parked: int
     ) -> list[int]:
         """The same where Slurm has these jobs, of which those have opted in."""
         nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}

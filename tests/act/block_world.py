@@ -29,7 +29,7 @@ from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World as Simulated
-from slurm_ones.slurm.model import Job, Queue, Task
+from slurm_ones.slurm.model import Queue, SlurmJob, Task
 from tests.act.world import Interrupted, ResizeStore
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
@@ -186,7 +186,7 @@ class BlockWorld(Interrupted):
         return self.resize
 
     @property
-    def tasks(self) -> dict[int, Job]:
+    def tasks(self) -> dict[int, SlurmJob]:
         return {task_of(job): job for job in self.simulated.client.tasks(self.job_id)}
 
     @property

@@ -19,7 +19,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue
+from slurm_ones.slurm.model import JobKey, JobState, Queue, SlurmJob
 
 EPOCH = 1_000_000.0
 NAMES, EACH = ("n1", "n2", "n3", "n4"), 4
@@ -184,7 +184,7 @@ class Slurm(SimulatedClient):
     def config(self) -> dict[str, str]:
         return {**super().config(), "BOOT_TIME": f"{self.booted:.0f}"}
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         if not self._within:
             self.fault("job")
         seen = super().job(job_id)
@@ -233,7 +233,7 @@ class Slurm(SimulatedClient):
                 raise NotResizable("Requested node configuration is not available")
             super().reshape(job_id, shape, kind=kind, queue=queue)
 
-    def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
+    def _update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         # Nodes of the simulated Slurm have GPUs of no type.
         self.jobs[job.job_id].kind = job.kind
         super()._update_shape(replace(job, kind=""), shape, queue)

@@ -22,7 +22,7 @@ from slurm_ones.act.transitions import Stage, State
 from slurm_ones.rules.blocks import Moves
 from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
-from slurm_ones.slurm.model import Job, JobState, Queue, Task
+from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
 from tests.act.block_world import CONF, BlockWorld
 from tests.act.world import open_copy
 
@@ -424,7 +424,7 @@ def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeyp
     client, asked = world.simulated.client, list[str | None]()
     tasks = client.tasks
 
-    def typed(array_id: int) -> tuple[Job, ...]:
+    def typed(array_id: int) -> tuple[SlurmJob, ...]:
         return tuple(replace(job, kind="slow") if job.pending and not asked else job for job in tasks(array_id))
 
     def reshape(task: Task, shape: Shape, *, kind: str | None, queue: Queue) -> None:

@@ -17,7 +17,7 @@ from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, MOST, Fusions, without_f
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.jobs.elastic import Elastic, Observation
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import Job, Snapshot
+from slurm_ones.slurm.model import SlurmJob, Snapshot
 from tests.act.test_sweeps import swept
 
 NOW = 1000.0
@@ -27,16 +27,16 @@ NOW = 1000.0
 class Slurm:
     """What is asked of Slurm here."""
 
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, SlurmJob] = field(default_factory=dict)
     deferred: dict[int, float] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
     asked: tuple[int, ...] = ()
 
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+    def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         self.asked += (len(job_ids),)
         return {id_: self.jobs[id_] for id_ in job_ids if id_ in self.jobs}
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         if job_id not in self.jobs:
             raise UnknownJob(f"job {job_id}")
         return replace(self.jobs[job_id], eligible_time=self.deferred.get(job_id, 0.0))

@@ -11,7 +11,7 @@ import pytest
 from ones_db import RESIZE_OVERTAKEN
 from ones_db.shape import Shape
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.holds import StaleHolds
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
@@ -849,7 +849,7 @@ def test_a_requeued_job_settles_before_it_is_released(make_world: Make) -> None:
     assert not again.slurm.job(again.job_id).held
 
 
-OTHER_SIZES = Spec(32, 512, 64, 1000, 10, limits=Limits("ring", (SizeLimits(OLD.gpus, OLD.gpus),)))
+OTHER_SIZES = Spec(32, 512, 64, 1000, 10, limits=StrategyLimits("ring", (SizeLimits(OLD.gpus, OLD.gpus),)))
 
 
 @pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING, State.RESHAPING])

@@ -12,7 +12,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.act.fusions import MOST, candidates, carries, members
 from slurm_ones.jobs.elastic import Elastic
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.act.make import elastic
 
 NOW = 1000.0
@@ -24,7 +24,7 @@ def swept(job_id: int, *nodes: str, comment: str = "ones: gpus=1 fuse=a", **chan
     return replace(found, optin=parse_comment(comment))
 
 
-def line(job_id: int, text: str = LINE, command: str = "/home/a/job.sbatch") -> Job:
+def line(job_id: int, text: str = LINE, command: str = "/home/a/job.sbatch") -> SlurmJob:
     return replace(swept(job_id).job.first, submit_line=text, command=command)
 
 

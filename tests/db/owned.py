@@ -10,7 +10,7 @@ from ones_db.reasons import Reason
 from ones_db.shape import PARKED, Shape
 from ones_db.tables import METADATA
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import SPEC, change, decision, end_run, job, line, report, resized_job, throughput
 
 JOBS = {"alice": 7, "bob": 8}
@@ -30,7 +30,7 @@ def fill(url: str) -> None:
                 store,
                 number,
                 1,
-                spec=replace(SPEC, limits=Limits("ring", (SizeLimits(4, 1),))),
+                spec=replace(SPEC, limits=StrategyLimits("ring", (SizeLimits(4, 1),))),
                 throughput=[throughput(8, time=3020.0, samples=256, batch=256, gpu_use=0.5)],
                 checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
                 batches=[line(6, Batch(23, 128, 2.0), 3012.0)],

@@ -8,7 +8,7 @@ import pytest
 
 from ones_db import RunReports, Store, UnknownRecord
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Note
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import SPEC, ask, change, end_run, epoch, hello, job, line, report, run, throughput
 
 ORDER = 1_700_000_000_000
@@ -320,7 +320,7 @@ def test_noise_and_progress_are_the_newest(store: Store) -> None:
 def test_limits_of_a_strategy_come_back_as_they_were_told(store: Store) -> None:
     """Also where they change, and where a job no longer has any."""
     rows = tuple(SizeLimits(n, 1, 2, n, 3, 4, 5, 6) for n in (1, 2, 4))
-    told = Limits("ring", rows, 7, False, True, ("a",), ("b", "c"), True, 9)
+    told = StrategyLimits("ring", rows, 7, False, True, ("a",), ("b", "c"), True, 9)
     store.record_jobs([job(7)])
     for limits in (told, replace(told, batch_fixed=False), None):
         report(store, 7, 0, spec=replace(SPEC, limits=limits), offset=9, number=2)
@@ -332,7 +332,7 @@ def test_limits_of_a_strategy_come_back_as_they_were_told(store: Store) -> None:
 def test_limits_that_are_not_believed_leave_nothing_known_of_the_job(store: Store, url: str) -> None:
     """Rather than sizes that its strategy cannot use."""
     store.record_jobs([job(7)])
-    report(store, 7, 0, spec=replace(SPEC, limits=Limits("ring")), offset=9, number=2)
+    report(store, 7, 0, spec=replace(SPEC, limits=StrategyLimits("ring")), offset=9, number=2)
     change(url, """UPDATE jobs SET limits = '{"strategy": "ring", "sizes": [{"gpus": -1, "replicas": 1}]}'""")
     with Store.open(url, store.cluster) as fresh:
         assert fresh.histories([7])[7].spec is None

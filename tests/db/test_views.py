@@ -17,7 +17,7 @@ from ones_db.shape import Shape
 from ones_db.view import spelled
 from ones_db.views import VIEWS
 from ones_wrapper.protocol import Checkpoint, Membership
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import (
     SPEC,
     ask,
@@ -44,7 +44,7 @@ def fill(store: Store) -> None:
     resized_job(store)
     asked = line(32, Checkpoint("step-21", 2, 0, 21, 1000, 1.25, order=9, stall_s=0.5), 2610.0)
     rows = tuple(SizeLimits(n, 1, together=n, data_bytes=2**52) for n in (1, 2))
-    told = replace(SPEC, limits=Limits('ring "4096"', rows))
+    told = replace(SPEC, limits=StrategyLimits('ring "4096"', rows))
     report(store, 7, 0, checkpoints=[asked], offset=200, number=32, spec=told)
     report(
         store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5

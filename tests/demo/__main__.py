@@ -20,7 +20,7 @@ from ones_db.query import Reader
 from slurm_ones.demo.jobs import ON_CLUSTER
 from slurm_ones.show.pages import write_usage
 from slurm_ones.show.usage import of_job, of_jobs, usage
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.text import plain
 from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
@@ -58,7 +58,7 @@ class Watch:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, outcomes: list[Outcome], jobs: dict[int, Job]) -> None:
+    def show(self, outcomes: list[Outcome], jobs: dict[int, SlurmJob]) -> None:
         """One look. Decisions are read from the job database, the rest from Slurm."""
         elapsed = time.time() - self._began
         if self._live is None:
@@ -70,7 +70,7 @@ class Watch:
         self._live.update(Group(self._table(outcomes, jobs, elapsed), *self._decisions()))
 
     @staticmethod
-    def _line(outcomes: list[Outcome], jobs: dict[int, Job]) -> str:
+    def _line(outcomes: list[Outcome], jobs: dict[int, SlurmJob]) -> str:
         words = []
         for o in outcomes:
             job = jobs.get(o.job_id)
@@ -82,7 +82,7 @@ class Watch:
         return f"{done}/{len(ON_CLUSTER) + len(RIGID)} done; " + ", ".join(words)
 
     @staticmethod
-    def _table(outcomes: list[Outcome], jobs: dict[int, Job], elapsed: float) -> Table:
+    def _table(outcomes: list[Outcome], jobs: dict[int, SlurmJob], elapsed: float) -> Table:
         shown = Table(box=None, header_style="bold", title=f"{elapsed:.0f} s", title_justify="left")
         for column in ("job", "user", "state", "GPUs", ""):
             shown.add_column(column)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
 from slurm_ones.demo.jobs import MOST_GPUS, ON_CLUSTER, DemoJob, comment
 from slurm_ones.jobs.elastic import arrays, whole_job
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
 from tests.cluster.sites import GRES_SCAVENGE, OPERATOR
@@ -141,14 +141,14 @@ def reports(directory: Path, restart: int) -> Iterator[tuple[float, Report]]:
                 continue
 
 
-def queue(cluster: Cluster) -> dict[int, Job]:
+def queue(cluster: Cluster) -> dict[int, SlurmJob]:
     """All jobs that Slurm knows, those that ended too; a job of blocks as one job, under its array's id."""
     found = parse_jobs(json.loads(cluster.run(["squeue", "--json", "--states=all"], user="root").stdout))
     of_blocks = {array: as_one(whole_job(array, records)) for array, records in arrays(found.values()).items()}
     return {id_: job for id_, job in found.items() if job.array_id not in of_blocks} | of_blocks
 
 
-def gpus_of(job: Job) -> int:
+def gpus_of(job: SlurmJob) -> int:
     """GPUs that it has or asks for."""
     return job.gpus_total or job.nodes * job.gpus_per_node
 
@@ -161,7 +161,7 @@ def _submit(cluster: Cluster, job: DemoJob | RigidJob, *, elastic: bool) -> Outc
     return Outcome(job, job_id, now)
 
 
-def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
+def _finish(cluster: Cluster, outcome: Outcome, job: SlurmJob) -> None:
     outcome.state, outcome.restarts, outcome.ended = job.state.value, job.restart, job.end_time
     home = cluster.home(outcome.job.user)
     if isinstance(outcome.job, RigidJob):
@@ -240,7 +240,7 @@ def run(
     cluster: Cluster,
     *,
     elastic: Collection[DemoJob],
-    show: Callable[[list[Outcome], dict[int, Job]], None],
+    show: Callable[[list[Outcome], dict[int, SlurmJob]], None],
     rigid: Sequence[RigidJob] = (),
 ) -> list[Outcome]:
     """Submit the jobs on their timetable, some of them elastic, and rigid ones, and wait until all have ended.

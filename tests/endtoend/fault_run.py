@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ones_db import StoreError
 from slurm_ones.act.transitions import Stage, State
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.cluster import Cluster, ClusterError
 from tests.db.server import NoServer, Server
 from tests.endtoend.fault_site import FaultSite
@@ -214,7 +214,7 @@ class FaultRun:
             (folder / "resizes").write_text("\n".join(lines))
 
 
-def between(job: Job) -> str:
+def between(job: SlurmJob) -> str:
     if job.completing or job.flags & {"CONFIGURING"}:
         return f"job {job.job_id} is {sorted(job.flags)}"
     if job.pending and not job.held and job.reason in ("None", "", "Cleaning", "BeginTime") and _soon(job):
@@ -222,7 +222,7 @@ def between(job: Job) -> str:
     return ""
 
 
-def _soon(job: Job) -> bool:
+def _soon(job: SlurmJob) -> bool:
     return job.eligible_time < time.time() + 60
 
 

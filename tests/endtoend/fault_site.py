@@ -19,7 +19,7 @@ from urllib.parse import quote
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
 from slurm_ones.jobs.elastic import whole_job
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, interpreter, linux, paths
 from tests.cluster.sites import OPERATOR
@@ -73,7 +73,7 @@ class JobExpectation:
     role: str
     """elastic, or one that is not the companion's to touch: stranger, rigid, bobs."""
     user: str
-    first: Job | None = None
+    first: SlurmJob | None = None
     """An untouchable job as it was at first."""
     ends: set[JobState] = field(default_factory=set)
     """States in which it may have ended."""
@@ -88,7 +88,7 @@ class JobExpectation:
     impossible_request: bool = False
     """Its owner asked Slurm for what it cannot have."""
     opted_out: bool = False
-    at_opt_out: Job | None = None
+    at_opt_out: SlurmJob | None = None
     """As it was when its owner had opted out and all was quiet."""
     done: bool = False
     """It has ended, as it may."""
@@ -372,7 +372,7 @@ class FaultSite:
         """Rigid jobs that come for so many GPUs, as an array."""
         return self._rigid("--gres=gpu:1", f"--array=1-{max(gpus, 1)}")
 
-    def jobs(self) -> dict[int, Job]:
+    def jobs(self) -> dict[int, SlurmJob]:
         """All jobs as Slurm has them; a job of blocks as one, in its newest term."""
         command = ["squeue", "--json", "--states=all"]
         found = parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.endtoend.fault_site import ELASTIC, ELASTIC_BLOCKS, FULL, SMALL, FaultSite
 from tests.endtoend.light import EXIT_IN_DRAIN
 from tests.faults.kinds import FaultKind
@@ -489,7 +489,7 @@ def _let_slurm_save(site: FaultSite) -> None:
 def _node_of(site: FaultSite, job_id: int) -> str:
     """A node of the job's, or any of the GPU partition's."""
     with suppress(subprocess.TimeoutExpired):
-        job: Job = site.harness.job(job_id)
+        job: SlurmJob = site.harness.job(job_id)
         if job.node_list:
             return site.random.choice(job.node_list)
     return site.random.choice(site.cluster.nodes[:4])

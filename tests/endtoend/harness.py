@@ -26,7 +26,7 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.jobs.elastic import arrays, whole_job
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
 from tests.endtoend.scripted import STAY
@@ -123,7 +123,7 @@ class Harness:
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script]
         return int(self.cluster.run(command, user=user).stdout)
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: int) -> SlurmJob:
         """The job as Slurm has it; one of blocks as one, in its first term."""
         text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
         found = parse_jobs(json.loads(text))
@@ -170,7 +170,7 @@ class Harness:
             0.1,
         )
 
-    def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
+    def wait(self, job_id: int, holds: Callable[[SlurmJob], bool], what: str, timeout_s: float = WAIT_S) -> SlurmJob:
         """The job, once that holds."""
         return until(
             lambda: job if holds(job := self.job(job_id)) else None,

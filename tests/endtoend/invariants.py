@@ -20,7 +20,7 @@ from ones_wrapper.protocol import (
     decode_report,
     reports_name,
 )
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.endtoend.fault_site import JobExpectation
 from tests.endtoend.harness import BlockTask
 from tests.endtoend.light import STEPS
@@ -39,7 +39,7 @@ class Site(Protocol):
     @property
     def expected(self) -> Mapping[int, JobExpectation]: ...
 
-    def jobs(self) -> Mapping[int, Job]: ...
+    def jobs(self) -> Mapping[int, SlurmJob]: ...
 
     def store(self) -> Store: ...
 
@@ -101,7 +101,7 @@ def check(site: Site) -> Findings:
     return findings
 
 
-def _lost(job: Job, expected: JobExpectation) -> list[str]:
+def _lost(job: SlurmJob, expected: JobExpectation) -> list[str]:
     if job.ended and job.state not in expected.ends:
         return [f"job {job.job_id} ended {job.state.value} (exit {job.exit_code}), which nobody asked for"]
     if job.pending and not job.held and not expected.impossible_request:
@@ -113,7 +113,7 @@ def _lost(job: Job, expected: JobExpectation) -> list[str]:
     return []
 
 
-def _held(job: Job, expected: JobExpectation) -> list[str]:
+def _held(job: SlurmJob, expected: JobExpectation) -> list[str]:
     if job.ended or expected.impossible_request or (expected.blocks and job.running):
         return []
     if job.held and not expected.hold:
@@ -123,7 +123,7 @@ def _held(job: Job, expected: JobExpectation) -> list[str]:
     return []
 
 
-def _untouched(job: Job, expected: JobExpectation) -> list[str]:
+def _untouched(job: SlurmJob, expected: JobExpectation) -> list[str]:
     first = expected.first
     assert first is not None
     now, then = (
@@ -133,7 +133,7 @@ def _untouched(job: Job, expected: JobExpectation) -> list[str]:
     return [] if now == then else [f"job {job.job_id} ({expected.role}) was touched: {then} → {now}"]
 
 
-def _shape(job: Job, expected: JobExpectation) -> list[str]:
+def _shape(job: SlurmJob, expected: JobExpectation) -> list[str]:
     if expected.impossible_request or job.ended:
         return []
     if job.reason == "BadConstraints" or not (1 <= job.nodes <= 4 and 1 <= job.gpus_per_node <= 4):
@@ -141,7 +141,7 @@ def _shape(job: Job, expected: JobExpectation) -> list[str]:
     return []
 
 
-def _opted_out(job: Job, expected: JobExpectation) -> list[str]:
+def _opted_out(job: SlurmJob, expected: JobExpectation) -> list[str]:
     """A job whose owner has opted out stays as it was when all was quiet for the first time."""
     if not expected.opted_out:
         return []
@@ -154,7 +154,7 @@ def _opted_out(job: Job, expected: JobExpectation) -> list[str]:
     return []
 
 
-def check_blocks(site: Site, job: Job, expected: JobExpectation, store: Store) -> list[str]:
+def check_blocks(site: Site, job: SlurmJob, expected: JobExpectation, store: Store) -> list[str]:
     """A job of blocks: one membership at a time, of which Slurm, the job and the database have the same."""
     terms = len(list(site.directory(job.job_id).glob("reports-*.jsonl")))
     told = {term: list(reports_of(site, job.job_id, term)) for term in range(terms)}
@@ -184,7 +184,7 @@ def check_blocks(site: Site, job: Job, expected: JobExpectation, store: Store) -
     return found
 
 
-def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
+def _agrees(job: SlurmJob, expected: JobExpectation, store: Store) -> list[str]:
     """Slurm's job and the database's."""
     record = store.jobs([job.job_id]).get(job.job_id)
     if record is None:
@@ -206,7 +206,7 @@ def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
 
 
 def _requeues(
-    job: Job, expected: JobExpectation, store: Store, resizes: list[ResizeRecord], reports: dict[int, list[Report]]
+    job: SlurmJob, expected: JobExpectation, store: Store, resizes: list[ResizeRecord], reports: dict[int, list[Report]]
 ) -> list[str]:
     """Each requeue of ours has a checkpoint behind it that answers its drain; all others have another reason."""
     found, ours = [], set()
@@ -251,7 +251,7 @@ def reports_of(site: Site, job_id: int, restart: int) -> Iterator[tuple[float, R
             continue  # torn where the disk was full
 
 
-def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]]) -> list[str]:
+def _chain(job: SlurmJob, expected: JobExpectation, reports: dict[int, list[Report]]) -> list[str]:
     """Every start goes on from the newest checkpoint, and every epoch is reported once along the way."""
     found, newest, handed = [], 0, -1
     for restart, told in sorted(reports.items()):

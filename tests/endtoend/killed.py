@@ -34,7 +34,7 @@ from slurm_ones.config import Settings, load
 from slurm_ones.policy.contract import Allocation
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.command import CommandClient
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.endtoend.scripted import Scripted, companion
 
 SMALL = Shape(1, 1)
@@ -129,7 +129,7 @@ def _and_exit(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def settled(client: CommandClient, job_id: int) -> Job:
+def settled(client: CommandClient, job_id: int) -> SlurmJob:
     """The job once it runs, or waits as it did from the first; or as it is after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
@@ -140,7 +140,7 @@ def settled(client: CommandClient, job_id: int) -> Job:
     return job
 
 
-def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, Job], str]:
+def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, SlurmJob], str]:
     """The tasks of a job of blocks once those run that train together and all others wait in a hold or have ended; and
     what is not so after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
@@ -183,7 +183,7 @@ def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -
     }
 
 
-def _gpus(settings: Settings, tasks: Mapping[int, Job]) -> int:
+def _gpus(settings: Settings, tasks: Mapping[int, SlurmJob]) -> int:
     whole = settings.whole_node_gpus
     return sum(job.nodes * whole.get(job.partition, job.gpus_per_node) for job in tasks.values() if job.running)
 

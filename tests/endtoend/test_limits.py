@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.errors import ClusterError
 from tests.cluster.sites import GRES_GUESTS
 from tests.conftest import start
@@ -22,7 +22,7 @@ def root(harness: Harness, *command: str) -> None:
     harness.cluster.run(list(command), user="root")
 
 
-def gpus(job: Job) -> int:
+def gpus(job: SlurmJob) -> int:
     return job.nodes * job.gpus_per_node
 
 

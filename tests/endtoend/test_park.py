@@ -8,7 +8,7 @@ import pytest
 
 from ones_wrapper.protocol import Hello
 from slurm_ones.act.transitions import State
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_kill import JOBS, kill_everywhere
@@ -16,7 +16,7 @@ from tests.endtoend.test_kill import JOBS, kill_everywhere
 pytestmark = pytest.mark.cluster
 
 
-def deferred(job: Job) -> bool:
+def deferred(job: SlurmJob) -> bool:
     return job.pending and not job.held and not job.completing and job.eligible_time > time.time()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from slurm_ones.act.transitions import State
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.light import HOLD_DRAIN
@@ -19,7 +19,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def resized(shape: tuple[int, int] | None = None) -> Callable[[Job], bool]:
+def resized(shape: tuple[int, int] | None = None) -> Callable[[SlurmJob], bool]:
     """Whether a job runs at another shape than 1x1, or at this one."""
     return lambda job: (
         job.running and ((job.nodes, job.gpus_per_node) == shape if shape else job.nodes * job.gpus_per_node > 1)

@@ -8,7 +8,7 @@ from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
-from slurm_ones.slurm.model import Job, JobKey, Queue, Snapshot, Task
+from slurm_ones.slurm.model import JobKey, Queue, SlurmJob, Snapshot, Task
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import BlockSafety, SafetyChecker
@@ -67,7 +67,7 @@ class ClientFaults(Faults):
         self._injector.step(what, reads=True)
         self._controller.reach(what, READS)
 
-    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+    def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
         job_id, key = job.array_id or job.job_id, job.key
         self._injector.step(f"before update {key} {shape}", job_id)
         refusal = NotResizable(f"job {key}: Requested node configuration is not available")
@@ -121,12 +121,12 @@ class FaultyClient(SimulatedClient):
             self._looks_at(job)
         return seen
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         seen = super().job(job_id)
         self._looks_at(seen)
         return seen
 
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
+    def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         seen = super().tasks(array_id)
         for job in seen:
             self._looks_at(job)
@@ -183,6 +183,6 @@ class FaultyClient(SimulatedClient):
         self._blocks.cancel_waiting(array_id)
         super().cancel_waiting(array_id)
 
-    def _looks_at(self, job: Job) -> None:
+    def _looks_at(self, job: SlurmJob) -> None:
         self._checker.observed(job)
         self._blocks.observed(job)

@@ -16,7 +16,7 @@ from slurm_ones.simulate.training.training import Phase, Training
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.client import UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, JobState, Task
+from slurm_ones.slurm.model import JobKey, JobState, SlurmJob, Task
 from tests.faults.files import FaultyFiles
 from tests.faults.harm import GuestTally, is_guest, is_ours
 from tests.faults.injector import FaultInjector
@@ -180,7 +180,7 @@ class BlockFaults:
         self.held -= tasks
         self.held_in_change -= tasks
 
-    def note_looked_at(self, jobs: Iterable[Job]) -> None:
+    def note_looked_at(self, jobs: Iterable[SlurmJob]) -> None:
         """A tick saw these tasks, and no change of their jobs was under way."""
         out = (job for job in jobs if not (job.completing or (job.pending and job.held)))
         self.let_go -= {Task(job.array_id, task) for job in out for task in job.array_tasks}

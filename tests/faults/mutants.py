@@ -20,7 +20,7 @@ from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module
 from slurm_ones.slurm.client import Refused, SlurmError
-from slurm_ones.slurm.model import Job, Task
+from slurm_ones.slurm.model import SlurmJob, Task
 
 
 @contextmanager
@@ -28,7 +28,11 @@ def no_reading_back() -> Iterator[None]:
     """What Slurm took only in part stays so."""
 
     def reshape(
-        read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape, *rest: Any
+        read: Callable[[int], SlurmJob],
+        update: Callable[[SlurmJob, Shape], None],
+        job_id: int,
+        shape: Shape,
+        *rest: Any,
     ) -> None:
         try:
             update(read(job_id), shape)

@@ -21,7 +21,7 @@ from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, Task
+from slurm_ones.slurm.model import SlurmJob, Task
 from tests.faults.harm import base_of, is_guest
 
 
@@ -120,7 +120,7 @@ class SafetyChecker:
 
     # -- what the companion looks at -----------------------------------------------------------------------------
 
-    def observed(self, job: Job) -> None:
+    def observed(self, job: SlurmJob) -> None:
         """The companion saw the job as it is now."""
         job_id = job.array_id or job.job_id
         self._wanted[job_id] = self._wants(job_id)
@@ -256,7 +256,7 @@ class BlockSafety:
         assert training.hot is not None
         return training
 
-    def observed(self, job: Job) -> None:
+    def observed(self, job: SlurmJob) -> None:
         """The companion saw the job as it is now."""
         for task in job.array_tasks:
             key = Task(job.array_id, task)

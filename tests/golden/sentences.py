@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from ones_db import Store, migrate
 from ones_db.reasons import CAUSES, SENTENCES, Argument, render
 from ones_wrapper.protocol import Spec, encode
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from slurm_ones.cli import app
 from slurm_ones.show.usage import advice
 from tests.show.test_usage import ADVICE
@@ -131,7 +131,7 @@ def checks() -> Iterator[str]:
         for comment in COMMENTS:
             yield _said(["check", comment], folder, whole=True)
         rows = tuple(SizeLimits(n, n // 4, together=4) for n in (4, 8, 16))
-        spec = Spec(32, 512, 64, 1000, 5, limits=Limits("ring", rows, batch_fixed=True))
+        spec = Spec(32, 512, 64, 1000, 5, limits=StrategyLimits("ring", rows, batch_fixed=True))
         (folder / "spec.json").write_bytes(encode(spec))
         for sizes in RANGES:
             yield _said(["check", f"ones: gpus={sizes}", "--spec", "spec.json"], folder, whole=True)

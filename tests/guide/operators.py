@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ones_db import ResizeRecord, Store, StoreError
 from ones_wrapper.protocol import directory_name
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.endtoend.fault_site import ELASTIC, JobExpectation
 from tests.endtoend.harness import Harness
@@ -80,7 +80,7 @@ class Operators:
             id_: expected for id_, expected in self.expected.items() if expected.role == "elastic" and not expected.done
         }
 
-    def jobs(self) -> dict[int, Job]:
+    def jobs(self) -> dict[int, SlurmJob]:
         """All jobs as Slurm has them."""
         command = ["squeue", "--json", "--states=all"]
         return parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ones_wrapper.protocol import Hello
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, SlurmJob, Snapshot
 from tests.slurm.make import PENDING
 
 HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 
-def job(job_id: int = 1, **changes: Any) -> Job:
+def job(job_id: int = 1, **changes: Any) -> SlurmJob:
     """A running elastic job of ours on one GPU."""
     values: dict[str, Any] = {
         "user": "me",
@@ -38,11 +38,11 @@ class Queue:
     """A client of which a tick asks one thing."""
 
     def __init__(self) -> None:
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, SlurmJob] = {}
         self.now = 1000.0
         self.nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
 
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+    def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         return {job_id: job for job_id, job in self.jobs.items() if job_id in job_ids}
 
     def snapshot(self) -> Snapshot:

@@ -14,7 +14,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, arrays, elastic_job, is_guest, whole_job
 from slurm_ones.jobs.observer import job_record
-from slurm_ones.slurm.model import ENDED, Job, JobState, Node, Partition, Queue, Snapshot, Task
+from slurm_ones.slurm.model import ENDED, JobState, Node, Partition, Queue, SlurmJob, Snapshot, Task
 from tests.slurm.make import job_of
 
 NODES = {f"n{i}": Node(f"n{i}", "IDLE", True, 4, 0, ("gpu", "whole"), True) for i in range(1, 7)}
@@ -28,7 +28,7 @@ PARTITIONS["bare"] = Partition("bare", True, tuple(BARE), 0.0, 0, True)
 COMMENT = "ones: gpus=1-16 array=blocks"
 
 
-def task(number: int, *nodes: str, gpus: int = 1, **changes: Any) -> Job:
+def task(number: int, *nodes: str, gpus: int = 1, **changes: Any) -> SlurmJob:
     """A task of array 100: it runs on the nodes, or waits in a hold of its owner's where none is named."""
     state = JobState.RUNNING if nodes else JobState.PENDING
     values: dict[str, Any] = {
@@ -47,13 +47,13 @@ def task(number: int, *nodes: str, gpus: int = 1, **changes: Any) -> Job:
     return job_of(Shape(len(nodes) or 1, gpus), **(values | changes))
 
 
-def ended(number: int, state: JobState = JobState.COMPLETED, **changes: Any) -> Job:
+def ended(number: int, state: JobState = JobState.COMPLETED, **changes: Any) -> SlurmJob:
     """One that has run."""
     times = {"start_time": 2000.0 + number, "end_time": 3000.0 + number}
     return task(number, state=state, held=False, reason="None", **(times | changes))
 
 
-def seen(*jobs: Job, known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS) -> Elastic:
+def seen(*jobs: SlurmJob, known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS) -> Elastic:
     """The one job that these tasks make."""
     snapshot = Snapshot(5000.0, {job.job_id: job for job in jobs}, NODES, PARTITIONS)
     ((array, records),) = arrays(jobs).items()
@@ -62,7 +62,7 @@ def seen(*jobs: Job, known: JobRecord | None = None, term: int = 0, guests: Gues
     return elastic
 
 
-def refused(*jobs: Job, known: JobRecord | None = None) -> str:
+def refused(*jobs: SlurmJob, known: JobRecord | None = None) -> str:
     """The code of why they are not resized; empty where they may be."""
     refusal = seen(*jobs, known=known).refusal
     return refusal.code if refusal is not None else ""
@@ -263,7 +263,7 @@ COMMENTS = (*[COMMENT] * 4, *NO_BLOCKS)
 FLAGS = (frozenset[str](), frozenset({"COMPLETING"}), frozenset({"REQUEUED"}), frozenset({"CONFIGURING"}))
 
 
-def anything(random_: random.Random) -> list[Job]:
+def anything(random_: random.Random) -> list[SlurmJob]:
     """Records of one array in any mix of states, some of them twice, some of several tasks."""
     records = []
     comments = random_.choice((COMMENTS, COMMENTS[:4], NO_BLOCKS))
@@ -348,7 +348,7 @@ def test_the_record_of_cancelled_tasks_does_not_pass_for_the_first_one() -> None
 # Plain jobs
 
 
-def elastic(job: Job, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic:
+def elastic(job: SlurmJob, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic:
     """A plain job that opted in."""
     snapshot = Snapshot(0.0, {job.job_id: job}, NODES | BARE, PARTITIONS)
     found = elastic_job(WholeJob.of(job), snapshot, whole_node_gpus or {}, own_uid)

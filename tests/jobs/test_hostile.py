@@ -54,7 +54,7 @@ from slurm_ones.jobs.reports import (
     lines_per_job,
     read_reports,
 )
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.jobs import make
 
 ROOT = os.geteuid() == 0
@@ -72,7 +72,7 @@ def line(number: int) -> bytes:
     return encode_report(number, 900.0, Epoch(number, number, 1000, 0.5))
 
 
-def job(job_id: int, place: Path | str, uid: int = OWNER) -> Job:
+def job(job_id: int, place: Path | str, uid: int = OWNER) -> SlurmJob:
     """A running elastic job whose wrapper keeps its files in `place`."""
     return make.job(job_id, uid=uid, work_dir=str(place))
 
@@ -515,7 +515,7 @@ def test_names_stay_names(site: Site) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Job:
+def own(tmp_path: Path) -> SlurmJob:
     """A job of the hostile user, into whose directory this companion may write."""
     tmp_path.chmod(0o755)
     (tmp_path / "ones-7").mkdir()
@@ -526,7 +526,7 @@ def own(tmp_path: Path) -> Job:
 
 @pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "file", "dangling link"])
-def test_an_order_is_written_through_nothing(own: Job, tmp_path: Path, planted: str, kind: str) -> None:
+def test_an_order_is_written_through_nothing(own: SlurmJob, tmp_path: Path, planted: str, kind: str) -> None:
     """What the user left under its name, or under the one it is written under first, is replaced and not written to."""
     victim, path = tmp_path / "victim", tmp_path / "ones-7" / planted
     victim.write_bytes(b"mine")
@@ -546,7 +546,7 @@ def test_an_order_is_written_through_nothing(own: Job, tmp_path: Path, planted: 
 
 
 @pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
-def test_an_order_that_cannot_be_put_there(own: Job, tmp_path: Path, planted: str) -> None:
+def test_an_order_that_cannot_be_put_there(own: SlurmJob, tmp_path: Path, planted: str) -> None:
     """A directory in its place: it is said, nothing is left behind, and it costs that job its order alone."""
     (tmp_path / "ones-7" / planted / "full").mkdir(parents=True)
     with pytest.raises(OrderError, match="ones-7"):

@@ -17,7 +17,7 @@ from ones_wrapper.protocol import Batch, Checkpoint, Epoch, First, Report, Spec,
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.db.make import actions, node_changes
 from tests.jobs.make import HELLO, Queue, job
 
@@ -286,7 +286,7 @@ def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store)
     queue.jobs = {1: job(work_dir=str(tmp_path)), 2: job(2, comment="", work_dir=str(tmp_path))}
     asked = []
 
-    def details(job_ids: Collection[int]) -> dict[int, Job]:
+    def details(job_ids: Collection[int]) -> dict[int, SlurmJob]:
         asked.append(set(job_ids))
         return {job_id: replace(queue.jobs[job_id], task_counts=True) for job_id in job_ids}
 

@@ -18,7 +18,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Hello, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, confirmed, last_measured, read_reports
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.untrusted_files import job_directory
 from tests.slurm.make import job_of
 
@@ -36,12 +36,12 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> SlurmJob:
     return replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0, submit_time=NOW - 10_000)
 
 
 @pytest.fixture
-def write(job: Job) -> Write:
+def write(job: SlurmJob) -> Write:
     """Append to the job's reports."""
     directory = job_directory(job)
     directory.mkdir()
@@ -55,7 +55,7 @@ def write(job: Job) -> Write:
     return append
 
 
-def read(job: Job, offset: int = 0, after: int = 0) -> tuple[RunReports, str]:
+def read(job: SlurmJob, offset: int = 0, after: int = 0) -> tuple[RunReports, str]:
     return read_reports(WholeJob.of(job), 0, offset, after, now=NOW)
 
 
@@ -63,12 +63,12 @@ def numbers(piece: RunReports) -> list[int]:
     return [x.number for x in piece.lines]
 
 
-def test_no_directory_yet(job: Job) -> None:
+def test_no_directory_yet(job: SlurmJob) -> None:
     """A job that has not started its wrapper is no news."""
     assert read(job) == (RunReports(job.job_id, 0, 0, 0, lines=[]), "")
 
 
-def test_lines_and_spec(job: Job, write: Write) -> None:
+def test_lines_and_spec(job: SlurmJob, write: Write) -> None:
     """All that a well-behaved job says."""
     path = write(line(1), line(2))
     (job_directory(job) / "spec.json").write_bytes(encode(SPEC))
@@ -79,7 +79,7 @@ def test_lines_and_spec(job: Job, write: Write) -> None:
     assert numbers(read(job, piece.offset, 2)[0]) == [3]
 
 
-def test_a_line_that_is_being_written_waits(job: Job, write: Write) -> None:
+def test_a_line_that_is_being_written_waits(job: SlurmJob, write: Write) -> None:
     """It is read when its newline is there, and not before, and not twice."""
     text = line(2)
     write(line(1), text[:20])
@@ -89,7 +89,7 @@ def test_a_line_that_is_being_written_waits(job: Job, write: Write) -> None:
     assert numbers(read(job, piece.offset, 1)[0]) == [2]
 
 
-def test_a_line_cut_short_costs_itself_alone(job: Job, write: Write) -> None:
+def test_a_line_cut_short_costs_itself_alone(job: SlurmJob, write: Write) -> None:
     """As a crashed rank or a full disk leaves it, with good lines after it."""
     write(line(1), line(2)[:25] + b"\n", line(3))
     piece, problem = read(job)
@@ -124,7 +124,7 @@ def test_a_line_cut_short_costs_itself_alone(job: Job, write: Write) -> None:
         (line(1), "n: 1 comes after 1"),
     ],
 )
-def test_a_bad_line_is_named(job: Job, write: Write, bad: bytes, words: str) -> None:
+def test_a_bad_line_is_named(job: SlurmJob, write: Write, bad: bytes, words: str) -> None:
     """Wrong kinds, numbers that are none, not finite, out of order, far too large: dropped, with the reason."""
     write(line(1), bad, line(3))
     piece, problem = read(job)
@@ -132,7 +132,7 @@ def test_a_bad_line_is_named(job: Job, write: Write, bad: bytes, words: str) -> 
     assert words in problem
 
 
-def test_a_report_from_the_future_was_made(job: Job, write: Write) -> None:
+def test_a_report_from_the_future_was_made(job: SlurmJob, write: Write) -> None:
     """It is not believed, and counts as said: a job that talks is not waiting. A number that no job can have come to
     does not count."""
     write(line(1), line(2, at=NOW + 7200))
@@ -143,7 +143,7 @@ def test_a_report_from_the_future_was_made(job: Job, write: Write) -> None:
     assert (numbers(piece), piece.number) == ([3], 3)
 
 
-def test_numbers_out_of_order(job: Job, write: Write) -> None:
+def test_numbers_out_of_order(job: SlurmJob, write: Write) -> None:
     """What was believed once is not told again, in one look or over two."""
     write(line(1), line(5), line(3), line(5), line(6))
     piece, problem = read(job)
@@ -153,7 +153,7 @@ def test_numbers_out_of_order(job: Job, write: Write) -> None:
     assert numbers(read(job, piece.offset, 6)[0]) == [7]
 
 
-def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
+def test_text_that_could_steer_a_terminal(job: SlurmJob, write: Write) -> None:
     """It is made harmless where it comes in."""
     write(encode_report(1, NOW, Bye("error", 3, 1, "\x1b]0;owned\x07\nnext")))
     (found,) = read(job)[0].lines
@@ -161,7 +161,7 @@ def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
     assert found.report.note == "?]0;owned??next"
 
 
-def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
+def test_a_huge_line_is_stepped_over(job: SlurmJob, write: Write) -> None:
     """It is neither waited for nor read into memory whole."""
     write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
     piece, _ = read(job)
@@ -171,7 +171,7 @@ def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
 
 
 @pytest.mark.slow
-def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
+def test_much_is_read_in_pieces(job: SlurmJob, write: Write) -> None:
     """A long file takes several looks, each bounded, and no line is lost between them."""
     path = write(*(line(n) for n in range(1, 15_001)))
     offset, after, looks = 0, 0, 0
@@ -185,7 +185,7 @@ def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
     assert looks > 1
 
 
-def test_a_file_that_shrank(job: Job, write: Write) -> None:
+def test_a_file_that_shrank(job: SlurmJob, write: Write) -> None:
     """Somebody cut or replaced it: it is said, and nothing is read from its middle."""
     path = write(line(1), line(2))
     offset = read(job)[0].offset
@@ -196,7 +196,7 @@ def test_a_file_that_shrank(job: Job, write: Write) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"base_batch":-1}', b"{}" * MAX_LINE])
-def test_a_bad_spec_costs_the_spec(job: Job, write: Write, text: bytes) -> None:
+def test_a_bad_spec_costs_the_spec(job: SlurmJob, write: Write, text: bytes) -> None:
     """The reports beside it are read all the same."""
     write(line(1))
     (job_directory(job) / "spec.json").write_bytes(text)
@@ -229,7 +229,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
 TRAINED = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
 
 
-def of_run(job: Job, write: Write, *reports: tuple[float, Report]) -> tuple[RunReports, str]:
+def of_run(job: SlurmJob, write: Write, *reports: tuple[float, Report]) -> tuple[RunReports, str]:
     """What is read of a run that began at 1000 and ended at 1900, by Slurm's clock."""
     write(*(encode_report(number, at, report) for number, (at, report) in enumerate(reports, 1)))
     return read(replace(job, state=JobState.FAILED, start_time=1000.0, end_time=1900.0))
@@ -263,7 +263,7 @@ def test_an_honest_run_is_accepted_whatever_its_clock(reports: list[tuple[int, f
     ],
 )
 def test_a_measurement_outside_its_run_is_dropped(
-    job: Job, write: Write, at: float, report: Report, words: str
+    job: SlurmJob, write: Write, at: float, report: Report, words: str
 ) -> None:
     """From before the run, from after its end, or of more seconds than it had lasted: it teaches nothing, and its owner
     reads why. The reports around it stay."""
@@ -273,7 +273,7 @@ def test_a_measurement_outside_its_run_is_dropped(
     assert problem.startswith("1 of its reports not believed")
 
 
-def test_last_words_count_at_the_end_of_the_run(job: Job, write: Write) -> None:
+def test_last_words_count_at_the_end_of_the_run(job: SlurmJob, write: Write) -> None:
     """A farewell that comes late by its node's clock is stored with the last time that the run can have."""
     found, _ = of_run(job, write, (2250.0, Bye("drained", 0)))
     assert [x.time for x in found.lines] == [1900.0 + SKEW_S]

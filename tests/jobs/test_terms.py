@@ -19,7 +19,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import DrainReports, Observer
 from slurm_ones.jobs.reports import BURST, MAX_LINES
 from slurm_ones.jobs.terms import AT_ONCE, next_term
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.jobs.make import HELLO, Queue
 from tests.jobs.test_elastic import ended, task
 
@@ -29,7 +29,7 @@ ME = os.geteuid()
 class Arrays(Queue):
     """A client that knows the tasks of arrays too."""
 
-    def tasks(self, array: int) -> tuple[Job, ...]:
+    def tasks(self, array: int) -> tuple[SlurmJob, ...]:
         return tuple(job for job in self.jobs.values() if job.array_id == array)
 
 
@@ -48,7 +48,7 @@ class Site:
         """Another one, that knows what the database knows."""
         return Observer(self.queue, self.store, Settings())  # type: ignore[arg-type]
 
-    def tasks(self, *jobs: Job) -> None:
+    def tasks(self, *jobs: SlurmJob) -> None:
         own = {"uid": ME, "user": "me", "work_dir": str(self.directory), "submit_time": 1000.0}
         self.queue.jobs = {job.job_id: replace(job, **own) for job in jobs}  # type: ignore[arg-type]
 
@@ -289,7 +289,7 @@ def test_a_throttle_that_a_snapshot_does_not_show(site: Site) -> None:
     site.tasks(*(replace(one, throttle=0) for one in (task(0, "n1"), task(1), task(2))))
     asked = []
 
-    def details(job_ids: Collection[int]) -> dict[int, Job]:
+    def details(job_ids: Collection[int]) -> dict[int, SlurmJob]:
         asked.append(set(job_ids))
         return {id_: replace(site.queue.jobs[id_], throttle=most) for id_ in job_ids}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 from tests.slurm.make import job_of
 
@@ -103,17 +103,17 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> SlurmJob:
     """Submitted from a directory of its own."""
     (tmp_path / "home").mkdir()
     return replace(job_of(Shape(1, 1)), uid=ME, work_dir=str(tmp_path / "home"))
 
 
-def pointer(job: Job) -> Path:
+def pointer(job: SlurmJob) -> Path:
     return Path(job.work_dir) / f"ones-{job.job_id}.where"
 
 
-def test_a_directory_elsewhere_is_found(job: Job, tmp_path: Path) -> None:
+def test_a_directory_elsewhere_is_found(job: SlurmJob, tmp_path: Path) -> None:
     """Where the job's wrapper says; without that, where it was submitted."""
     assert job_directory(job) == Path(job.work_dir) / f"ones-{job.job_id}"
     (tmp_path / "scratch").mkdir()
@@ -121,7 +121,7 @@ def test_a_directory_elsewhere_is_found(job: Job, tmp_path: Path) -> None:
     assert job_directory(job) == tmp_path / "scratch"
 
 
-def test_a_pointer_finds_out_nothing(job: Job, tmp_path: Path) -> None:
+def test_a_pointer_finds_out_nothing(job: SlurmJob, tmp_path: Path) -> None:
     """Its user hears the same of a path that is not there, of a file, of a link, and of what is another's."""
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path)
@@ -137,14 +137,14 @@ def test_a_pointer_finds_out_nothing(job: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"ones-7\n", b"/a\n/b\n", b"/a/../root\n", b"/a\0\n", b"\x7fELF\xff", b"/" * 4097]
 )
-def test_a_pointer_that_says_nothing(job: Job, text: bytes) -> None:
+def test_a_pointer_that_says_nothing(job: SlurmJob, text: bytes) -> None:
     """Hostile, cut short or binary: it leads nowhere, and is named."""
     pointer(job).write_bytes(text)
     with pytest.raises(NotBelieved, match=pointer(job).name):
         job_directory(job)
 
 
-def test_a_pointer_that_is_no_file(job: Job, tmp_path: Path) -> None:
+def test_a_pointer_that_is_no_file(job: SlurmJob, tmp_path: Path) -> None:
     """A link, a FIFO, a directory, and a file without end: nothing is followed, blocks, or is read whole."""
     path = pointer(job)
     (tmp_path / "other").write_text(f"{tmp_path}\n")
@@ -167,7 +167,7 @@ def test_a_pointer_that_is_no_file(job: Job, tmp_path: Path) -> None:
 
 
 @root_only
-def test_a_pointer_of_somebody_elses(job: Job, tmp_path: Path) -> None:
+def test_a_pointer_of_somebody_elses(job: SlurmJob, tmp_path: Path) -> None:
     """Who may write where the job was submitted cannot lay its reports; nor can its user name another's directory."""
     pointer(job).write_text(f"{tmp_path}/scratch\n")
     os.chown(pointer(job), SOMEBODY, SOMEBODY)

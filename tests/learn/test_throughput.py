@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ones_db import ThroughputPoint
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from slurm_ones.learn import step_time
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree
 from slurm_ones.learn.step_time import CAUTIOUS, LATENCY_GB, WIRED, StepLayout, fit_all, layout_of
@@ -278,7 +278,7 @@ TOLD = tuple(SizeLimits(n, n // 2 or 1, replica_bytes=10**8, data_bytes=10**9) f
     [
         StepLayout(64.0),
         layout_of(Spec(32, 4096, 64, 0, 0, gradient_bytes=10**9)),
-        layout_of(Spec(32, 4096, 64, 0, 0, limits=Limits("ring", TOLD))),
+        layout_of(Spec(32, 4096, 64, 0, 0, limits=StrategyLimits("ring", TOLD))),
     ],
 )
 def test_slopes(layout: StepLayout) -> None:
@@ -331,7 +331,7 @@ def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -
     told = layout_of(
         Spec(64, 4096, 64, 0, 0, gradient_bytes=4 * PARAMETERS)
         if plain
-        else Spec(64, 4096, 64, 0, 0, limits=Limits("ring", rows))
+        else Spec(64, 4096, 64, 0, 0, limits=StrategyLimits("ring", rows))
     )
     spec_of = {row.gpus: row for row in rows}
     rng = np.random.default_rng(3)
@@ -407,7 +407,7 @@ def test_few_bytes_take_their_time() -> None:
 def test_nothing_changes_where_no_bytes_are_told() -> None:
     """A strategy that tells sizes alone is fitted as a plain job is, to the last bit."""
     rows = tuple(SizeLimits(n, n) for n in (1, 2, 4, 8, 16))
-    silent = layout_of(Spec(64, 4096, 64, 0, 0, limits=Limits("mine", rows)))
+    silent = layout_of(Spec(64, 4096, 64, 0, 0, limits=StrategyLimits("mine", rows)))
     points = [measured(n, 90.0 * n**0.8) for n in (1, 2, 4)]
     plain, said = (
         MeasuredThroughput(fit_all([(points_of(points, 64.0, layout), 64.0, CAUTIOUS)])[0], layout)

@@ -25,21 +25,21 @@ from slurm_ones.rules.growth import with_growth
 from slurm_ones.rules.job_rules import PACK_S, switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.plan import ResizePlan, plan
 from slurm_ones.rules.views import cluster_view, job_models, job_views
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, SlurmJob, Snapshot
 from slurm_ones.testing.rounds import job as view
 from tests.act.make import FULL, NOW, elastic, history, with_guests
 
 HOT = Spec(32, 512, 64, 1000, 10, hot=True)
 
 
-def task(number: int, shape: Shape, *nodes: str, array: int = 1, **changes: Any) -> Job:
+def task(number: int, shape: Shape, *nodes: str, array: int = 1, **changes: Any) -> SlurmJob:
     """A block that runs on these nodes, or waits in a hold where there are none."""
     one = elastic(array * 100 + number, shape, *nodes).job.first
     held = {} if nodes else {"held": True, "reason": "JobHeldUser"}
     return replace(one, array=True, array_id=array, array_tasks=(number,), **{**held, **changes})
 
 
-def job_of_blocks(*tasks: Job, array: int = 1) -> Elastic:
+def job_of_blocks(*tasks: SlurmJob, array: int = 1) -> Elastic:
     return replace(elastic(array, Shape(1, 1)), job=whole_job(array, tasks))
 
 
@@ -55,7 +55,7 @@ def rules_for(
     histories: dict[int, JobHistory] | None = None,
     *,
     resizes: Sequence[ResizeRecord] = (),
-    others: Sequence[Job] = (),
+    others: Sequence[SlurmJob] = (),
     drained: Sequence[str] = (),
     site: dict[str, Any] | None = None,
     caps: Sequence[Cap] = (),
@@ -91,7 +91,7 @@ def planned(
     return plan(Schedule(given, parked=parked), rules_for(jobs, free, *a, **other)[1])
 
 
-def waiting(count: int = 3, array: int = 1) -> list[Job]:
+def waiting(count: int = 3, array: int = 1) -> list[SlurmJob]:
     return [task(number, Shape(1, 1), array=array) for number in range(1, 1 + count)]
 
 
@@ -420,7 +420,7 @@ def test_the_commands_of_a_change_by_hand() -> None:
     assert '"blocks": [0]' in lines[0] and lines[-1] == "scontrol requeuehold 1_1"
 
 
-def _ending(number: int, left_s: float, shape: Shape = Shape(1, 1), **changes: Any) -> Job:
+def _ending(number: int, left_s: float, shape: Shape = Shape(1, 1), **changes: Any) -> SlurmJob:
     return task(number, shape, "n1", start_time=NOW - 1000.0, time_limit_s=1000.0 + left_s, **changes)
 
 
@@ -442,7 +442,7 @@ GUEST = {"qos": "guest"}
     ],
     ids=["no need", "no room", "room", "a guest", "and room", "two", "guests", "one guest", "its base is to start"],
 )
-def test_a_new_base_before_the_end_of_the_base(running: tuple[Job, ...], free: int, moved: Moves | None) -> None:
+def test_a_new_base_before_the_end_of_the_base(running: tuple[SlurmJob, ...], free: int, moved: Moves | None) -> None:
     """It is released whether or not there is room, since Slurm preempts guests for it; so is one, of what was asked
     for, if guests train alone. A guest whose time is over is replaced as any block is, if there is room."""
     one = job_of_blocks(*running, task(2, Shape(1, 1)), task(3, Shape(1, 1)))

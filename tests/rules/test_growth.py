@@ -23,7 +23,7 @@ from slurm_ones.rules.gate import LOOK_S, Growth, Round, UnderWay
 from slurm_ones.rules.growth import MOST, with_growth
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, Reservation, SlurmJob, Snapshot
 from slurm_ones.testing.policies import seeded
 from tests.act.make import NOW, changed, elastic, history, with_guests
 from tests.rules.test_blocks import job_of_blocks, task, told
@@ -33,7 +33,7 @@ OVER = {"gpu": {}, "other": {}, "whole": {"whole_nodes": True}, "short": {"max_t
 """Partitions over the same nodes."""
 
 
-def block(number: int, gpus: int, node: str, **changes: Any) -> Job:
+def block(number: int, gpus: int, node: str, **changes: Any) -> SlurmJob:
     """A block with a CPU for each GPU, or as many as `changes` say."""
     known = {"cpus": gpus, "start_time": NOW - 500 + number, "account": "a", "qos": "normal"}
     return task(number, Shape(1, gpus), node, **(known | changes))
@@ -49,7 +49,7 @@ def guests(**changes: Any) -> Elastic:
     )
 
 
-def waits(job_id: int = 50, shape: Shape = Shape(1, 1), **changes: Any) -> Job:
+def waits(job_id: int = 50, shape: Shape = Shape(1, 1), **changes: Any) -> SlurmJob:
     """A job that knows nothing of us."""
     known = {"reason": "Resources", "comment": "", "submit_time": 1.0, "time_limit_s": 600.0, "partitions": ("gpu",)}
     return replace(elastic(job_id, shape).job.first, **(known | changes))
@@ -61,7 +61,7 @@ def asked(shape: Shape = Shape(1, 1), job_id: int = 1) -> JobRecord:
 
 def round_with(
     jobs: Sequence[Elastic],
-    *waiting: Job,
+    *waiting: SlurmJob,
     cpus: int = 4,
     memory_mb: int = 0,
     reservations: Sequence[Reservation] = (),
@@ -109,7 +109,7 @@ def left(found: Round, job_id: int = 1) -> set[int]:
 
 FOUR = Shape(1, 4)
 LICENSED = {"licenses": (("matlab", 1),)}
-ROWS: dict[str, tuple[Job, dict[str, Any], set[int]]] = {
+ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
     "a1, another partition": (waits(partitions=("other",)), {}, {4}),
     "a2, several partitions": (waits(partitions=("down", "other")), {}, {4}),
     "b, the same partition": (waits(), {}, {4}),
@@ -239,7 +239,7 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("job", "shape"), [row[1:] for row in PLAIN], ids=[row[0] for row in PLAIN])
-def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: Job, shape: Shape | None) -> None:
+def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: SlurmJob, shape: Shape | None) -> None:
     """One requeue; out of the way of a node that is asked for by name."""
     plain = replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4)
     plain = changed(plain, cpus=16)
@@ -434,7 +434,7 @@ SIZES = st.sampled_from([1, 2, 4])
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> tuple[list[Elastic], list[Job], dict[int, Shape]]:
+def rounds(draw: st.DrawFn) -> tuple[list[Elastic], list[SlurmJob], dict[int, Shape]]:
     """Jobs of blocks on the nodes, some of them grown, and jobs that wait."""
     free, jobs, shapes = dict.fromkeys(NAMES, 4), [], {}
     for number in range(1, draw(st.integers(1, 3)) + 1):
@@ -463,7 +463,9 @@ def without(one: Elastic, gone: set[int]) -> Elastic:
 
 
 @given(rounds())
-def test_nobody_waits_for_growth_that_would_serve_it(drawn: tuple[list[Elastic], list[Job], dict[int, Shape]]) -> None:
+def test_nobody_waits_for_growth_that_would_serve_it(
+    drawn: tuple[list[Elastic], list[SlurmJob], dict[int, Shape]],
+) -> None:
     """Growth goes back and Slurm starts whom it can, in turns: in the end nobody waits who would have room if all
     growth went, and what was asked for is still held."""
     jobs, queue, shapes = drawn
@@ -484,7 +486,7 @@ def test_nobody_waits_for_growth_that_would_serve_it(drawn: tuple[list[Elastic],
     assert start_first(base, queue, shapes) == queue
 
 
-def start_first(jobs: Sequence[Elastic], queue: Sequence[Job], shapes: Mapping[int, Shape]) -> list[Job]:
+def start_first(jobs: Sequence[Elastic], queue: Sequence[SlurmJob], shapes: Mapping[int, Shape]) -> list[SlurmJob]:
     """The queue once Slurm has started the first of it that has room; the same if none has."""
     for job in sorted(queue, key=lambda job: (-job.priority, job.job_id)):
         room = fits(round_with(jobs, *queue, shapes=shapes), job) if job.pending else None
@@ -506,7 +508,7 @@ def growth_of(one: Elastic, asked: int) -> set[int]:
     return growth
 
 
-def fits(found: Round, job: Job) -> tuple[str, ...]:
+def fits(found: Round, job: SlurmJob) -> tuple[str, ...]:
     """The nodes on which Slurm could start it now; none if it could not."""
     nodes = [found.seen.snapshot.nodes[name] for name in NAMES]
     room = {node.name for node in nodes if node.gpus - node.gpus_used >= job.gpus_per_node}

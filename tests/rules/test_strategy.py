@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec, decode_spec, encode
-from ones_wrapper.protocol.limits import Limits as Strategy
 from ones_wrapper.protocol.limits import SizeLimits
+from ones_wrapper.protocol.limits import StrategyLimits as Strategy
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
-from slurm_ones.policy.contract import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule
+from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule, SizeRule, StrategyLimits
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.job_rules import breaks, parts, size_rules
@@ -42,7 +42,7 @@ RING = strategy(*(SizeLimits(n, n // 2, n, 2) for n in (2, 4, 6, 8, 16)))
 """Pairs of GPUs, a replica each, which take batches in multiples of the GPUs."""
 
 
-def allowed(spec: Spec, comment: str = "ones: gpus=1-16 batch=32-4096", shape: Shape = Shape(1, 2)) -> Limits:
+def allowed(spec: Spec, comment: str = "ones: gpus=1-16 batch=32-4096", shape: Shape = Shape(1, 2)) -> StrategyLimits:
     return limits_of(seen(waiting(1, shape, comment=comment)).elastic[1], CLUSTER, spec)
 
 

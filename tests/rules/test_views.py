@@ -18,7 +18,7 @@ from slurm_ones.policy.contract import ClusterView, JobView, Limits, NodeView, R
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.views import ANY_BATCH, job_models, job_views
 from slurm_ones.rules.views import limits_of as limits
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, Reservation, SlurmJob, Snapshot
 from tests.act.make import history
 from tests.rules.make import round_of, shown
 from tests.slurm.make import job_of
@@ -26,7 +26,7 @@ from tests.slurm.make import job_of
 FOUR = ("n1", "n2", "n3", "n4")
 
 
-def running(job_id: int, shape: Shape, *names: str, **other: Any) -> Job:
+def running(job_id: int, shape: Shape, *names: str, **other: Any) -> SlurmJob:
     changes: dict[str, Any] = {
         "job_id": job_id,
         "state": JobState.RUNNING,
@@ -38,13 +38,13 @@ def running(job_id: int, shape: Shape, *names: str, **other: Any) -> Job:
     return replace(job_of(shape), **(changes | other))
 
 
-def waiting(job_id: int, shape: Shape, **other: Any) -> Job:
+def waiting(job_id: int, shape: Shape, **other: Any) -> SlurmJob:
     changes: dict[str, Any] = {"job_id": job_id, "held": False, "reason": "Resources"}
     return replace(job_of(shape), **(changes | other))
 
 
 def seen(
-    *jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True
+    *jobs: SlurmJob, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True
 ) -> Observation:
     """A partition of 4 × 4 GPUs with these jobs, of which `used` GPUs are used on each node."""
     nodes = {
@@ -228,7 +228,7 @@ def test_batches_are_multiples_of_what_the_script_said(multiple: int, quantum: i
     assert least_and_most(found, 4) == {1: (64, 256), 48: (96, 240)}.get(quantum, (ANY_BATCH, 0))
 
 
-def view_of(told: JobHistory | None, job: Job) -> JobView:
+def view_of(told: JobHistory | None, job: SlurmJob) -> JobView:
     look_ = seen(job)
     round_ = round_of(look_, histories={} if told is None else {1: told}, now=100.0, resize={"dwell_s": 0})
     rules = round_.partition("gpu")

@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Unreachable
-from slurm_ones.slurm.model import Job, JobKey
+from slurm_ones.slurm.model import JobKey, SlurmJob
 
 OWNER, STRANGER = 1001, 1002
 
@@ -86,7 +86,7 @@ class Harness:
         """Let time pass."""
         self.timeline.run(self.timeline.now + seconds)
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         return self.owner.job(job_id)
 
     def inside(self, job_id: int) -> SimulatedJob:
@@ -141,7 +141,7 @@ class RandomFaults(Faults):
         if lost:
             raise Unreachable(f"{what} {job_id}: Socket timed out on send/recv operation")
 
-    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+    def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
         refusal = NotResizable(f"job {job.key}: Requested node configuration is not available")
         if self._draw(self.refused):
             raise refusal

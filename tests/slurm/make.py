@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db.shape import Shape
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import JobState, SlurmJob
 
-PENDING = Job(
+PENDING = SlurmJob(
     job_id=7,
     name="train",
     user="alice",
@@ -38,7 +38,7 @@ PENDING = Job(
 )
 
 
-def job_of(shape: Shape, **other: Any) -> Job:
+def job_of(shape: Shape, **other: Any) -> SlurmJob:
     """A held job that asks for the shape; without GPUs it asks for whole nodes."""
     n = shape.nodes
     return replace(PENDING, nodes=n, max_nodes=n, tasks=n, gpus_per_node=shape.gpus_per_node, **other)

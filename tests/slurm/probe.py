@@ -22,7 +22,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol.slurm_commands import reshape_command
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.command import CommandClient
-from slurm_ones.slurm.model import Job, Queue, Task
+from slurm_ones.slurm.model import Queue, SlurmJob, Task
 
 
 def client_of(name: str) -> SlurmClient:
@@ -38,7 +38,7 @@ def client_of(name: str) -> SlurmClient:
     return CommandClient(timeout_s=20)
 
 
-def _nodes_alone(self: CommandClient, job: Job, shape: Shape, queue: Queue) -> None:
+def _nodes_alone(self: CommandClient, job: SlurmJob, shape: Shape, queue: Queue) -> None:
     """An update that Slurm takes only in part, the nodes without the GPUs; the way back is taken whole."""
     command = reshape_command(job.key, shape, whole_nodes=False, kind=job.kind)
     back = shape == Shape(job.nodes, job.gpus_per_node)

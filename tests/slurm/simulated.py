@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, JobKey, Queue
+from slurm_ones.slurm.model import JobKey, Queue, SlurmJob
 from tests.simulate.harness import Sleep
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
@@ -42,7 +42,7 @@ class Client(SimulatedClient):
     def environment(self, value: dict[str, str]) -> None:
         pytest.skip("a simulated Slurm has no commands, and so no PATH")
 
-    def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
+    def _update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
             self._cluster.reshape(job.key, shape, nodes_alone=True)
         else:
@@ -161,7 +161,7 @@ class SimulatedSite(Site):
                 return str(error)
         return ""
 
-    def finish(self, job_id: JobKey) -> Job:
+    def finish(self, job_id: JobKey) -> SlurmJob:
         """The job ends by itself: no script runs here that could be told to."""
         self._simulated.exited(job_id, 0)
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")

@@ -1,4 +1,4 @@
-"""The same job, however Slurm shows it: squeue's fields, its JSON and PySlurm make the same `Job` of it."""
+"""The same job, however Slurm shows it: squeue's fields, its JSON and PySlurm make the same `SlurmJob` of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.slurm import parse
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 
 Facts = dict[str, Any]
 NO_VAL = 0xFFFFFFFE
@@ -143,7 +143,7 @@ def listed(f: Facts) -> str:
     return f"{f['array'].list}%3" if f["array"] and not f["array"].alone else ""
 
 
-def by_fields(f: Facts, *, old: bool) -> Job:
+def by_fields(f: Facts, *, old: bool) -> SlurmJob:
     """As squeue prints its fields."""
     minutes = f["limit_min"]
     limit = "UNLIMITED" if minutes is None else f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
@@ -197,7 +197,7 @@ def by_fields(f: Facts, *, old: bool) -> Job:
     return job
 
 
-def by_json(f: Facts, *, old: bool) -> Job:
+def by_json(f: Facts, *, old: bool) -> SlurmJob:
     """As squeue --json prints it, by 22.05 with plain numbers, by 26.05 with numbers that may be unset."""
 
     def number(value: int | None, none: int = 0) -> Any:
@@ -256,7 +256,7 @@ def by_json(f: Facts, *, old: bool) -> Job:
     return job
 
 
-def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
+def by_pyslurm(f: Facts, pyslurm: ModuleType) -> SlurmJob:
     """As PySlurm's attributes give it."""
     raw = SimpleNamespace(
         id=f["id"],
@@ -301,7 +301,7 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
         preempt_time=f["preempted"],
         memory=None,
     )
-    read: Callable[[Any], dict[int, Job]] = pyslurm.jobs_of
+    read: Callable[[Any], dict[int, SlurmJob]] = pyslurm.jobs_of
     (job,) = read([raw]).values()
     return job
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.slurm import command, fields, parse
 from slurm_ones.slurm.model import (
-    Job,
     JobState,
     Node,
     Partition,
     Quota,
     Quotas,
     Reservation,
+    SlurmJob,
     Snapshot,
     Task,
     fewest_switches,
@@ -40,7 +40,7 @@ JSON = st.recursive(
 )
 
 
-def captured(release: str) -> dict[str, Job]:
+def captured(release: str) -> dict[str, SlurmJob]:
     """Three jobs as `squeue --json` of that release printed them, by name."""
     jobs = parse.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
     return {job.name: job for job in jobs.values()}
@@ -376,7 +376,7 @@ def test_a_silent_controller_is_no_empty_queue() -> None:
 def test_no_job_stops_a_tick(entry: dict[str, Any]) -> None:
     """Whatever a release writes into a field, the snapshot is read."""
     for job in parse.parse_jobs({"jobs": [entry, "nonsense"]}).values():
-        assert isinstance(job, Job)
+        assert isinstance(job, SlurmJob)
 
 
 @given(st.text())

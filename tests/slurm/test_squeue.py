@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.fields import LONGEST, MOST_TASKS, tasks_of
-from slurm_ones.slurm.model import Job, JobState, Task
+from slurm_ones.slurm.model import JobState, SlurmJob, Task
 from slurm_ones.slurm.parse import asked, columns_of, parse_queue, separator
 
 COLUMNS = columns_of((26, 5))
@@ -63,7 +63,7 @@ def printed(between: str, *jobs: dict[str, str]) -> str:
     return "".join("".join(job[name] + between for name in COLUMNS) + "\n" for job in jobs)
 
 
-def read(**changes: str) -> Job:
+def read(**changes: str) -> SlurmJob:
     between = separator()
     (job,) = parse_queue(printed(between, {**RUNNING, **changes}), COLUMNS, between).values()
     return job

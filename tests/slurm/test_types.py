@@ -8,7 +8,7 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start
 from tests.marks import nightly
@@ -34,7 +34,7 @@ def typed(slurm_typed: Site) -> Iterator[Site]:
     slurm_typed.clear()
 
 
-def asked(job: Job) -> tuple[int, int, str]:
+def asked(job: SlurmJob) -> tuple[int, int, str]:
     """What a job asks for."""
     return job.nodes, job.gpus_per_node, job.kind
 

@@ -13,7 +13,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable, reshape
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Task
+from slurm_ones.slurm.model import JobKey, JobState, Queue, SlurmJob, Task
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
@@ -22,20 +22,20 @@ SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
 class FakeSlurm:
     """One job, whose updates can be taken in part, refused, or taken and then spoilt."""
 
-    def __init__(self, job: Job, *, takes: tuple[str, ...] = ("nodes", "gpus"), times: int = 10**9) -> None:
+    def __init__(self, job: SlurmJob, *, takes: tuple[str, ...] = ("nodes", "gpus"), times: int = 10**9) -> None:
         self.job, self.kinds = job, {job.kind}
         self.takes = takes
         self.faulty_updates = times
         self.refusals: list[SlurmError | None] = []
         self.updates: list[Shape] = []
-        self.tasks: list[Job] = []
+        self.tasks: list[SlurmJob] = []
         """Of its array, where it is one."""
         self.spoil: dict[str, Any] = {}
 
-    def read(self, job_id: JobKey) -> Job:
+    def read(self, job_id: JobKey) -> SlurmJob:
         return self.job
 
-    def update(self, job: Job, shape: Shape, queue: Queue) -> None:
+    def update(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         assert job.kind in self.kinds, "the type that it was submitted with, or that is asked for"
         self.updates.append(shape)
         refusal = self.refusals.pop(0) if self.refusals else None

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_ones.jobs.elastic import WholeJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import SlurmJob
 
 
-def as_one(whole: WholeJob) -> Job:
+def as_one(whole: WholeJob) -> SlurmJob:
     """The block whose state is the job's, with what all that run have."""
     nodes, comment = whole.node_list, whole.home.comment
     one = replace(whole.first, job_id=whole.job_id, restart=whole.restart, comment=comment)

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import State
+from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.group import Group
 from tests.wrapper.forked import FORKS
 
@@ -85,7 +85,7 @@ class Net(torch.nn.Module):
         return out
 
 
-def make(layout: str, group: Group, seed: int, width: int = 7) -> State:
+def make(layout: str, group: Group, seed: int, width: int = 7) -> SavedState:
     """A model of this layout (`ddp`, `fsdp` or `plain`) with AdamW and a scheduler."""
     torch.manual_seed(seed)
     model: torch.nn.Module = Net(width)
@@ -96,10 +96,10 @@ def make(layout: str, group: Group, seed: int, width: int = 7) -> State:
         fully_shard(model.a, mesh=mesh)  # type: ignore[arg-type]
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    return State(model, {"": optimizer}, {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])})
+    return SavedState(model, {"": optimizer}, {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])})
 
 
-def train(state: State, steps: int, first: int = 0) -> None:
+def train(state: SavedState, steps: int, first: int = 0) -> None:
     """Steps on batches that are the same on every rank, whatever their number."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
@@ -110,7 +110,7 @@ def train(state: State, steps: int, first: int = 0) -> None:
         state.extras["scheduler"].step()  # type: ignore[attr-defined]
 
 
-def whole(state: State) -> dict[str, Any]:
+def whole(state: SavedState) -> dict[str, Any]:
     """Parameters, buffers, optimizer state and scheduler, gathered and by name. Collective."""
 
     def full(value: Any) -> Any:

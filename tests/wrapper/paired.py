@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from ones_wrapper.strategy import Strategy
 
 
@@ -19,9 +19,9 @@ class Paired(Strategy):
         self.half, self.halves = 0, 1
         """Which part of a local batch is this rank's, of how many."""
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         sizes = (1, *range(2, min(most_gpus, 64) + 1, 2))
-        return Limits(self.name, tuple(self._row(gpus) for gpus in sizes), carries=("nothing more",))
+        return StrategyLimits(self.name, tuple(self._row(gpus) for gpus in sizes), carries=("nothing more",))
 
     def _row(self, gpus: int) -> SizeLimits:
         replicas = self.replicas(gpus)

@@ -21,7 +21,7 @@ from ones_wrapper.data.feed import Cut, plan
 from ones_wrapper.frameworks import steps
 from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Batch, Order, Spec, decode_report, decode_spec, encode
 from ones_wrapper.protocol.fields import MAX_ROWS, ProtocolError
-from ones_wrapper.protocol.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
+from ones_wrapper.protocol.limits import MAX_NOTE, MAX_NOTES, SizeLimits, StrategyLimits
 from ones_wrapper.run.replicas import divide, in_force, look_at
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
 from ones_wrapper.strategies.fusion.strategy import Fused
@@ -200,7 +200,7 @@ def test_the_largest_limits_can_be_read() -> None:
     row = SizeLimits(1, 1, MAX_INT, 1, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
     notes = ("\U0001f600" * MAX_NOTE,) * MAX_NOTES
     rows = tuple(replace(row, gpus=MAX_INT - MAX_ROWS + n) for n in range(MAX_ROWS))
-    spec = replace(SPEC, limits=Limits("\U0001f600" * MAX_NOTE, rows, MAX_INT, carries=notes, resets=notes))
+    spec = replace(SPEC, limits=StrategyLimits("\U0001f600" * MAX_NOTE, rows, MAX_INT, carries=notes, resets=notes))
     assert len(encode(spec)) <= MAX_SPEC
     assert decode_spec(encode(spec)) == spec
 
@@ -220,7 +220,7 @@ def test_rows_that_contradict_themselves(wrong: dict[str, int]) -> None:
     """Are made by no strategy, and believed of none."""
     with pytest.raises(ProtocolError):
         SizeLimits(**{"gpus": 4, "replicas": 2} | wrong)
-    text = encode(replace(SPEC, limits=Limits("s", (SizeLimits(4, 2),)))).decode()
+    text = encode(replace(SPEC, limits=StrategyLimits("s", (SizeLimits(4, 2),)))).decode()
     for name, value in wrong.items():
         text = text.replace(f'"{name}": {getattr(SizeLimits(4, 2), name)}', f'"{name}": {value}')
     with pytest.raises(ProtocolError):
@@ -273,4 +273,4 @@ def test_limits_that_contradict_themselves() -> None:
         {"resets": ("x",) * (MAX_NOTES + 1)},
     ):
         with pytest.raises(ProtocolError):
-            Limits(**{"strategy": "s"} | wrong)  # type: ignore[arg-type]
+            StrategyLimits(**{"strategy": "s"} | wrong)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from ones_wrapper.protocol.limits import MOST_GPUS
 from ones_wrapper.run.changing import start
 from ones_wrapper.run.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run.run import Run
-from ones_wrapper.run.settings import Settings, checked_spec
+from ones_wrapper.run.settings import RunSettings, checked_spec
 from ones_wrapper.script import gathered
 from ones_wrapper.strategy import Strategy
 
@@ -129,7 +129,9 @@ def init(
             return True
         return strategy.limits(spec, max(MOST_GPUS, world), group.gpus_per_node).at(world) is not None
 
-    settings = Settings(scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal", series, tokens)
+    settings = RunSettings(
+        scale_lr, checkpoint_every_s, write_behind, strategy, uneven, shares == "equal", series, tokens
+    )
     if entered.blocks is not None:
         run = start(entered, settings, started, limited, fits)
     else:

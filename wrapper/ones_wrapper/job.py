@@ -17,7 +17,7 @@ from ones_wrapper.checkpoint.registered import check_exchanged, mapped, normaliz
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.dataloader import settings_of
 from ones_wrapper.data.feed import Feed
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.files.kept_files import KeptFile
 from ones_wrapper.gradients.accumulation import Accumulation
@@ -90,7 +90,7 @@ class Job:
         return self._run.sizes.lr_factor
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """Progress of the training."""
         return self._run.progress
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ones_wrapper.protocol.limits import Limits, refusal
+from ones_wrapper.protocol.limits import StrategyLimits, refusal
 
 if TYPE_CHECKING:
     import torch
@@ -50,12 +50,12 @@ class Strategy(ABC):
     """True if the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
 
     @abstractmethod
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         """Return the sizes that it can use of up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks.
 
         `init` calls it, and the run again when training begins: then models are known (`wrapped`).
-        `Limits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that would
-        fit, for a strategy that can use none.
+        `StrategyLimits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that
+        would fit, for a strategy that can use none.
         """
 
     def replicas(self, world: int) -> int:
@@ -79,7 +79,7 @@ class Strategy(ABC):
         """
         return False
 
-    def limits_now(self, limits: Limits) -> Limits:
+    def limits_now(self, limits: StrategyLimits) -> StrategyLimits:
         """Return `limits` as they are at this step boundary; the same object if nothing changed. Not collective."""
         fixed = self.batch_fixed()
         return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)

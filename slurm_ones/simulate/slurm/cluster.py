@@ -19,7 +19,7 @@ from slurm_ones.simulate.slurm.simulated_job import Idle, JobRecords, Program, R
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.fields import LICENCES
-from slurm_ones.slurm.model import Job, JobKey, JobState, Queue, Quota, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import JobKey, JobState, Queue, Quota, Quotas, SlurmJob, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 
@@ -46,7 +46,7 @@ class Faults:
         """Make a change of a job that a client requested; `what` names its kind."""
         make()
 
-    def reshape(self, job: Job, shape: Shape, make: Callable[[bool], None]) -> None:
+    def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
         """Change the shape of a job; `make(True)` changes only its nodes, `make(False)` all of it."""
         self.change("update", job.key, lambda: make(False))
 

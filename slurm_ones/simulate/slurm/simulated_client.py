@@ -18,7 +18,7 @@ from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, reshape
 from slurm_ones.slurm.fields import LICENCES, hosts
-from slurm_ones.slurm.model import GpuUse, Job, JobKey, Queue, Quotas, Snapshot, Task
+from slurm_ones.slurm.model import GpuUse, JobKey, Queue, Quotas, SlurmJob, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
 """Slurm's default: no task has this number or a higher one."""
@@ -182,15 +182,15 @@ class SimulatedClient:
         self._faults.ask("gpu_use")
         return {job_id: self.uses[job_id] for job_id in job_ids if job_id in self.uses}
 
-    def job(self, job_id: JobKey) -> Job:
+    def job(self, job_id: JobKey) -> SlurmJob:
         self._faults.ask(f"job {job_id}")
         return self._cluster.records.look(job_id)
 
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
+    def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         self._faults.ask(f"tasks of {array_id}")
         return self._cluster.records.tasks(array_id)
 
-    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+    def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         self._faults.ask("details")
         return {job_id: job for job_id, job in self._cluster.snapshot().jobs.items() if job_id in set(job_ids)}
 
@@ -273,7 +273,7 @@ class SimulatedClient:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _update_shape(self, job: Job, shape: Shape, queue: Queue) -> None:
+    def _update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         key = job.key
         self._changeable(key)
         if job.kind:  # its nodes have GPUs of no type

@@ -11,7 +11,7 @@ from ones_db.shape import Shape
 from slurm_ones.policy.ledger import NOTHING, Resources
 from slurm_ones.simulate.slurm.timeline import Event
 from slurm_ones.slurm.client import NotResizable, UnknownJob
-from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Task
+from slurm_ones.slurm.model import ENDED, JobKey, JobState, SlurmJob, Task
 
 
 class Program(Protocol):
@@ -182,7 +182,7 @@ class SimulatedJob:
     """Allocations that it held before."""
     since: float = 0.0
     """Time at which it got the GPUs that it has."""
-    _model: Job | None = None
+    _model: SlurmJob | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         # Whatever changes makes what Slurm last showed of it stale.
@@ -237,17 +237,17 @@ class SimulatedJob:
             event.cancel()
         self.events.clear()
 
-    def to_model(self) -> Job:
+    def to_model(self) -> SlurmJob:
         """The job as Slurm shows it."""
         if self._model is None:
             self._model = self._build_model()
         return self._model
 
-    def _build_model(self) -> Job:
+    def _build_model(self) -> SlurmJob:
         request, running = self.request, self.running
         nodes = len(self.gpus) if running else self.nodes
         expected = self.start_time + self.limit_s if running and self.limit_s else 0.0
-        return Job(
+        return SlurmJob(
             job_id=self.job_id,
             name=request.name,
             user=request.user,
@@ -339,12 +339,12 @@ class JobRecords:
             return self.known[job_id]
         raise UnknownJob(f"job {job_id}: Invalid job id specified")
 
-    def look(self, job_id: JobKey) -> Job:
+    def look(self, job_id: JobKey) -> SlurmJob:
         """The job as Slurm shows it; a task that waits with others as one of its own. Raises `UnknownJob`."""
         seen = self.get(job_id).to_model()
         return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
 
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
+    def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """The tasks of an array that Slurm still knows, each as a job of its own, without those that were cancelled
         while they waited together. Raises `UnknownJob` if it knows of no such job."""
         records = self.known_of(array_id)

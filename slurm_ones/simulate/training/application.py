@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from slurm_ones.policy.contract import Floats, Ints
 from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
@@ -115,7 +115,7 @@ class Application:
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
-    def limits(self, progress: float) -> Limits | None:
+    def limits(self, progress: float) -> StrategyLimits | None:
         """Limits that its strategy reports at that progress."""
         if self.by is None:
             return None

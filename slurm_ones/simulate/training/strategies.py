@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from slurm_ones.policy.contract import Floats
 
 FP32, FP16 = 4.0, 2.0
@@ -88,13 +88,13 @@ class TrainedBy:
         ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
-    def limits(self, most_gpus: int, local: int, share: float = 0.0) -> Limits:
+    def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
         """Limits that the job reports for up to `most_gpus` GPUs, once a share of its training is done. Its bytes are
         those of a pass of `local` samples."""
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
         frozen = self.frozen(share)
-        return Limits(
+        return StrategyLimits(
             self.name, rows, int(MEMORY), self.exact, frozen, self.carries, self.resets, self.reshards, self.min_steps
         )
 

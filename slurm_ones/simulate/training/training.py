@@ -136,7 +136,7 @@ class Training:
         """Position that the newest checkpoint holds."""
         self._position = self.durable
         self._restart = -1
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, SimulatedBlock] = {}
         self._leader = -1
         self._ordered_at = 0.0
         """Time at which the order in force was first seen."""
@@ -156,7 +156,7 @@ class Training:
         """Program that Slurm runs as that task, or as the job."""
         return BlockProgram(self, task)
 
-    def block_starts(self, block: Block) -> None:
+    def block_starts(self, block: SimulatedBlock) -> None:
         """Start a block: a task of the array runs."""
         self._blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
@@ -246,7 +246,7 @@ class Training:
 
     # -- blocks that join and leave ------------------------------------------------------------------------------
 
-    def _prepare(self, block: Block) -> None:
+    def _prepare(self, block: SimulatedBlock) -> None:
         """Launch a block if it is wanted, and note when it is ready."""
         if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
             self._leave_soon(block)
@@ -272,7 +272,7 @@ class Training:
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 
-    def _leave_soon(self, block: Block) -> None:
+    def _leave_soon(self, block: SimulatedBlock) -> None:
         """End a block by itself: it is not wanted, or the job is over."""
         if block.leaves:
             return
@@ -445,7 +445,7 @@ class Training:
         return self._restart
 
     @property
-    def blocks(self) -> Mapping[int, Block]:
+    def blocks(self) -> Mapping[int, SimulatedBlock]:
         """The blocks that run, by their tasks."""
         return self._blocks
 
@@ -714,7 +714,7 @@ PATIENCE_S = 3.0
 
 
 @dataclass
-class Block:
+class SimulatedBlock:
     """One start of a block."""
 
     task: int
@@ -743,7 +743,7 @@ class BlockProgram:
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
         """See `Program`."""
-        self._training.block_starts(Block(self._task, restart, dict(gpus)))
+        self._training.block_starts(SimulatedBlock(self._task, restart, dict(gpus)))
 
     def stop(self, *, killed: bool = False) -> float:
         """See `Program`."""
@@ -757,7 +757,7 @@ def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
 
 
 def next_members(
-    wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, Block], now: float
+    wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, SimulatedBlock], now: float
 ) -> tuple[int, ...] | None:
     """Members that train next, in rank order: those that stay before those that join. None if all stays as it is.
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ones_wrapper.api import join
-from ones_wrapper.checkpoint import Checkpoints, Saved, State, checkpoints
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState, checkpoints
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
 
@@ -26,7 +26,7 @@ def group() -> Iterator[Group]:
     group.close()
 
 
-def state(value: float = 0.0, width: int = 3, adam: bool = True) -> State:
+def state(value: float = 0.0, width: int = 3, adam: bool = True) -> SavedState:
     model = torch.nn.Linear(width, 1)
     torch.nn.init.constant_(model.weight, value)
     torch.nn.init.constant_(model.bias, value)
@@ -34,10 +34,10 @@ def state(value: float = 0.0, width: int = 3, adam: bool = True) -> State:
     if not adam:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
-    return State(model, {"": optimizer}, {"scheduler": scheduler})
+    return SavedState(model, {"": optimizer}, {"scheduler": scheduler})
 
 
-def step(at: State) -> None:
+def step(at: SavedState) -> None:
     at.optimizers[""].zero_grad()
     at.model(torch.ones(1, at.model.in_features)).sum().backward()  # type: ignore[operator]
     at.optimizers[""].step()
@@ -51,7 +51,7 @@ def test_state_comes_back(tmp_path: Path, group: Group, adam: bool) -> None:
     """
     saved = state(1.0, adam=adam)
     step(saved)
-    progress = Progress(epoch=2, cursor=5, step=17, samples=99, batch=64, dataset=10)
+    progress = TrainingProgress(epoch=2, cursor=5, step=17, samples=99, batch=64, dataset=10)
     done = Checkpoints(tmp_path, group, 7, 0).save(saved, progress)
     loaded = state(adam=adam)
     found = Checkpoints(tmp_path, group, 7, 1).load(loaded)
@@ -70,7 +70,7 @@ def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
     box = Checkpoints(tmp_path, group, 7, 0)
     assert not left.exists()
     for number in (3, 20, 100, 100):  # the last twice: before and after the end of an epoch
-        box.save(state(number), Progress(step=number, epoch=number))
+        box.save(state(number), TrainingProgress(step=number, epoch=number))
     box.close()
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == [
         "step-000000020",
@@ -84,8 +84,8 @@ def test_damaged_newest_is_passed_over(
 ) -> None:
     """Protects from a checkpoint that was cut short: the one before it is used, and it is said."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(1.0), Progress(step=1))
-    newest = tmp_path / "checkpoints" / box.save(state(2.0), Progress(step=2)).name
+    box.save(state(1.0), TrainingProgress(step=1))
+    newest = tmp_path / "checkpoints" / box.save(state(2.0), TrainingProgress(step=2)).name
     data = next(newest.glob("tensors-*"))
     content = bytearray(data.read_bytes())
     if harm == "short":
@@ -110,24 +110,24 @@ def test_damaged_newest_is_passed_over(
     assert "step-000000002 is damaged" in found.note
     assert found.note in capsys.readouterr().err
     # What is newer than all to come must not push good ones out.
-    box.save(state(), Progress(step=2))
+    box.save(state(), TrainingProgress(step=2))
     assert box.load(state()).name == "step-000000002"
 
 
 def test_all_damaged_starts_anew(tmp_path: Path, group: Group) -> None:
     """Protects: there is a way on even then, and people hear of it."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    newest = tmp_path / "checkpoints" / box.save(state(1.0), Progress(step=1)).name
+    newest = tmp_path / "checkpoints" / box.save(state(1.0), TrainingProgress(step=1)).name
     (newest / "manifest.json").unlink()
     found = box.load(state())
-    assert (found.name, found.progress) == ("", Progress())
+    assert (found.name, found.progress) == ("", TrainingProgress())
     assert "manifest.json is missing" in found.note
 
 
 def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Group) -> None:
     """Protects work from a changed script: no silent start from scratch."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(1.0), Progress(step=1))
+    box.save(state(1.0), TrainingProgress(step=1))
     with pytest.raises(RankError, match="does not fit this model"):
         box.load(state(width=5))
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000001"]
@@ -136,14 +136,14 @@ def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Gr
 def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects from a disk that is full or fails at the last moment."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(1.0), Progress(step=1))
+    box.save(state(1.0), TrainingProgress(step=1))
 
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ones_wrapper.checkpoint.folder.sync", full)
     with pytest.raises(RankError, match="No space left"):
-        box.save(state(2.0), Progress(step=2))
+        box.save(state(2.0), TrainingProgress(step=2))
     monkeypatch.undo()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
     assert box.load(state()).name == "step-000000001"
@@ -151,7 +151,7 @@ def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch:
 
 def test_directory_named_for_another_job_goes_on_and_says_so(tmp_path: Path, group: Group) -> None:
     """Protects a long training that a new job continues (ONES_JOB_DIR): it goes on, never silently."""
-    Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1))
+    Checkpoints(tmp_path, group, 7, 0).save(state(1.0), TrainingProgress(step=1))
     found = Checkpoints(tmp_path, group, 8, 0).load(state())
     assert (found.name, found.note) == ("step-000000001", "going on from checkpoint step-000000001 of job 7")
 
@@ -160,7 +160,7 @@ def test_checkpoint_strayed_into_a_jobs_own_directory_is_refused(tmp_path: Path,
     """Protects from another job's parameters where nobody named the directory: it says what to do."""
     own = tmp_path / "ones-8"
     own.mkdir()
-    Checkpoints(own, group, 7, 0).save(state(1.0), Progress(step=1))
+    Checkpoints(own, group, 7, 0).save(state(1.0), TrainingProgress(step=1))
     loaded = state(3.0)
     with pytest.raises(RankError, match=r"is of job 7, but ones-8 is the directory of job 8. Move .* away"):
         Checkpoints(own, group, 8, 0).load(loaded)
@@ -170,7 +170,7 @@ def test_checkpoint_strayed_into_a_jobs_own_directory_is_refused(tmp_path: Path,
 def test_another_format_is_an_error(tmp_path: Path, group: Group) -> None:
     """Protects work written by another version: not taken for damage, and not passed over."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    manifest = tmp_path / "checkpoints" / box.save(state(), Progress(step=1)).name / "manifest.json"
+    manifest = tmp_path / "checkpoints" / box.save(state(), TrainingProgress(step=1)).name / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 1'))
     with pytest.raises(RankError, match="has format 1"):
         box.load(state())
@@ -181,7 +181,7 @@ def test_another_optimizer_is_named(tmp_path: Path, group: Group) -> None:
     box = Checkpoints(tmp_path, group, 7, 0)
     saved = state()
     step(saved)
-    box.save(saved, Progress(step=1))
+    box.save(saved, TrainingProgress(step=1))
     with pytest.raises(RankError, match=r"optimizer\.state\.weight\.exp_avg is in the checkpoint and not here"):
         box.load(state(adam=False))
 
@@ -198,7 +198,7 @@ def test_without_threads_it_is_written_at_once(tmp_path: Path, group: Group) -> 
     assert isinstance(group, TorchGroup)
     alone = NoThreads(**{field.name: getattr(group, field.name) for field in fields(TorchGroup)})
     box = Checkpoints(tmp_path, alone, 7, 0)
-    box.begin(state(1.0), Progress(step=1))
+    box.begin(state(1.0), TrainingProgress(step=1))
     end = box.ended()
     assert isinstance(end, Saved) and end.stall_s == end.seconds
     assert box.load(state()).name == end.name
@@ -211,7 +211,7 @@ def test_the_device_is_waited_for_last(tmp_path: Path, group: Group, monkeypatch
     monkeypatch.setattr(checkpoints, "_copied", lambda rest: happened.append("cloned") or rest)
     monkeypatch.setattr(streams, "wait", lambda device: happened.append("waited"))
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.begin(state(1.0), Progress(step=1))
+    box.begin(state(1.0), TrainingProgress(step=1))
     box.close()
     assert happened == ["cloned", "waited"]
 
@@ -222,7 +222,7 @@ def test_one_under_way_is_waited_for_and_buffers_are_reused(tmp_path: Path, grou
     at = state(0.0, width=200_000)
     for number in range(1, 5):
         torch.nn.init.constant_(at.model.weight, number)  # type: ignore[arg-type]
-        box.begin(at, Progress(step=number))
+        box.begin(at, TrainingProgress(step=number))
     torch.nn.init.constant_(at.model.weight, -1)  # type: ignore[arg-type]
     box.close()
     folder = tmp_path / "checkpoints"
@@ -235,7 +235,7 @@ def test_one_under_way_is_waited_for_and_buffers_are_reused(tmp_path: Path, grou
 
 def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, group: Group) -> None:
     """Protects the only checkpoint while its step is saved once more."""
-    name = Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1)).name
+    name = Checkpoints(tmp_path, group, 7, 0).save(state(1.0), TrainingProgress(step=1)).name
     folder = tmp_path / "checkpoints"
     (folder / name).rename(folder / f".old-{name}")
     assert Checkpoints(tmp_path, group, 7, 1).load(state()).name == name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.checkpoint import Checkpoints
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files import job_lock as lock
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state
@@ -20,7 +20,7 @@ __all__ = ["group"]
 
 def holding(group: Group, job: Path, job_id: int) -> None:
     box = Checkpoints(job, group, job_id, 0)
-    box.save(make("plain", group, seed=1), Progress(step=1))
+    box.save(make("plain", group, seed=1), TrainingProgress(step=1))
     (job / "checkpoints" / ".tmp-step-000000002").mkdir()
     (job / "there").touch()
     time.sleep(120)
@@ -61,5 +61,5 @@ def test_no_locks_no_alarm(tmp_path: Path, group: Group, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("fcntl.lockf", none)
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(), Progress(step=1))
+    box.save(state(), TrainingProgress(step=1))
     assert box.load(state()).name == "step-000000001"

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Saved
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group, RankError
 from tests.marks import nightly
 from tests.wrapper.checkpoint_ranks import make, on_ranks, start, train, whole
@@ -39,7 +39,7 @@ def save(group: Group, job: Path, layout: str, steps: int, behind: bool) -> dict
     if group.world > 1 and layout == "ddp":
         state.model.module.norm.running_mean.add_(group.rank)  # type: ignore[operator, union-attr]
     kept = whole(state)
-    progress = Progress(step=steps, epoch=2, noise=1.5, world=group.world)
+    progress = TrainingProgress(step=steps, epoch=2, noise=1.5, world=group.world)
     if behind:
         box.begin(state, progress)
         train(state, 2, steps)  # must not reach the checkpoint
@@ -103,7 +103,7 @@ def with_average(group: Group, job: Path, layout: str, seed: int, saves: bool) -
     state.extras["ema"] = average
     box = Checkpoints(job, group, 7, 0)
     if saves:
-        box.save(state, Progress(step=1))
+        box.save(state, TrainingProgress(step=1))
     else:
         box.load(state)
     return {
@@ -142,7 +142,7 @@ def test_training_goes_on_as_if_never_stopped(tmp_path: Path, layout: str) -> No
 
 def save_untrained(group: Group, job: Path) -> dict[str, Any]:
     state = make("ddp", group, seed=1)
-    Checkpoints(job, group, 7, 0).save(state, Progress(epoch=2, noise=1.5))
+    Checkpoints(job, group, 7, 0).save(state, TrainingProgress(epoch=2, noise=1.5))
     train(state, 2)
     return whole(state)
 
@@ -165,15 +165,15 @@ def disk_full(group: Group, job: Path) -> tuple[str, Any, str]:
     state = make("ddp", group, seed=1)
     train(state, 1)
     box = Checkpoints(job, group, 7, 0)
-    box.begin(state, Progress(step=1))  # makes the group in the background: the test's store is a file, too
+    box.begin(state, TrainingProgress(step=1))  # makes the group in the background: the test's store is a file, too
     assert isinstance(finished(box), Saved)
     if group.rank == 1:  # one rank's disk takes no more than this
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
-        box.save(state, Progress(step=2))
+        box.save(state, TrainingProgress(step=2))
     except RankError as error:
         why = str(error)
-    box.begin(state, Progress(step=3))
+    box.begin(state, TrainingProgress(step=3))
     end = finished(box)
     train(state, 1)
     left = sorted(path.name for path in (job / "checkpoints").iterdir())
@@ -181,7 +181,7 @@ def disk_full(group: Group, job: Path) -> tuple[str, Any, str]:
         resource.setrlimit(
             resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
         )
-    box.begin(state, Progress(step=4))
+    box.begin(state, TrainingProgress(step=4))
     assert isinstance(finished(box), Saved)
     return why, end, ",".join(left)
 
@@ -225,9 +225,9 @@ def endless(group: Group, job: Path) -> None:
             for parameter in state.model.parameters():
                 parameter.fill_(step)
         if step % 2:
-            box.save(state, Progress(step=step // 3 * 3))  # the same step again, at times
+            box.save(state, TrainingProgress(step=step // 3 * 3))  # the same step again, at times
         else:
-            box.begin(state, Progress(step=step))
+            box.begin(state, TrainingProgress(step=step))
             with torch.no_grad():
                 for parameter in state.model.parameters():
                     parameter.fill_(-1)
@@ -282,4 +282,4 @@ def test_manifest_names_every_file(tmp_path: Path) -> None:
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
     assert {"tensors-00000.safetensors", "tensors-00001.safetensors"} <= set(manifest["files"])
     assert manifest["job_id"] == 7
-    assert replace(Progress(), **manifest["progress"]) == Progress(step=1, epoch=2, noise=1.5, world=2)
+    assert replace(TrainingProgress(), **manifest["progress"]) == TrainingProgress(step=1, epoch=2, noise=1.5, world=2)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as dcp_load
 
-from ones_wrapper.checkpoint import Checkpoints, Reader, State
+from ones_wrapper.checkpoint import Checkpoints, PartReader, SavedState
 from ones_wrapper.checkpoint.files import write_tensors
-from ones_wrapper.checkpoint.safetensors import DTYPES, Part, decode, encode, whole
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint.safetensors import DTYPES, TensorPart, decode, encode, whole
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.checksums import checksum
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state, step
@@ -38,7 +38,7 @@ def test_the_library_opens_whole_tensors(tmp_path: Path, group: Group) -> None:
     saved = state(1.0, width=300)
     saved.model.register_buffer("mask", torch.ones(3, dtype=torch.bool))
     step(saved)
-    folder = tmp_path / "checkpoints" / Checkpoints(tmp_path, group, 7, 0).save(saved, Progress(step=1)).name
+    folder = tmp_path / "checkpoints" / Checkpoints(tmp_path, group, 7, 0).save(saved, TrainingProgress(step=1)).name
     found = safetensors.torch.load_file(folder / ONE)
     expected = {f"model.{name}": value for name, value in saved.model.state_dict().items()}
     for (name, _), entry in zip(saved.model.named_parameters(), saved.optimizers[""].state.values(), strict=True):
@@ -51,7 +51,7 @@ def test_the_library_opens_whole_tensors(tmp_path: Path, group: Group) -> None:
 def save(group: Group, job: Path, layout: str) -> dict[str, Any]:
     saved = make(layout, group, seed=1)
     train(saved, 2)
-    Checkpoints(job, group, 7, 0).save(saved, Progress(step=2))
+    Checkpoints(job, group, 7, 0).save(saved, TrainingProgress(step=2))
     return gathered(saved)
 
 
@@ -92,7 +92,7 @@ def test_torch_opens_it_by_itself(tmp_path: Path) -> None:
 def test_a_checkpoint_becomes_one_file_of_the_model(tmp_path: Path) -> None:
     """Protects the way out that the decision describes: torch.distributed.checkpoint's own load, on no ranks."""
     expected = on_ranks(2, save, tmp_path, "fsdp")[0]
-    reader = Reader(tmp_path / "checkpoints" / "step-000000002")
+    reader = PartReader(tmp_path / "checkpoints" / "step-000000002")
     saved = reader.read_metadata().state_dict_metadata
     tensors = {
         key: torch.full(entry.size, -1, dtype=entry.properties.dtype)  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_every_dtype_and_shape_there_and_back(
         name: torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8).view(dtype)[..., 0]
         for name, shape, dtype in made
     }
-    parts = [Part(name, (0,) * len(shape), shape, dtype) for name, shape, dtype in made]
+    parts = [TensorPart(name, (0,) * len(shape), shape, dtype) for name, shape, dtype in made]
     file = tmp_path / ONE
     file.unlink(missing_ok=True)
     assert write_tensors(file, encode(parts), list(values.values())) == checksum(file)
@@ -201,7 +201,7 @@ def test_damaged_headers_are_refused(tmp_path: Path, content: bytes, named: str)
 @given(st.integers(0, 10**6), st.binary(min_size=1, max_size=4), st.integers(0, 3))
 def test_no_change_to_a_header_leads_out_of_the_file(tmp_path: Path, where: int, change: bytes, cut: int) -> None:
     """Protects: whatever is changed, it is refused by ValueError, or all tensors lie within the file."""
-    parts = [Part("w", (2, 0), (2, 2), torch.float32), Part("v", (0,), (3,), torch.int8)]
+    parts = [TensorPart("w", (2, 0), (2, 2), torch.float32), TensorPart("v", (0,), (3,), torch.int8)]
     content = encode(parts)
     where %= len(content)
     content = content[:where] + change + content[where + len(change) :]
@@ -215,8 +215,8 @@ def test_no_change_to_a_header_leads_out_of_the_file(tmp_path: Path, where: int,
     assert sum(part.bytes for part, _ in found) <= 19
 
 
-def block(offsets: tuple[int, int], shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> Part:
-    return Part("w", offsets, shape, dtype)
+def block(offsets: tuple[int, int], shape: tuple[int, int], dtype: torch.dtype = torch.float32) -> TensorPart:
+    return TensorPart("w", offsets, shape, dtype)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def block(offsets: tuple[int, int], shape: tuple[int, int], dtype: torch.dtype =
         ([block((0, 0), (2, 4)), block((2, 0), (2, 4), torch.float64)], "two dtypes"),
     ],
 )
-def test_parts_make_up_the_whole(parts: list[Part], named: str) -> None:
+def test_parts_make_up_the_whole(parts: list[TensorPart], named: str) -> None:
     """Protects from elements that silently stay as they were initialised, because no part has them."""
     for order in (parts, parts[::-1]):
         if named:
@@ -256,7 +256,7 @@ def test_what_the_files_cannot_hold_is_refused_at_the_start(tmp_path: Path, grou
     """Protects hours of training: said when it is registered, and not at the first checkpoint."""
     model = Wide()
     with pytest.raises(RankError, match=r"model\.w is of torch\.complex128, which safetensors files cannot hold"):
-        Checkpoints(tmp_path, group, 7, 0).load(State(model, {"": torch.optim.SGD(model.parameters())}, {}))
+        Checkpoints(tmp_path, group, 7, 0).load(SavedState(model, {"": torch.optim.SGD(model.parameters())}, {}))
 
 
 def test_two_blocks_of_a_tensor_in_a_file_are_refused() -> None:

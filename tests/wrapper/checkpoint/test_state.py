@@ -16,9 +16,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.checkpoint import Checkpoints, State
+from ones_wrapper.checkpoint import Checkpoints, SavedState
 from ones_wrapper.checkpoint.state import KIND, CannotSaveError, pack, unpack
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state
 
@@ -139,7 +139,7 @@ class Extra:
         self.value = state["value"]
 
 
-def with_extra(name: str, value: Any) -> State:
+def with_extra(name: str, value: Any) -> SavedState:
     made = state()
     made.extras[name] = Extra(value)
     return made
@@ -151,17 +151,17 @@ def test_state_that_cannot_be_saved_is_said_at_the_start(tmp_path: Path, group: 
     with pytest.raises(RankError, match=r"ema\.value is a .*Custom.* cannot hold"):
         box.load(with_extra("ema", Custom()))
     good = with_extra("ema", 1)
-    box.save(good, Progress(step=1))
+    box.save(good, TrainingProgress(step=1))
     good.extras["ema"].value = Custom()  # type: ignore[attr-defined]
     with pytest.raises(RankError, match=r"ema\.value"):
-        box.save(good, Progress(step=2))
+        box.save(good, TrainingProgress(step=2))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
 
 
 def test_missing_extra_is_named(tmp_path: Path, group: Group) -> None:
     """Protects from going on with half of the state."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(), Progress(step=1))
+    box.save(state(), TrainingProgress(step=1))
     with pytest.raises(RankError, match=r"holds no 'ema' \(besides model and optimizer it has scheduler\)"):
         box.load(with_extra("ema", 1))
 
@@ -179,7 +179,7 @@ class Evil:
 def test_a_pickle_with_code_is_not_run(tmp_path: Path, group: Group) -> None:
     """Protects whoever loads a checkpoint: even where its checksums are right, no code in it runs."""
     box = Checkpoints(tmp_path, group, 7, 0)
-    folder = tmp_path / "checkpoints" / box.save(state(), Progress(step=1)).name
+    folder = tmp_path / "checkpoints" / box.save(state(), TrainingProgress(step=1)).name
     manifest = folder / "manifest.json"
     for file in folder.iterdir():
         if file != manifest:

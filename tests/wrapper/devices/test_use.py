@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.run.meter import WARM_UP, Meter
 
@@ -22,6 +22,6 @@ def test_a_report_has_the_mean_of_its_interval(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(WARM_UP + 8):
         meter.start()
         now += 0.5
-        if report := meter.stop(Progress(), 16, 16, 1.0):
+        if report := meter.stop(TrainingProgress(), 16, 16, 1.0):
             reports.append((report.gpu_use, report.gpu_memory))
     assert reports == [(pytest.approx(0.4), 70), (None, None)]

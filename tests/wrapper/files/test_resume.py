@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.checkpoint import Checkpoints
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.job_lock import LOCK
 from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.group import Group
@@ -31,7 +31,7 @@ def earlier(tmp_path: Path, group: Group) -> Path:
     folder.mkdir()
     box = Checkpoints(folder, group, 7, 0)
     for step in (1, 2):
-        box.save(state(float(step)), Progress(step=step, batch=64, noise=3.0))
+        box.save(state(float(step)), TrainingProgress(step=step, batch=64, noise=3.0))
     box.close()
     (folder / "reports-0.jsonl").write_text("{}\n")
     (folder / "orders.json").write_text("{}\n")
@@ -60,7 +60,7 @@ def test_a_new_job_begins_where_another_one_stopped(tmp_path: Path, earlier: Pat
         assert found.note == "going on from checkpoint step-000000002 of job 7"
         assert loaded.model.bias.item() == 2.0  # type: ignore[union-attr, operator]
         assert (own / ".memory.json").exists() and not (own / "reports-0.jsonl").exists()
-        box.save(loaded, Progress(step=3))
+        box.save(loaded, TrainingProgress(step=3))
         begin(own, source)  # a requeue of the job: it has gone on
         assert box.load(state()).name == "step-000000003"
         box.close()

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRSchedul
 
 import ones_wrapper as ones
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from ones_wrapper.strategies.fusion import Fused, FusedModel, FusedOptimizer, Lamb
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -383,7 +383,7 @@ def test_what_else_is_refused() -> None:
 
 def test_the_strategy_says_what_all_members_take() -> None:
     spec = Spec(32, 256, 64, 0, 1)
-    assert Fused(4).limits(spec, 8, 4) == Limits("fused")
+    assert Fused(4).limits(spec, 8, 4) == StrategyLimits("fused")
     rows = Fused(4, parameter_bytes=1000, sample_bytes=10).limits(spec, 8, 4).sizes
     assert [row.gpus for row in rows] == [row.replicas for row in rows] == list(range(1, 9))
     assert (rows[3].fixed_bytes, rows[3].sample_bytes, rows[3].data_bytes, rows[0].data_bytes) == (16000, 40, 6000, 0)

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.gradients.learning_rate import CAP, Rate, common_rule
 
 BASE = 16
-KNOWN = Progress(noise=1e4, noise_low=1e4)
+KNOWN = TrainingProgress(noise=1e4, noise_low=1e4)
 SGD: dict[str, Any] = {"lr": 0.5, "momentum": 0.9}
 
 
@@ -27,7 +27,7 @@ def weight() -> torch.nn.Parameter:
 class Steps:
     """Steps of one optimizer along a constant gradient."""
 
-    def __init__(self, kind: Any, progress: Progress, **options: Any) -> None:
+    def __init__(self, kind: Any, progress: TrainingProgress, **options: Any) -> None:
         self.weight, self.progress = weight(), copy.deepcopy(progress)
         self.optimizer = kind([self.weight], **options)
         self.rate = Rate(BASE, self.optimizer)
@@ -76,7 +76,7 @@ def test_sgd_goes_as_far_a_sample_from_the_first_step_on(options: dict[str, Any]
 def test_adam_forgets_by_samples(kind: Any) -> None:
     """Protects the rule of Adam: rate times k, the first beta to the power k, all else as the script set it, and only
     while a step is made."""
-    steps = Steps(kind, Progress(noise=1e4, noise_low=1e4, lr_peaks=[0.04]), lr=0.01, betas=(0.9, 0.95))
+    steps = Steps(kind, TrainingProgress(noise=1e4, noise_low=1e4, lr_peaks=[0.04]), lr=0.01, betas=(0.9, 0.95))
     steps.rate.resume(steps.progress)
     steps.make(4 * BASE)
     group = steps.optimizer.param_groups[0]
@@ -102,13 +102,13 @@ def test_nothing_changes_at_the_script_s_batch(kind: Any) -> None:
 
 BEYOND = [
     (torch.optim.SGD, SGD, KNOWN, 16 * BASE, 1.0, CAP),
-    (torch.optim.SGD, SGD, Progress(noise=200.0, noise_low=100.0), 2 * BASE, 1.0, CAP),
-    (torch.optim.SGD, SGD, Progress(noise=200.0, noise_low=128.0), 2 * BASE, 2.0, 2.0),
-    (torch.optim.Adam, {"lr": 0.1}, Progress(noise=200.0, noise_low=64.0), 2 * BASE, 2.0, 2.0),
-    (torch.optim.Adam, {"lr": 0.1}, Progress(noise=200.0, noise_low=63.0), 2 * BASE, 1.0, 2.0),
+    (torch.optim.SGD, SGD, TrainingProgress(noise=200.0, noise_low=100.0), 2 * BASE, 1.0, CAP),
+    (torch.optim.SGD, SGD, TrainingProgress(noise=200.0, noise_low=128.0), 2 * BASE, 2.0, 2.0),
+    (torch.optim.Adam, {"lr": 0.1}, TrainingProgress(noise=200.0, noise_low=64.0), 2 * BASE, 2.0, 2.0),
+    (torch.optim.Adam, {"lr": 0.1}, TrainingProgress(noise=200.0, noise_low=63.0), 2 * BASE, 1.0, 2.0),
     (torch.optim.Adam, {"lr": 0.1}, KNOWN, 8 * BASE, 8.0, CAP),
-    (torch.optim.Adam, {"lr": 0.1}, Progress(), 2 * BASE, 1.0, 2.0),
-    (torch.optim.Adam, {"lr": 0.1}, Progress(), 8 * BASE, 1.0, CAP),
+    (torch.optim.Adam, {"lr": 0.1}, TrainingProgress(), 2 * BASE, 1.0, 2.0),
+    (torch.optim.Adam, {"lr": 0.1}, TrainingProgress(), 8 * BASE, 1.0, CAP),
     (torch.optim.Adagrad, {"lr": 0.1}, KNOWN, 2 * BASE, 1.0, 2.0**0.5),
     (torch.optim.Adagrad, {"lr": 0.1}, KNOWN, 64 * BASE, 1.0, CAP),
 ]
@@ -116,7 +116,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("kind", "options", "progress", "batch", "power", "factor"), BEYOND)
 def test_the_limit_and_the_cap(
-    kind: Any, options: dict[str, Any], progress: Progress, batch: int, power: float, factor: float
+    kind: Any, options: dict[str, Any], progress: TrainingProgress, batch: int, power: float, factor: float
 ) -> None:
     """Protects training from divergence: beyond the bound, eight base batches or without a noise scale momentum stays;
     but SGD's within its bound no rate is more than twice the largest of the schedule."""
@@ -151,7 +151,7 @@ def test_a_smaller_last_step_gets_the_factor_of_its_own_samples() -> None:
 
 def test_the_lower_bound_admits_and_the_mean_keeps() -> None:
     """Protects momentum from turning to and fro as the estimate of the noise scale moves."""
-    steps = Steps(torch.optim.AdamW, Progress(), lr=0.1)
+    steps = Steps(torch.optim.AdamW, TrainingProgress(), lr=0.1)
     rate, progress = steps.rate, steps.progress
     assert not rate.admit(progress, 4 * BASE) and rate.free(progress) == BASE
     for low, mean, changes, free in (
@@ -181,10 +181,10 @@ def test_a_restart_changes_nothing(batches: list[int], data: st.DataObject) -> N
 
 def test_an_empty_step_changes_nothing() -> None:
     """Protects the state that torch.distributed.checkpoint learns from a step at rate zero."""
-    steps = Steps(torch.optim.AdamW, Progress(), lr=0.0)
+    steps = Steps(torch.optim.AdamW, TrainingProgress(), lr=0.0)
     assert steps.rate.factor(steps.progress, 4 * BASE) == 4.0
     steps.optimizer.step()
-    assert steps.progress == Progress() and not steps.weight.detach().any()
+    assert steps.progress == TrainingProgress() and not steps.weight.detach().any()
 
 
 def test_each_optimizer_has_a_peak_of_its_own() -> None:

@@ -19,7 +19,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checkpoint.state import pack, unpack
 from ones_wrapper.data.feed import split
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.gradients.schedule import ProgressScheduler, Schedules, base_steps, counted
 from ones_wrapper.protocol import Order, decode_report, encode
 
@@ -76,7 +76,7 @@ class Training:
     def __init__(self, make: Make, samples: int) -> None:
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
-        self.make, self.progress = make, Progress(dataset=samples)
+        self.make, self.progress = make, TrainingProgress(dataset=samples)
         self.optimizer = torch.optim.SGD([weight], lr=0.3, momentum=0.9)
         self.own = make(self.optimizer, max(2, EPOCHS * base_steps(samples, BASE)))
         self.schedules = Schedules(BASE)
@@ -89,7 +89,7 @@ class Training:
     def resumed(self) -> Training:
         """A new process that goes on from what this one saved."""
         new = Training(self.make, self.progress.dataset)
-        new.progress = Progress(**vars(self.progress))
+        new.progress = TrainingProgress(**vars(self.progress))
         new.optimizer.load_state_dict(self.optimizer.state_dict())
         new.scheduler.load_state_dict(unpack(pack(self.scheduler.state_dict(), "scheduler"), {}))
         return new

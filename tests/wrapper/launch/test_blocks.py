@@ -19,9 +19,17 @@ from ones_wrapper.files.places import find_job_directory
 from ones_wrapper.launch import LaunchOptions, plan, wanted_block
 from ones_wrapper.launch import blocks as blocks_module
 from ones_wrapper.launch import slurm as slurm_module
-from ones_wrapper.launch.blocks import Blocks
+from ones_wrapper.launch.blocks import OtherBlocks
 from ones_wrapper.launch.node import Forks
-from ones_wrapper.launch.restart_policy import MOST_FORKS, Action, Limits, Outcome, Tries, decide, fork_delay_s
+from ones_wrapper.launch.restart_policy import (
+    MOST_FORKS,
+    Action,
+    RestartLimits,
+    StartOutcome,
+    Tries,
+    decide,
+    fork_delay_s,
+)
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import HotFolder, Leader
@@ -49,9 +57,9 @@ IN_ARRAY = {
 LEADER = Leader(0, "127.0.0.1", 12345, "secret", 0, 0)
 
 
-def others(job_dir: Path, task: int = 3, *, lives: bool = True, **env: str) -> Blocks:
+def others(job_dir: Path, task: int = 3, *, lives: bool = True, **env: str) -> OtherBlocks:
     """What this task's `ones-run` sees; every leader lives, or none."""
-    return Blocks(Block(ARRAY, task, 0), job_dir, IN_ARRAY | env, lambda leader: lives)
+    return OtherBlocks(Block(ARRAY, task, 0), job_dir, IN_ARRAY | env, lambda leader: lives)
 
 
 def leads(job_dir: Path, task: int, term: int = 0, restart: int = 0) -> HotFolder:
@@ -214,23 +222,23 @@ def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest
 
 def test_what_ones_run_makes_of_lost_peers() -> None:
     """Protects a block from one bad hour of the network, and the allocation from one without an end."""
-    step = decide(Outcome(PEER_LOST, checkpoint="step-000000005"), Tries(), Limits())
+    step = decide(StartOutcome(PEER_LOST, checkpoint="step-000000005"), Tries(), RestartLimits())
     assert (step.action, step.tries.failures) == (Action.RESTART, 1)
     assert "other blocks were lost" in step.why
-    assert decide(Outcome(PEER_LOST), Tries(failures=3), Limits()).action is Action.END
+    assert decide(StartOutcome(PEER_LOST), Tries(failures=3), RestartLimits()).action is Action.END
 
 
 def test_a_block_that_always_fails_does_not_live_from_others_progress() -> None:
     """Protects the others: each time it is lost they write a newer checkpoint, which is no progress of its own."""
-    tries, limits = Tries(), Limits()
+    tries, limits = Tries(), RestartLimits()
     for number in range(1, 10):
-        end = Outcome(137, checkpoint=f"step-{number:09d}", steady=False)
+        end = StartOutcome(137, checkpoint=f"step-{number:09d}", steady=False)
         step = decide(end, tries, limits)
         if step.action is Action.END:
             break
         tries = step.tries
     assert number == limits.retries + 1
-    steady = Outcome(137, checkpoint="step-000000099", steady=True)
+    steady = StartOutcome(137, checkpoint="step-000000099", steady=True)
     assert decide(steady, tries, limits).tries.failures == 1
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.files.job_directory import summarize_reports
-from ones_wrapper.launch.restart_policy import Action, Limits, Outcome, Tries, decide
+from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutcome, Tries, decide
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.process.exit_codes import CRASHED, DONT_RESTART, HUNG, OUT_OF_MEMORY, STOP_CODE, explaining_code
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, encode_report
@@ -25,35 +25,35 @@ STEP_5, STEP_9 = "step-000000005", "step-000000009"
 KILLED = 137
 
 
-def action(end: Outcome, tries: Tries = Tries(), limits: Limits = Limits()) -> Action:
+def action(end: StartOutcome, tries: Tries = Tries(), limits: RestartLimits = RestartLimits()) -> Action:
     return decide(end, tries, limits).action
 
 
 def test_want_of_memory_costs_no_try() -> None:
     """Protects a batch that is far too large: each halving is progress, and there are few of them."""
-    step = decide(Outcome(OUT_OF_MEMORY), Tries(0, failures=3), Limits())
+    step = decide(StartOutcome(OUT_OF_MEMORY), Tries(0, failures=3), RestartLimits())
     assert (step.action, step.tries) == (Action.RESTART, Tries(0, restarts=1, failures=3, halvings=1))
-    assert action(Outcome(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
+    assert action(StartOutcome(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
 
 
 @pytest.mark.parametrize("code", [*CRASHED, HUNG, OUT_OF_MEMORY])
 def test_crashes_are_tried_again(code: int) -> None:
     """Protects a week of training from one bad moment of one node."""
-    assert action(Outcome(code, checkpoint=STEP_5, ours=True)) is Action.RESTART
-    assert action(Outcome(code)) is Action.RESTART  # from the beginning: nothing is lost by it
+    assert action(StartOutcome(code, checkpoint=STEP_5, ours=True)) is Action.RESTART
+    assert action(StartOutcome(code)) is Action.RESTART  # from the beginning: nothing is lost by it
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 130, STOP_CODE, DONT_RESTART])
 def test_the_scripts_own_word_ends_the_job(code: int) -> None:
     """Protects the allocation: what failed by itself would fail again, and a stop is meant."""
-    assert action(Outcome(code, checkpoint=STEP_5, ours=True)) is Action.END
+    assert action(StartOutcome(code, checkpoint=STEP_5, ours=True)) is Action.END
 
 
 @pytest.mark.parametrize("code", [STOP_CODE, KILLED, HUNG, 128 + signal.SIGUSR2])
 def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
     """Protects jobs longer than their time limit."""
-    end = Outcome(code, warned=True, checkpoint=STEP_5, ours=True)
-    step = decide(end, Tries(3), Limits())
+    end = StartOutcome(code, warned=True, checkpoint=STEP_5, ours=True)
+    step = decide(end, Tries(3), RestartLimits())
     assert (step.action, step.tries) == (Action.REQUEUE, Tries(3, requeues=1, requeued_at=STEP_5))
     assert "requeue 1 of 20" in step.why and STEP_5 in step.why
 
@@ -61,34 +61,38 @@ def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
 @pytest.mark.parametrize(
     ("end", "tries", "says"),
     [
-        (Outcome(STOP_CODE, warned=True), Tries(), "made no checkpoint"),
-        (Outcome(STOP_CODE, warned=True, checkpoint=STEP_5), Tries(), "made no checkpoint and loaded none"),
-        (Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True), Tries(0, 20, ""), "--requeues allows no more"),
+        (StartOutcome(STOP_CODE, warned=True), Tries(), "made no checkpoint"),
+        (StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5), Tries(), "made no checkpoint and loaded none"),
         (
-            Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
+            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
+            Tries(0, 20, ""),
+            "--requeues allows no more",
+        ),
+        (
+            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
             Tries(0, 1, STEP_5),
             "no newer checkpoint than",
         ),
         (
-            Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True, no_requeue="no scontrol"),
+            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True, no_requeue="no scontrol"),
             Tries(),
             "no scontrol",
         ),
     ],
 )
-def test_no_requeue_that_leads_nowhere(end: Outcome, tries: Tries, says: str) -> None:
+def test_no_requeue_that_leads_nowhere(end: StartOutcome, tries: Tries, says: str) -> None:
     """Protects the queue from a job that trains the same steps for ever, and says why it ended."""
-    step = decide(end, tries, Limits())
+    step = decide(end, tries, RestartLimits())
     assert step.action is Action.END and says in step.why
 
 
 def test_nobody_is_requeued_against_a_stop_or_twice() -> None:
     """Protects scancel, Slurm's own requeue, and the companion's: a second requeue would cut off the next run."""
     good = {"checkpoint": STEP_5, "ours": True}
-    assert action(Outcome(STOP_CODE, stopped=True, warned=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(Outcome(KILLED, stopped=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(Outcome(KILLED, drained=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(Outcome(DONT_RESTART, warned=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(StartOutcome(STOP_CODE, stopped=True, warned=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(StartOutcome(KILLED, stopped=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(StartOutcome(KILLED, drained=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(StartOutcome(DONT_RESTART, warned=True, **good)) is Action.END  # type: ignore[arg-type]
 
 
 @given(
@@ -100,13 +104,13 @@ def test_tries_are_bounded(ends: list[tuple[int, bool, int]], retries: int, requ
     """Protects the allocation and the queue, whatever happens in whatever order: no more requeues than allowed,
     never two without progress, and no more crashes in a row than allowed without progress.
     """
-    tries, limits, step, row = Tries(), Limits(retries, requeues), 1, 0
+    tries, limits, step, row = Tries(), RestartLimits(retries, requeues), 1, 0
     asked, last = 0, -1
     for code, warned, gained in ends:
         step += gained
         row = 0 if gained else row
         name = f"step-{step:09d}"
-        following = decide(Outcome(code, warned=warned, checkpoint=name, ours=True), tries, limits)
+        following = decide(StartOutcome(code, warned=warned, checkpoint=name, ours=True), tries, limits)
         if following.action is Action.RESTART:
             row += 1
             assert row <= retries

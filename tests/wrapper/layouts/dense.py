@@ -78,7 +78,7 @@ class Meshed(nn.Module):
         hidden = sizes.hidden
         self.token = modules.Embedding(mesh, sizes.vocab, hidden)
         self.place = modules.Positions(mesh, sizes.length, hidden)
-        self.blocks = nn.Sequential(*(modules.Block(mesh, hidden, sizes.heads) for _ in range(sizes.layers)))
+        self.blocks = nn.Sequential(*(modules.TransformerBlock(mesh, hidden, sizes.heads) for _ in range(sizes.layers)))
         self.norm, self.output = modules.LayerNorm(mesh, hidden), modules.Linear(mesh, hidden, sizes.vocab)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
-from ones_wrapper.checkpoint import Checkpoints, State
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint import Checkpoints, SavedState
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group
 from ones_wrapper.strategies.optimus import modules, summa
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
@@ -174,10 +174,10 @@ def unlike(group: Group, q: int) -> str:
     return ""
 
 
-def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, State]:
+def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, SavedState]:
     _, ours = twins(mesh, seed)
     optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01)
-    return ours, optimizer, State(ours, {"": optimizer}, {})
+    return ours, optimizer, SavedState(ours, {"": optimizer}, {})
 
 
 def _step(mesh: Mesh, ours: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -202,7 +202,7 @@ def saved(group: Group, q: int, directory: Path) -> list[torch.Tensor]:
     for seed in range(2):
         _step(mesh, ours, optimizer, seed)
     checkpoints = Checkpoints(directory, group, 1, 0)
-    checkpoints.save(state, Progress(step=2))
+    checkpoints.save(state, TrainingProgress(step=2))
     checkpoints.close()
     return _whole_state(ours, optimizer) if group.rank == 0 else _whole_state(ours, optimizer)[:0]
 
@@ -225,7 +225,7 @@ def into_dense(group: Group, directory: Path) -> list[torch.Tensor]:
     model = reference.in_double(reference.Dense)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     checkpoints = Checkpoints(directory, group, 1, 1)
-    assert checkpoints.load(State(model, {"": optimizer}, {})).name
+    assert checkpoints.load(SavedState(model, {"": optimizer}, {})).name
     checkpoints.close()
     return [p.detach() for p in model.parameters()]
 
@@ -240,7 +240,7 @@ def into_oblong(group: Group, shape: tuple[int, int], directory: Path) -> list[t
             setattr(module, name, nn.Parameter(distribute_tensor(whole.detach(), mesh, placements)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     checkpoints = Checkpoints(directory, group, 1, 1)
-    assert checkpoints.load(State(model, {"": optimizer}, {})).name
+    assert checkpoints.load(SavedState(model, {"": optimizer}, {})).name
     checkpoints.close()
     return _whole_state(model, optimizer)
 
@@ -248,7 +248,7 @@ def into_oblong(group: Group, shape: tuple[int, int], directory: Path) -> list[t
 def kept_bytes(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
     """Bytes that a block's forward pass keeps on this rank for the backward pass, but parameters."""
     mesh = mesh_of(group, q)
-    block = modules.Block(mesh, hidden, heads)
+    block = modules.TransformerBlock(mesh, hidden, heads)
     x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
     plain = nn.ParameterList([p.detach().to_local() for p in block.parameters()])  # type: ignore[attr-defined]
     with saved_bytes(plain) as kept:
@@ -259,7 +259,7 @@ def kept_bytes(group: Group, q: int, samples: int, length: int, hidden: int, hea
 def sent_on_mesh(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
     """Bytes that this rank sends in a block's forward and backward pass."""
     mesh = mesh_of(group, q)
-    block = modules.Block(mesh, hidden, heads)
+    block = modules.TransformerBlock(mesh, hidden, heads)
     x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
     with Traffic() as sent:
         block(x).sum().backward()

@@ -18,7 +18,7 @@ from ones_wrapper.membership import blocks as room
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Formed
-from ones_wrapper.membership.entrance import Found
+from ones_wrapper.membership.entrance import FoundBlocks
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
@@ -67,7 +67,7 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
         return 1
 
     group = Ranks(0, 1, 0, 1, 1, torch.device("cuda"), None)
-    found = Found(
+    found = FoundBlocks(
         HotFolder(tmp_path, 7), Block(7, 0, 0), leader, board, ME, 0, "127.0.0.1", BlockState.LEADING, Plan(1, 0, (ME,))
     )
     link = Link(board, f"{ME.uid}-0", lambda: False, lambda why: None)

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from ones_wrapper.launch.errors import is_consequence
-from ones_wrapper.launch.restart_policy import Action, Limits, Outcome, Tries, decide, script_failed
+from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutcome, Tries, decide, script_failed
 from ones_wrapper.membership.meeting import is_peer_lost
 from ones_wrapper.process.exit_codes import DEVICE_FAILED, USAGE_ERROR, explaining_code
 from ones_wrapper.process.faults import ConfigurationError, Fault, fault_of
@@ -71,21 +71,26 @@ def test_memory_that_nccl_lacks_is_memory() -> None:
 @pytest.mark.parametrize(
     ("end", "tries", "action", "says"),
     [
-        (Outcome(DEVICE_FAILED), Tries(), Action.RESTART, "a GPU failed; starting the ranks again"),
+        (StartOutcome(DEVICE_FAILED), Tries(), Action.RESTART, "a GPU failed; starting the ranks again"),
         (
-            Outcome(DEVICE_FAILED, checkpoint=AT, ours=True),
+            StartOutcome(DEVICE_FAILED, checkpoint=AT, ours=True),
             Tries(failures=1, failed_at=AT),
             Action.REQUEUE,
             "failed again",
         ),
-        (Outcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"), Tries(failures=1), Action.RESTART, "try 2"),
-        (Outcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"), Tries(failures=3), Action.END, "a GPU failed"),
-        (Outcome(DEVICE_FAILED, stopped=True), Tries(), Action.END, ""),
+        (StartOutcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"), Tries(failures=1), Action.RESTART, "try 2"),
+        (
+            StartOutcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"),
+            Tries(failures=3),
+            Action.END,
+            "a GPU failed",
+        ),
+        (StartOutcome(DEVICE_FAILED, stopped=True), Tries(), Action.END, ""),
     ],
 )
-def test_a_card_that_fails_twice_is_left_to_others(end: Outcome, tries: Tries, action: Action, says: str) -> None:
+def test_a_card_that_fails_twice_is_left_to_others(end: StartOutcome, tries: Tries, action: Action, says: str) -> None:
     """Protects a job from one bad card, and from restarts on it."""
-    step = decide(end, tries, Limits())
+    step = decide(end, tries, RestartLimits())
     assert step.action is action and says in step.why
 
 

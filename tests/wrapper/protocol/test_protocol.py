@@ -31,7 +31,7 @@ from ones_wrapper.protocol import (
     encode,
     encode_report,
 )
-from ones_wrapper.protocol.limits import MAX_NOTES, Limits, SizeLimits
+from ones_wrapper.protocol.limits import MAX_NOTES, SizeLimits, StrategyLimits
 
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
 COUNTS = st.integers(0, MAX_INT)
@@ -48,7 +48,7 @@ ROWS = st.builds(
 )
 NOTES = st.lists(PRINTABLE, max_size=MAX_NOTES).map(tuple)
 LIMITS = st.builds(
-    Limits,
+    StrategyLimits,
     PRINTABLE.filter(bool),
     st.lists(ROWS, max_size=9, unique_by=lambda row: row.gpus).map(
         lambda rows: tuple(sorted(rows, key=lambda r: r.gpus))
@@ -65,7 +65,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     float: MEASURED,
     str: PRINTABLE,
     bool: st.booleans(),
-    Limits: LIMITS,
+    StrategyLimits: LIMITS,
     tuple[int, ...]: TASKS,
     tuple[FusedMember, ...]: MEMBERS,
 }

@@ -19,9 +19,9 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
 from ones_wrapper.protocol import Spec, decode_spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from ones_wrapper.run.local_batch import keep_for_first_step, largest
-from ones_wrapper.run.memory import Found
+from ones_wrapper.run.memory import LargestBatch
 from ones_wrapper.run.replicas import as_found, divide
 from tests.wrapper.paired import Paired
 
@@ -185,14 +185,14 @@ def test_what_fits_as_declared_says_nothing_of_more() -> None:
     """A formula that leaves as much stays; one that left less is corrected; and where there is none, a cap remains."""
     limits = replace(Paired(sample_bytes=SAMPLE).limits(Spec(8, 8, 8, 0, 1), 8, 8), memory_bytes=MEMORY)
     spec = Spec(64, 64, 8, 0, 1, limits=limits)
-    assert as_found(spec, 1, Found(8, 1)) == spec
+    assert as_found(spec, 1, LargestBatch(8, 1)) == spec
     small = replace(spec, limits=replace(limits, memory_bytes=4000))
     assert divide(small, 1, 0).max_local == 3
-    assert divide(as_found(small, 1, Found(8, 1)), 1, 0).max_local == 8
+    assert divide(as_found(small, 1, LargestBatch(8, 1)), 1, 0).max_local == 8
     unknown = replace(spec, limits=replace(limits, memory_bytes=0))
-    assert as_found(unknown, 1, Found(3, 1)).max_local_batch == 3
-    assert as_found(unknown, 2, Found(3, 1)) == unknown
-    each_a_replica = replace(unknown, limits=Limits("plain", tuple(SizeLimits(n, n) for n in (1, 2, 4))))
-    assert as_found(each_a_replica, 2, Found(3, 1)).max_local_batch == 3
-    assert as_found(replace(unknown, limits=Limits("any")), 2, Found(3, 1)).max_local_batch == 3
-    assert as_found(replace(spec, limits=None), 2, Found(3)).max_local_batch == 3
+    assert as_found(unknown, 1, LargestBatch(3, 1)).max_local_batch == 3
+    assert as_found(unknown, 2, LargestBatch(3, 1)) == unknown
+    each_a_replica = replace(unknown, limits=StrategyLimits("plain", tuple(SizeLimits(n, n) for n in (1, 2, 4))))
+    assert as_found(each_a_replica, 2, LargestBatch(3, 1)).max_local_batch == 3
+    assert as_found(replace(unknown, limits=StrategyLimits("any")), 2, LargestBatch(3, 1)).max_local_batch == 3
+    assert as_found(replace(spec, limits=None), 2, LargestBatch(3)).max_local_batch == 3

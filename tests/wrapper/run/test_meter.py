@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.process.hooks import Flags
@@ -25,7 +25,7 @@ def test_pauses_and_first_steps_are_not_measured() -> None:
     """
     now = 0.0
     meter = Meter(2.0, lambda: now)
-    progress = Progress()
+    progress = TrainingProgress()
     reports = []
     for step in range(WARM_UP + 8):
         meter.start()
@@ -45,9 +45,9 @@ def test_infinite_loss_is_left_out() -> None:
     """Protects reports from numbers that JSON cannot carry."""
     meter = Meter(0.0, lambda: 0.0)
     for _ in range(WARM_UP):
-        meter.stop(Progress(), 1, 1, 1.0)
+        meter.stop(TrainingProgress(), 1, 1, 1.0)
     meter.loss(float("inf"), 1)
-    report = meter.stop(Progress(), 1, 1, 1.0)
+    report = meter.stop(TrainingProgress(), 1, 1, 1.0)
     assert report is not None and report.loss is None and report.nonfinite == 1
 
 
@@ -55,14 +55,14 @@ def test_losses_of_a_stretch_over_the_end_of_an_epoch_count_once() -> None:
     """Protects the reported loss: epochs and stretches end at different steps, and each loss is in one of either."""
     meter = Meter(100.0, lambda: 0.0)
     for _ in range(WARM_UP):
-        meter.stop(Progress(), 1, 1, 1.0)
+        meter.stop(TrainingProgress(), 1, 1, 1.0)
     for loss in (1.0, 2.0, float("nan")):
         meter.loss(torch.tensor(loss), 2)
-        meter.stop(Progress(), 2, 2, 1.0)
+        meter.stop(TrainingProgress(), 2, 2, 1.0)
     first = meter.take_epoch()
     assert (first.mean, float(first.nonfinite)) == (1.5, 1.0)
     meter.loss(6.0, 2)
-    meter.stop(Progress(), 2, 2, 1.0)
+    meter.stop(TrainingProgress(), 2, 2, 1.0)
     report = meter.flush()
     assert report is not None and (report.loss, report.nonfinite) == (3.0, 1)
     second = meter.take_epoch()
@@ -177,7 +177,7 @@ def test_a_device_that_is_behind_is_waited_for(step_s: float, ahead: int, pause:
         now += 0.002  # launches
         done = max(now, done) + step_s
         now = max(now, done - ahead * step_s)  # the queue is full
-        report = meter.stop(Progress(), 16, 16, 1.0)
+        report = meter.stop(TrainingProgress(), 16, 16, 1.0)
         if pause and number % 7 == 3:
             meter.settle()
             wait()  # noise is summed up, a checkpoint is copied
@@ -196,7 +196,7 @@ def test_what_may_hang_is_not_asked() -> None:
     meter = Meter(2.0, lambda: 0.0, lambda: asked.append(1))
     for _ in range(WARM_UP + 3):
         meter.loss(torch.tensor(2.0), 8)
-        meter.stop(Progress(), 16, 16, 1.0)
+        meter.stop(TrainingProgress(), 16, 16, 1.0)
     asked.clear()
     meter.forget()
     assert meter.flush() is None and asked == []

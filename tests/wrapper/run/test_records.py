@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.protocol import Batch, Bye, Membership, Report, decode_report
@@ -17,7 +17,7 @@ from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Meter
 from ones_wrapper.run.records import Records
 from ones_wrapper.run.series import Open
-from ones_wrapper.run.settings import Identity, Settings
+from ones_wrapper.run.settings import Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from tests.wrapper.membership.test_plan import member
 
@@ -41,11 +41,11 @@ class Run:
     """Rank 0 of a job of blocks, whose steps the device takes 0.3 s for."""
 
     def __init__(self, directory: Path, series: Open | None = None) -> None:
-        self.device, self.progress, self.directory = Device(), Progress(), directory
+        self.device, self.progress, self.directory = Device(), TrainingProgress(), directory
         sizes = cast(StepSizes, SimpleNamespace(batch=8, lr_factor=1.0))
         known = (directory, None, self.progress, Loop(), sizes)
         group = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
-        self.records = Records(group, Identity(7, 0), Settings(True, None, False, series=series), 0.0, *known)
+        self.records = Records(group, Identity(7, 0), RunSettings(True, None, False, series=series), 0.0, *known)
         self.records.meter = Meter(2.0, lambda: self.device.now, self.device.wait)
         self.records.membership(ONE, 0.0, 0, 0.0, None)
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from ones_wrapper.strategies.optimus import Optimus2D
 from tests.wrapper.layouts.dense import HEADS, HIDDEN, LENGTH, VOCAB, Meshed, in_double, texts
 from tests.wrapper.strategies import script
@@ -30,7 +30,7 @@ def optimus(kind: type[Optimus2D] = Optimus2D) -> Optimus2D:
 class Squares(Optimus2D):
     """One mesh alone, of one rank or of four."""
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         its = super().limits(spec, most_gpus, ranks_per_node)
         return replace(its, sizes=tuple(row for row in its.sizes if row.gpus in (1, 4)))
 

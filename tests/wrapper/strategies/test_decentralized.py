@@ -14,7 +14,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec, decode_spec
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
 from ones_wrapper.strategies.decentlam.topologies import NAMES, degree, mixing, neighbours
 from ones_wrapper.strategies.lsgd import Lsgd
@@ -108,7 +108,7 @@ def test_one_model_is_saved_evaluated_and_published(name: str, tmp_path: Path) -
         assert (one["limits"].strategy, one["limits"].at(2).data_bytes) == (name, wanted)
 
 
-def told(strategy: Lsgd | DecentLam, ranks_per_node: int = 4) -> Limits:
+def told(strategy: Lsgd | DecentLam, ranks_per_node: int = 4) -> StrategyLimits:
     strategy.model_bytes = 1200
     return strategy.limits(Spec(8, 8, 8, 0, 1), 32, ranks_per_node)
 

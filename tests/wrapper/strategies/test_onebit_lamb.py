@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.runs import TIMEOUT_S, Run, write_order
 from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.nightly
 N = 64 * 64 + 64 + 64 * 10 + 10
 
 
-def limits_of(job: Path, fixed: bool) -> Limits:
+def limits_of(job: Path, fixed: bool) -> StrategyLimits:
     """The limits, once they say that the batch is fixed, or free."""
     until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until:

@@ -16,7 +16,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import Cut, accumulation_count, plan, step_passes
 from ones_wrapper.data.shares import Shares
-from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, Taken, Uneven, Watch, counts
+from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, OwnTime, Taken, Uneven, counts
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import in_one_process, on_ranks
 
@@ -179,7 +179,7 @@ def test_a_slot_is_empty_until_enough_was_measured() -> None:
 def test_a_watch_leaves_waiting_out() -> None:
     """Own time is up to the last gradient, once more after each exchange, and without an evaluation in between."""
     now = [0.0]
-    watch = Watch(torch.device("cpu"), lambda: now[0])
+    watch = OwnTime(torch.device("cpu"), lambda: now[0])
 
     def after(seconds: float) -> None:
         now[0] += seconds

@@ -8,21 +8,21 @@
 
 Written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete checkpoint.
 `torch.distributed.checkpoint` plans which rank writes and reads what. So a checkpoint loads at another world size, and
-into DDP or FSDP2 whichever wrote it. `Reader` opens it to that library's own `load`.
+into DDP or FSDP2 whichever wrote it. `PartReader` opens it to that library's own `load`.
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints
 from ones_wrapper.checkpoint.folder import checkpoint_name
-from ones_wrapper.checkpoint.safetensors import Reader
-from ones_wrapper.checkpoint.state import Failed, Loaded, Saved, State, Stateful
+from ones_wrapper.checkpoint.safetensors import PartReader
+from ones_wrapper.checkpoint.state import Failed, Loaded, Saved, SavedState, Stateful
 
 __all__ = [
     "Checkpoints",
     "Failed",
     "Loaded",
-    "Reader",
+    "PartReader",
     "Saved",
-    "State",
+    "SavedState",
     "Stateful",
     "checkpoint_name",
 ]

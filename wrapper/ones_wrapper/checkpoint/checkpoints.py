@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
-from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
-from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, State, collect, differences, restore
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint.safetensors import PartReader, TensorPart, encode
+from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, SavedState, collect, differences, restore
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum
@@ -39,8 +39,8 @@ class _Work:
     """A checkpoint that is ready to be written."""
 
     name: str
-    progress: Progress
-    plan: Plan
+    progress: TrainingProgress
+    plan: WritePlan
     tensors: list[torch.Tensor]
     rest: dict[str, Any]
     started: float
@@ -88,7 +88,7 @@ class Checkpoints:
         self._folder.wait_for_removal()
         self._folder.release()
 
-    def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> str:
+    def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> str:
         """Write a checkpoint of this rank's whole model, without the other ranks; return its name. Not collective: they
         may be gone. `refuse` is called last; its reason, if any, discards the checkpoint.
 
@@ -99,7 +99,7 @@ class Checkpoints:
         alone._folder.refuse = refuse
         return alone.save(state, progress).name
 
-    def save(self, state: State, progress: Progress) -> Saved:
+    def save(self, state: SavedState, progress: TrainingProgress) -> Saved:
         """Write a checkpoint that is durable on return; wait for a checkpoint under way first.
 
         Raises `RankError` on all ranks where it could not be written (a full disk, state of a type that cannot be
@@ -109,7 +109,7 @@ class Checkpoints:
         self._wait()
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
-    def begin(self, state: State, progress: Progress) -> None:
+    def begin(self, state: SavedState, progress: TrainingProgress) -> None:
         """Copy the state, and write it as a checkpoint in a background thread; `ended` returns the result.
 
         Waits for a checkpoint under way. Raises nothing for a checkpoint that could not be written. Where the ranks
@@ -156,7 +156,7 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
 
-    def _work(self, state: State, progress: Progress, started: float, copy: bool) -> _Work:
+    def _work(self, state: SavedState, progress: TrainingProgress, started: float, copy: bool) -> _Work:
         """Plan the write of each rank; with `copy`, training may change the state once this returns."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
@@ -216,7 +216,7 @@ class Checkpoints:
         seconds = time.monotonic() - work.started
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
-    def load(self, state: State) -> Loaded:
+    def load(self, state: SavedState) -> Loaded:
         """Load the newest checkpoint that is undamaged, into the objects of `state`.
 
         A damaged one is set aside under a name with a dot, and logged. Raises `RankError` where the files are
@@ -237,8 +237,8 @@ class Checkpoints:
                 group.on_first(partial(folder.set_aside, name))
                 continue
             progress, note = group.everywhere(partial(self._read, name, state))[0]
-            return Loaded(name, Progress(**progress), self._log([*notes, *note]))
-        return Loaded("", Progress(), self._log(notes))
+            return Loaded(name, TrainingProgress(**progress), self._log([*notes, *note]))
+        return Loaded("", TrainingProgress(), self._log(notes))
 
     def _log(self, notes: list[str]) -> str:
         note = "; ".join(notes)
@@ -246,10 +246,10 @@ class Checkpoints:
             log(note)
         return note
 
-    def _read(self, name: str, state: State) -> tuple[dict[str, Any], list[str]]:
+    def _read(self, name: str, state: SavedState) -> tuple[dict[str, Any], list[str]]:
         manifest, path = self._folder.manifest(name), self._folder.path(name)
         rest = torch.load(path / REST, map_location=self._place, weights_only=True)
-        reader, now = Reader(path), collect(state, template=True)
+        reader, now = PartReader(path), collect(state, template=True)
         metadata = reader.read_metadata()
         if problems := differences(now, rest, metadata):
             raise ValueError(
@@ -282,7 +282,7 @@ def _copied(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """Tensors that this rank writes, in this order, and the header of the file."""
 
     items: list[WriteItem]
@@ -295,7 +295,7 @@ class Planner:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._local: SavePlan | None = None
-        self._plan = Plan([], b"")
+        self._plan = WritePlan([], b"")
         self._arena: Arena | None = None
 
     def forget(self) -> None:
@@ -312,7 +312,7 @@ class Planner:
         held = [item for item in plan.items if item.index.fqn not in others and not _empty(item)]
         return replace(plan, items=held)
 
-    def agree(self, local: SavePlan) -> Plan:
+    def agree(self, local: SavePlan) -> WritePlan:
         """Agree what each rank writes, of what it could. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
@@ -324,7 +324,7 @@ class Planner:
                 plans, _ = _dcp_planner().create_global_plan(locals_)
                 # Wide dtypes first: then all are aligned in the file.
                 items = sorted(plans[group.rank].items, key=lambda item: -_data(item).properties.dtype.itemsize)
-                self._plan = Plan(items, encode([_part(item) for item in items]))
+                self._plan = WritePlan(items, encode([_part(item) for item in items]))
 
             group.everywhere(choose)
             self._local = local
@@ -380,9 +380,9 @@ def _data(item: WriteItem) -> TensorWriteData:
     return item.tensor_data
 
 
-def _part(item: WriteItem) -> Part:
+def _part(item: WriteItem) -> TensorPart:
     data = _data(item)
-    return Part(item.index.fqn, tuple(data.chunk.offsets), tuple(data.chunk.sizes), data.properties.dtype)
+    return TensorPart(item.index.fqn, tuple(data.chunk.offsets), tuple(data.chunk.sizes), data.properties.dtype)
 
 
 def _empty(item: WriteItem) -> bool:

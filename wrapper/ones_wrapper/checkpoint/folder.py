@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 from ones_wrapper.checkpoint.files import write_json
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
 from ones_wrapper.files.job_lock import lock_directory
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
@@ -25,7 +25,7 @@ from ones_wrapper.script.line import script
 FORMAT = 3
 REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
-"""Fields of `Progress` that checkpoints of the first versions with this format lack, and what they stand for."""
+"""Fields of `TrainingProgress` that the first checkpoints of this format lack, and what they stand for."""
 _NAME = re.compile(r"step-\d{9,}")
 OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), in whose training {mine} would go on: give each "
@@ -44,7 +44,7 @@ class Manifest:
 
     job_id: int
     """Id of the job that first wrote the checkpoint, also after another job took it over by `--resume-from`."""
-    progress: Progress
+    progress: TrainingProgress
 
 
 class Folder:
@@ -102,7 +102,7 @@ class Folder:
         """Give up a checkpoint that was being written."""
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
-    def complete(self, name: str, progress: Progress, files: dict[str, Sum]) -> int:
+    def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
         """Write the manifest, publish the checkpoint, and remove surplus ones; return the checkpoint's size in bytes.
         Rank 0 calls it once all ranks' files are durable."""
         temporary = self.temporary(name)
@@ -197,7 +197,9 @@ class Folder:
         progress = LATER | manifest["progress"]
         kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "list[float]": _floats}
         job_id = int(manifest.get(RESUMED_FROM, job_id))
-        return Manifest(job_id, Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)}))
+        return Manifest(
+            job_id, TrainingProgress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(TrainingProgress)})
+        )
 
 
 def _floats(values: list[float]) -> list[float]:

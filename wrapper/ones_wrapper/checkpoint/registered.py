@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.checkpoint import State, Stateful
+from ones_wrapper.checkpoint import SavedState, Stateful
 from ones_wrapper.checkpoint.state import CannotSaveError, PlainValues, pack
 from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.script.optimizers import is_plain, plain_state
@@ -40,7 +40,7 @@ def state_of(
     optimizer: Any,
     others: Mapping[str, Any],
     own: dict[str, Stateful],
-) -> State:
+) -> SavedState:
     """Return the state that checkpoints hold: the script's objects and the job's `own`. Raises ValueError or TypeError,
     with the remedy, for an object that cannot be saved."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
@@ -63,7 +63,7 @@ def state_of(
     extras: dict[str, Stateful] = {}
     for name, other in others.items():
         extras |= _stateful(name, other)
-    return State(whole, optimizers, extras, own)
+    return SavedState(whole, optimizers, extras, own)
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:

@@ -67,7 +67,7 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A tensor, or the block of one that a rank holds."""
 
     path: str
@@ -89,7 +89,7 @@ def refusal(path: str, dtype: torch.dtype) -> str:
     return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
 
 
-def encode(parts: Sequence[Part]) -> bytes:
+def encode(parts: Sequence[TensorPart]) -> bytes:
     """The header of a file with these parts, one after the other, its length included.
 
     Raises ValueError where it would be too long, and for two parts of one tensor.
@@ -110,7 +110,7 @@ def encode(parts: Sequence[Part]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def decode(path: Path) -> list[tuple[Part, int]]:
+def decode(path: Path) -> list[tuple[TensorPart, int]]:
     """The parts in a file, with each one's first byte in it, in the order of the bytes.
 
     Raises ValueError for a header that is none, that reaches beyond the file, or whose tensors overlap or leave gaps.
@@ -127,7 +127,7 @@ def decode(path: Path) -> list[tuple[Part, int]]:
         raise ValueError(f"{path.name} is no sound safetensors file: {error}") from None
 
 
-def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
+def _parts(entries: Any, first: int, size: int) -> list[tuple[TensorPart, int]]:
     """`first` is where the tensors begin in a file of `size` bytes."""
     if not isinstance(entries, dict):
         raise ValueError("the header is no JSON object")
@@ -140,7 +140,7 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
         if dtype is None:
             raise ValueError(f"{key!r} has the unknown dtype {entry['dtype']!r}")
         shape = _counts(key, entry["shape"])
-        part = Part(key, blocks.get(key, (0,) * len(shape)), shape, dtype)
+        part = TensorPart(key, blocks.get(key, (0,) * len(shape)), shape, dtype)
         if len(part.offsets) != len(shape):
             raise ValueError(f"{key!r} of shape {shape} begins at {part.offsets}")
         ends = _counts(key, entry["data_offsets"])
@@ -177,7 +177,7 @@ def _counts(key: str, values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def whole(parts: Iterable[Part]) -> tuple[int, ...]:
+def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
     """The shape of the tensor that these parts, of all files, make up.
 
     Raises ValueError where an element is missing or there twice.
@@ -189,7 +189,7 @@ def whole(parts: Iterable[Part]) -> tuple[int, ...]:
             raise ValueError(f"{part.path} is of two dtypes or dimensions")
     ends = [tuple(map(int.__add__, part.offsets, part.shape)) for part in ordered]
     size = tuple(map(max, zip(*ends, strict=True)))
-    near: list[Part] = []
+    near: list[TensorPart] = []
     for part in ordered:
         # Only parts whose rows reach down to this one's can overlap it: few, where ranks hold blocks of rows.
         near = [other for other in near if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
@@ -201,7 +201,7 @@ def whole(parts: Iterable[Part]) -> tuple[int, ...]:
     return size
 
 
-def _overlap(one: Part, other: Part) -> bool:
+def _overlap(one: TensorPart, other: TensorPart) -> bool:
     return all(
         max(a, b) < min(a + n, b + m)
         for a, n, b, m in zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
@@ -211,7 +211,7 @@ def _overlap(one: Part, other: Part) -> bool:
 _TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
 
 
-class Reader(StorageReader):
+class PartReader(StorageReader):
     """Opens a checkpoint's tensors to `torch.distributed.checkpoint.load`, which then needs no pickle.
 
     Paths are `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary.
@@ -220,14 +220,14 @@ class Reader(StorageReader):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._places: dict[MetadataIndex, tuple[str, int, Part]] = {}
+        self._places: dict[MetadataIndex, tuple[str, int, TensorPart]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read what is there, from the headers of the manifest's files.
 
         Raises ValueError if headers are damaged, or do not cover every tensor that they name.
         """
-        found: dict[str, list[Part]] = {}
+        found: dict[str, list[TensorPart]] = {}
         for name in json.loads((self._path / MANIFEST).read_text())["files"]:
             if _TENSORS.fullmatch(name):
                 for part, start in decode(self._path / name):

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from ones_wrapper.checkpoint import Checkpoints, Failed, Loaded, Saved, State
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.checkpoint import Checkpoints, Failed, Loaded, Saved, SavedState
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group, RankError
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
@@ -37,14 +37,14 @@ class Saver:
         self._every_s = every_s
         self._behind = behind
         self._send = send
-        self._saved: Progress | None = None
+        self._saved: TrainingProgress | None = None
         self._saved_at = time.monotonic()
         self._stall_s: float | None = None
         self._writing = False
         self.load_s = 0.0
         """Time that the last `load` took."""
 
-    def load(self, state: State) -> Loaded:
+    def load(self, state: SavedState) -> Loaded:
         """Load the newest good checkpoint into the objects of `state`."""
         started = time.monotonic()
         loaded = self._checkpoints.load(state)
@@ -53,7 +53,7 @@ class Saver:
         self.load_s = self._saved_at - started
         return loaded
 
-    def due(self, progress: Progress) -> bool:
+    def due(self, progress: TrainingProgress) -> bool:
         """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""
         every_s = self._every_s
         if every_s is None:
@@ -61,7 +61,7 @@ class Saver:
             every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
         return not self._writing and time.monotonic() - self._saved_at >= every_s
 
-    def save(self, state: State | None, progress: Progress, why: str, order: int | None = None) -> bool:
+    def save(self, state: SavedState | None, progress: TrainingProgress, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return; False if it could not be, which is logged.
 
         Without an order, nothing is written if the progress is that of the last checkpoint.
@@ -82,7 +82,7 @@ class Saver:
         self._done(saved, order)
         return True
 
-    def begin(self, state: State, progress: Progress) -> None:
+    def begin(self, state: SavedState, progress: TrainingProgress) -> None:
         """Begin a checkpoint that is written in the background, or write it at once if `behind` is off."""
         if not self._behind:
             self.save(state, progress, "in passing")
@@ -120,7 +120,7 @@ class Saver:
         self._checkpoints.let_go()
         self.report_finished()
 
-    def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> bool:
+    def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> bool:
         """Write a checkpoint from this rank only, as `Checkpoints.rescue` does; return whether it was written."""
         if self._saved == progress:
             return True

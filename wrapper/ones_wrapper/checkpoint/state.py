@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint.safetensors import refusal
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_state, stepping_without_closure
 
 
@@ -60,7 +60,7 @@ OWN = ("files", "data")
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """State that is saved besides the progress: registered once by the script."""
 
     model: torch.nn.Module
@@ -82,7 +82,7 @@ class Saved:
     """Time from its beginning until it was durable."""
     stall_s: float
     """Pause of training for it, the wait for the one before included."""
-    progress: Progress
+    progress: TrainingProgress
     """Progress at the beginning of the checkpoint."""
 
 
@@ -99,7 +99,7 @@ class Loaded:
     """Checkpoint that was loaded (empty name: none), and what people should know."""
 
     name: str
-    progress: Progress
+    progress: TrainingProgress
     note: str = ""
 
 
@@ -223,7 +223,7 @@ class Content:
     """Paths of the model's buffers: ranks may differ in these, and rank 0's count, as in DDP."""
 
 
-def collect(state: State, *, template: bool = False) -> Content:
+def collect(state: SavedState, *, template: bool = False) -> Content:
     """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`.
 
     A `template`, for loading, has the optimizer's state also where no step was taken yet.
@@ -338,7 +338,7 @@ def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
     return {path for path in now.tensors if path.startswith(prefixes)} if prefixes else set()
 
 
-def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+def restore(state: SavedState, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Load what was read into the objects of `state`; `tensors` are a template's, filled from the checkpoint."""
     set_model_state_dict(state.model, unpack(rest["model"], tensors))
     # Parameters that never had a gradient have no state, which strictness would refuse.

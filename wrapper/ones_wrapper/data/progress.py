@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """Position of training; all counts are since the job's first run unless noted otherwise."""
 
     epoch: int = 0
@@ -47,6 +47,6 @@ class Progress:
     run_id: str = ""
     """Name of the job's runs for loggers; kept by jobs that resume from its checkpoints."""
 
-    def take_over(self, other: Progress) -> None:
+    def take_over(self, other: TrainingProgress) -> None:
         """Copy another position into this one."""
         vars(self).update(vars(other))

@@ -41,7 +41,7 @@ UNIT = 1e-12
 """Seconds in one unit of the times that ranks exchange, which are integers."""
 
 
-class Watch:
+class OwnTime:
     """This rank's own time in the present step: from `start`, or the end of an exchange, to the last gradient."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -106,7 +106,7 @@ class Uneven:
 
     def __init__(self, device: torch.device, most: int) -> None:
         """`most` is what this rank holds in a pass."""
-        self.watch = Watch(device)
+        self.watch = OwnTime(device)
         self.shares: Shares | None = None
         """Shares in force; None while they are even."""
         self._most = most

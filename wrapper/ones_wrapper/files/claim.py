@@ -140,13 +140,13 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
     return Claim(handle, holder)
 
 
-class Ranks(Protocol):
+class ClaimingRanks(Protocol):
     """The collective by which all ranks agree on the end of a refused training."""
 
     def maximum(self, values: Sequence[int]) -> list[int]: ...
 
 
-def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | None:
+def claim_for_ranks(ranks: ClaimingRanks, take: Callable[[], Claim | None]) -> Claim | None:
     """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
     `ClaimedError` on any."""
     claim, refused = None, 0

@@ -64,7 +64,7 @@ WORLD = (
 )
 
 
-class Ranks(TorchElasticEnvironment):
+class LightningRanks(TorchElasticEnvironment):
     """Lightning's environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. It requeues
     nothing."""
 
@@ -82,7 +82,7 @@ class ElasticStrategy(ParallelStrategy):
 
     def __init__(self, ddp: dict[str, Any] | None = None, **elastic: Any) -> None:
         """`ddp` are options of torch's DistributedDataParallel."""
-        super().__init__(cluster_environment=Ranks())
+        super().__init__(cluster_environment=LightningRanks())
         self._elastic, self._ddp = elastic, ddp or {}
         self._group: Group | None = None
         self._job: Job | None = None

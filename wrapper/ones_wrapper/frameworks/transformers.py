@@ -98,7 +98,7 @@ class Trainer(transformers.Trainer):
     def _batches(self) -> Any:
         if self._job is None:
             self._join()
-        return _Batches(self)
+        return _TrainerBatches(self)
 
     def _join(self) -> None:
         """Become a rank of the job: its data, model, optimizer and schedule, with the newest checkpoint loaded."""
@@ -121,7 +121,7 @@ class Trainer(transformers.Trainer):
         self.model_wrapped = job.ddp(model, **(handler.to_kwargs() if handler else {}))
         self.create_optimizer()
         self._steps, self._loader = Steps(job, loader), loader
-        batches: Any = _Batches(self)
+        batches: Any = _TrainerBatches(self)
         max_steps = super().set_initial_training_values(args, batches)[-1]
         self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)
         self._register(max_steps)
@@ -168,7 +168,7 @@ class Trainer(transformers.Trainer):
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         found = super().set_initial_training_values(args, dataloader)
-        if not isinstance(dataloader, _Batches):
+        if not isinstance(dataloader, _TrainerBatches):
             return found
         epochs, steps, examples, samples, _, length, max_steps = found
         self._epochs = epochs
@@ -180,7 +180,7 @@ class Trainer(transformers.Trainer):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        if not isinstance(epoch_iterator, _Batches):
+        if not isinstance(epoch_iterator, _TrainerBatches):
             return super().get_batch_samples(epoch_iterator, num_batches, device)
         passes = self.steps.take()
         if not passes:
@@ -240,7 +240,7 @@ class _Step(dict[str, Any]):
         self.passes = passes
 
 
-class _Batches:
+class _TrainerBatches:
     """Stand-in for a DataLoader; its batches are taken by `Trainer.get_batch_samples` instead."""
 
     def __init__(self, trainer: Trainer) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ones_wrapper.data.feed import AccumulationStep
-    from ones_wrapper.data.uneven import Watch
+    from ones_wrapper.data.uneven import OwnTime
 
 
 class Exchange(ABC):
@@ -50,7 +50,7 @@ class Exchange(ABC):
     """True if passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
     timed = False
     """True if gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
-    watch: Watch | None = None
+    watch: OwnTime | None = None
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:

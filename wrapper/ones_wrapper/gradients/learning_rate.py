@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.protocol.growth import MOST, OTHER, SILENT, bound, doubled
 
 CAP = 2.0
@@ -56,12 +56,12 @@ class Rate:
             optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
             optimizer.register_step_post_hook(self._after)
 
-    def resume(self, progress: Progress) -> None:
+    def resume(self, progress: TrainingProgress) -> None:
         """Take over the power of momentum and the largest rates from a checkpoint, or from ranks that train."""
         self._power = progress.momentum_power
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
-    def admit(self, progress: Progress, batch: float) -> bool:
+    def admit(self, progress: TrainingProgress, batch: float) -> bool:
         """Decide by the noise scale whether the batch in force costs no samples; return True if that changed.
 
         The noise scale's lower bound admits a batch, and its mean keeps it, so that no fluctuation turns it to and fro.
@@ -72,17 +72,17 @@ class Rate:
         progress.admitted = batch if self._base < batch <= most else 0.0
         return (progress.admitted >= batch) != (before >= batch)
 
-    def free(self, progress: Progress) -> int:
+    def free(self, progress: TrainingProgress) -> int:
         """Return the largest global batch known to cost no samples."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
-    def power(self, progress: Progress, batch: float) -> float:
+    def power(self, progress: TrainingProgress, batch: float) -> float:
         """Return the power to which momentum is raised at this batch; 1 leaves it unchanged."""
         if self.rule not in ("sgd", "adam") or batch > max(self._base, progress.admitted):
             return 1.0
         return batch / self._base
 
-    def factor(self, progress: Progress, batch: float) -> float:
+    def factor(self, progress: TrainingProgress, batch: float) -> float:
         """Return the learning rate in force over the script's own; for SGD both are multiplied by the memory of its
         momentum."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
@@ -91,7 +91,7 @@ class Rate:
         """Prepare for the loop's next step: clear `stepped`."""
         self.stepped = False
 
-    def begin(self, progress: Progress, batch: float, total: float) -> None:
+    def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
         """Begin a step of `total` samples while `batch` is in force. A smaller step, such as an epoch's last, gets the
         factor of its own samples, but at least the base batch's."""
         self.expect()
@@ -102,7 +102,7 @@ class Rate:
                 _scale_buffers(optimizer, self._power, power)
         self._power = progress.momentum_power = power
 
-    def remember(self, progress: Progress) -> None:
+    def remember(self, progress: TrainingProgress) -> None:
         """Store in `progress` the largest rates, which a later run needs."""
         progress.lr_peaks = list(self._peaks)
 
@@ -137,7 +137,7 @@ class Rate:
             group.update({name: value for name, value in own.items() if name in group})
         self.stepped = True
 
-    def words(self, progress: Progress, batch: float) -> str:
+    def words(self, progress: TrainingProgress, batch: float) -> str:
         """Describe rate and momentum at this batch, for a job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"

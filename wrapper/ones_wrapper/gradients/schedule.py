@@ -6,7 +6,7 @@ twice the batch uses the samples of two of those, so the schedule must advance b
 by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
 base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
 
-What a step leaves of a base batch is carried in the scheduler's state; all else follows from `Progress`.
+What a step leaves of a base batch is carried in the scheduler's state; all else follows from `TrainingProgress`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 
 METRICS = (
     "scheduler.step(...): {name} is given a metric inside the loop over batches, where the number of steps depends on "
@@ -53,7 +53,7 @@ def base_steps(samples: int, base_batch: int) -> int:
     return -(-samples // base_batch)
 
 
-def counted(progress: Progress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
+def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
     """Samples that a schedule counts for a step of `total`, taken at global batch `batch` with this progress before it.
 
     Those of an epoch's last step count as if they filled its last base batch: each epoch has whole steps. Fewer than

@@ -21,11 +21,11 @@ from ones_wrapper.files.places import find_job_directory, find_spool, own_job
 from ones_wrapper.files.resume import find_earlier, prepare_job_directory
 from ones_wrapper.files.run_id import run_id, seeds
 from ones_wrapper.launch import bytecode, container
-from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
+from ones_wrapper.launch.blocks import FIRST_WAIT_S, OtherBlocks
 from ones_wrapper.launch.fused_start import before_ranks
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
-from ones_wrapper.launch.restart_policy import Limits
+from ones_wrapper.launch.restart_policy import RestartLimits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 from ones_wrapper.membership.files import FolderError, HotFolder
 from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
@@ -318,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
         if args.preload:
             env["ONES_PRELOAD"] = args.preload
-        limits = Limits(_limit(env, "retries", args.retries, 3), _limit(env, "requeues", args.requeues, 20))
+        limits = RestartLimits(_limit(env, "retries", args.retries, 3), _limit(env, "requeues", args.requeues, 20))
         options = LaunchOptions.of(env, args)
         if options.launcher:
             launcher_named(options.launcher)
@@ -357,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         env |= seeds(run_id(job_dir, env, own_job(env)), env)
         if args.fuse and not block and (code := before_ranks(job_dir, env, script, arguments)) is not None:
             return code
-        blocks = Blocks(block, job_dir, env) if block else None
+        blocks = OtherBlocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")
             return 0

@@ -32,7 +32,7 @@ FIRST_WAIT_S = 60.0
 _LOOK_S = 0.5
 
 
-class Blocks:
+class OtherBlocks:
     """View of one block on the job's other blocks."""
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ones_wrapper.plugins import load
-from ones_wrapper.process.placement import Allocation, LaunchError
+from ones_wrapper.process.placement import LaunchError, NodeAllocation
 
 MPI_TYPES = ("none", "pmi2", "pmix")
 """Plugins by which `srun` lets the processes of a step find each other."""
@@ -29,7 +29,7 @@ _ASK_S = 20.0
 class Layout:
     """Processes to start on the nodes of an allocation."""
 
-    allocation: Allocation
+    allocation: NodeAllocation
     command: Sequence[str]
     direct: bool = False
     """True for one process a rank, rather than a node launcher a node."""

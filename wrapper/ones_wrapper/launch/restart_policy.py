@@ -57,7 +57,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RestartLimits:
     """Bounds on restarts and requeues."""
 
     retries: int = 3
@@ -85,7 +85,7 @@ class Tries:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StartOutcome:
     """The end of the ranks: exit code, cause, and progress."""
 
     code: int
@@ -126,7 +126,7 @@ def newer(checkpoint: str, than: str) -> bool:
     return _step(checkpoint) > _step(than)
 
 
-def decide(end: Outcome, tries: Tries, limits: Limits) -> Decision:
+def decide(end: StartOutcome, tries: Tries, limits: RestartLimits) -> Decision:
     """Return the next step."""
     if end.code in (0, DONT_RESTART) or end.stopped:
         return Decision(Action.END, "", tries)
@@ -140,7 +140,7 @@ def decide(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     return Decision(Action.END, "", tries)
 
 
-def _requeue(end: Outcome, tries: Tries, limits: Limits, what: str) -> Decision:
+def _requeue(end: StartOutcome, tries: Tries, limits: RestartLimits, what: str) -> Decision:
     refusal = end.no_requeue
     if not refusal and not (end.checkpoint and end.ours):
         refusal = "this run has made no checkpoint and loaded none, so the next would do the same again"
@@ -155,7 +155,7 @@ def _requeue(end: Outcome, tries: Tries, limits: Limits, what: str) -> Decision:
     return Decision(Action.REQUEUE, why, counted)
 
 
-def _restart(end: Outcome, tries: Tries, limits: Limits) -> Decision:
+def _restart(end: StartOutcome, tries: Tries, limits: RestartLimits) -> Decision:
     if end.code == OUT_OF_MEMORY and tries.halvings < _MOST_HALVINGS:
         # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
         counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)

@@ -20,8 +20,8 @@ from ones_wrapper.files.job_directory import (
     summarize_reports,
 )
 from ones_wrapper.launch.batch_shell import DIES, BatchShell, killed_by_warning
-from ones_wrapper.launch.blocks import Blocks
-from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, Limits, Outcome, Tries, decide
+from ones_wrapper.launch.blocks import OtherBlocks
+from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, RestartLimits, StartOutcome, Tries, decide
 from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.process.exit_codes import CRASHED, STOP_CODE
@@ -85,8 +85,8 @@ class Supervisor:
         env: Mapping[str, str],
         job_id: int,
         restart: int,
-        limits: Limits,
-        blocks: Blocks | None = None,
+        limits: RestartLimits,
+        blocks: OtherBlocks | None = None,
     ) -> None:
         """`blocks` are the others of the job, if this is one of its blocks."""
         self._blocks = blocks
@@ -191,7 +191,7 @@ class Supervisor:
         newest = newest_checkpoint(self._job_dir)
         reports = self._reports()
         name = newest.name if newest else ""
-        end = Outcome(
+        end = StartOutcome(
             code,
             stopped=self._stopped,
             warned=bool(self._warned_at),

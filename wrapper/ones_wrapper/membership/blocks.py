@@ -22,7 +22,7 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.connections import Former, Trial, form_s, in_time
 from ones_wrapper.membership.coordinator import Coordinator
-from ones_wrapper.membership.entrance import MODE, Found, say_ready
+from ones_wrapper.membership.entrance import MODE, FoundBlocks, say_ready
 from ones_wrapper.membership.files import Leader
 from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import LAST, BlockMachine, BlockState, Carrier
@@ -72,7 +72,7 @@ class Blocks:
     def __init__(
         self,
         group: TorchGroup,
-        found: Found,
+        found: FoundBlocks,
         link: Link,
         orders: Callable[[int], OrderReader],
         leaving: Callable[[], bool],

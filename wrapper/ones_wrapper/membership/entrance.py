@@ -35,7 +35,7 @@ class NextTermError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundBlocks:
     """The leader, board and membership that a block's ranks found."""
 
     folder: HotFolder
@@ -56,7 +56,7 @@ class Found:
 
 def come_in(
     group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
-) -> Found:
+) -> FoundBlocks:
     """Find the job's leader, or lead, or begin a term with other blocks, whose ranks `group` then has.
 
     Collective over the block. `ready` is called before a term is claimed, with the term before. Raises `NotWantedError`
@@ -103,10 +103,10 @@ def come_in(
         assert first is not None
         # If the machine is slow, forming the group is too.
         connections.begin(group, board, plan, first + local, max(connections.FORM_S, patience_s))
-    return Found(folder, block, leader, board, me, local, address, state, plan, began)
+    return FoundBlocks(folder, block, leader, board, me, local, address, state, plan, began)
 
 
-def wait_for_term(group: TorchGroup, found: Found, link: Link, leaving: Callable[[], bool]) -> None:
+def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Callable[[], bool]) -> None:
     """Wait until those who train say how they take blocks in; return if state moves from memory to memory.
 
     Else the block waits for the next term. Collective over the block. `leaving` says whether it is asked to end. Raises
@@ -146,7 +146,7 @@ def say_ready(board: Board, me: Member) -> None:
     board.put(f"ready-{me.uid}", "1")
 
 
-def _look(found: Found, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
+def _look(found: FoundBlocks, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
     """Return the next step, in the words of `wait_for_term`; empty for none. The block's first rank calls it."""
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:

@@ -74,7 +74,7 @@ def require_torch() -> None:
 
 
 @dataclass(frozen=True)
-class Allocation:
+class NodeAllocation:
     """The nodes of one run, and how many ranks each takes."""
 
     nodes: int
@@ -110,13 +110,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
+def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
     """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
     its own count wins, since a resize changes it. Raises `LaunchError`.
     """
     restart = number(env, "SLURM_RESTART_COUNT") or 0
     if not env.get("SLURM_JOB_ID"):
-        return Allocation(1, asked or 1, "127.0.0.1", restart=restart)
+        return NodeAllocation(1, asked or 1, "127.0.0.1", restart=restart)
     known = number(env, "SLURM_GPUS_ON_NODE")
     ranks = known or asked
     if not ranks:
@@ -133,7 +133,7 @@ def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
     except ValueError as error:
         raise LaunchError(f"SLURM_JOB_NODELIST: {error}") from None
     nodes = number(env, "SLURM_JOB_NUM_NODES") or len(hosts)
-    return Allocation(nodes, ranks, hosts[0], listed, bool(known), number(env, "SLURM_JOB_ID") or 0, restart)
+    return NodeAllocation(nodes, ranks, hosts[0], listed, bool(known), number(env, "SLURM_JOB_ID") or 0, restart)
 
 
 def idle_gpus(env: Mapping[str, str], world: int) -> str:
@@ -176,7 +176,7 @@ class PlacementError(LaunchError):
 
 
 @dataclass(frozen=True)
-class Task:
+class ProcessNumber:
     """A process as its starter numbers it; None if it does not say."""
 
     rank: int
@@ -214,7 +214,7 @@ class Placement:
         }
 
 
-def contract(has: Allocation, attempt: int, retries: int) -> dict[str, str]:
+def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
     """Environment that torchrun gives to all ranks of a run alike, besides `MASTER_ADDR` and `MASTER_PORT`.
 
     `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
@@ -234,24 +234,24 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def find_task(env: Mapping[str, str], launcher: str) -> Task:
+def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
     """Return this process's number as its launcher gives it. Raises `PlacementError` if there is none.
 
     Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
     """
     if launcher == "local":
-        return Task(0, 1, 0, 1, "local")
+        return ProcessNumber(0, 1, 0, 1, "local")
     for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):
         rank, size, local_rank, local_size = (_count(env, name) for name in names)
         if rank is not None:
-            return Task(rank, size, local_rank, local_size, names[0])
+            return ProcessNumber(rank, size, local_rank, local_size, names[0])
     raise PlacementError(
         f"{launcher} gave this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
         f"set). {_HELP.get(launcher, '')}"
     )
 
 
-def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
+def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -> None:
     """Compare a task with the planned numbers of tasks. Raises `PlacementError` with the reason and the remedy."""
     wrong = ""
     if task.size == 1 < tasks:

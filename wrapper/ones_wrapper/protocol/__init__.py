@@ -31,7 +31,7 @@ from ones_wrapper.protocol.fields import MAX_INT as MAX_INT
 from ones_wrapper.protocol.fields import MAX_TEXT as MAX_TEXT
 from ones_wrapper.protocol.fields import ProtocolError as ProtocolError
 from ones_wrapper.protocol.fields import build, types_of, value_of
-from ones_wrapper.protocol.limits import Limits
+from ones_wrapper.protocol.limits import StrategyLimits
 
 SPEC = "spec.json"
 ORDERS = "orders.json"
@@ -132,7 +132,7 @@ class Spec:
     term, from a checkpoint."""
     multiple_of: int = 1
     """Global batches are multiples of this, if the GPUs take that many samples."""
-    limits: Limits | None = None
+    limits: StrategyLimits | None = None
     """Limits of the job's strategy; None for plain data parallel, at any number of GPUs."""
     gradient_bytes: int = 0
     """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""

@@ -26,7 +26,7 @@ class ProtocolError(ValueError):
     """A line or file that does not say what the protocol allows; the message names the field."""
 
 
-class Kind(NamedTuple):
+class FieldKind(NamedTuple):
     """Type of a field's values."""
 
     type: Any
@@ -35,20 +35,20 @@ class Kind(NamedTuple):
 
 
 @cache
-def types_of(cls: Any) -> dict[str, Kind]:
+def types_of(cls: Any) -> dict[str, FieldKind]:
     """The type of each field of a dataclass."""
     hints = get_type_hints(cls)
     return {field.name: _kind(hints[field.name]) for field in fields(cls)}
 
 
-def _kind(hint: Any) -> Kind:
+def _kind(hint: Any) -> FieldKind:
     choices = [one for one in get_args(hint) if one is not type(None)]
     if get_origin(hint) is not tuple and type(None) in get_args(hint):
-        return Kind(choices[0], True)
-    return Kind(hint, False)
+        return FieldKind(choices[0], True)
+    return FieldKind(hint, False)
 
 
-def build(cls: type[T], types: Mapping[str, Kind], data: Mapping[str, Any]) -> T:
+def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any]) -> T:
     """Make an object of the dataclass from parsed JSON, checked; unknown names are ignored. Raises `ProtocolError`."""
     values: dict[str, Any] = {
         name: None if optional and data[name] is None else value_of(name, kind, data[name])

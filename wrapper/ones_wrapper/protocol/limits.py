@@ -72,7 +72,7 @@ class SizeLimits:
 
 
 @dataclass(frozen=True)
-class Limits:
+class StrategyLimits:
     """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
 
     strategy: str
@@ -115,7 +115,7 @@ class Limits:
         found = self.sizes[place] if place < len(self.sizes) else None
         return found if found is not None and found.gpus == gpus else None
 
-    def corrected(self, gpus: int, samples: int) -> Limits:
+    def corrected(self, gpus: int, samples: int) -> StrategyLimits:
         """Return the limits corrected by a measurement: at `gpus` GPUs the largest pass has `samples` samples. Memory
         for each sample changes by the same factor at all sizes. Unchanged if the formula or the memory is not known."""
         row = self.at(gpus)
@@ -133,8 +133,9 @@ class Limits:
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Rows for the largest numbers of GPUs, the job's own among them, as many as `Limits.sizes` takes. A strategy that
-    can use any number gets none if there are more, since a number without a row would be refused.
+    """Rows for the largest numbers of GPUs, the job's own among them, as many as `StrategyLimits.sizes` takes.
+
+    A strategy that can use any number gets none if there are more, since a number without a row would be refused.
     """
     found = tuple(rows)
     if len(found) <= MAX_ROWS:

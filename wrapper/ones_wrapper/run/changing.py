@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, pack, restore, unpack
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.files.job_io import last_generation
 from ones_wrapper.group import RankError, TorchGroup
@@ -30,12 +30,12 @@ from ones_wrapper.run import replicas, warm_up
 from ones_wrapper.run.boundary import Agreement
 from ones_wrapper.run.fixed import FixedRanks
 from ones_wrapper.run.run import Run
-from ones_wrapper.run.settings import Identity, Settings
+from ones_wrapper.run.settings import Identity, RunSettings
 
 
 def start(
     entered: Entered,
-    settings: Settings,
+    settings: RunSettings,
     started: float,
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
@@ -99,7 +99,7 @@ class ChangingRanks(FixedRanks):
         content = collect(state, template=True)
 
         def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-            progress = Progress(**rest["progress"])
+            progress = TrainingProgress(**rest["progress"])
             if progress.dataset != samples:
                 raise ValueError(f"those who train have {progress.dataset} samples an epoch, this block {samples}")
             run.same_data(progress.items, "for those who train")

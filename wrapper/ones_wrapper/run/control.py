@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.job_io import STOP, OrderReader, OwnerRequests
 from ones_wrapper.group import Group
 from ones_wrapper.process.ending import flush_files
@@ -31,7 +31,7 @@ class Control:
         identity: Identity,
         directory: Path,
         spool: Path | None,
-        progress: Progress,
+        progress: TrainingProgress,
         loop: Loop,
         sizes: StepSizes,
         records: Records,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ones_wrapper.checkpoint import State
+from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.checkpoint.saver import Saver
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.kept_files import KeptFiles
 from ones_wrapper.process import hang_detector
 from ones_wrapper.run.loop_state import Loop
@@ -17,18 +17,18 @@ class Keeping:
     """The checkpoints and files of one run. Methods are collective."""
 
     def __init__(
-        self, saver: Saver, progress: Progress, loop: Loop, records: Records, first: Callable[[], bool]
+        self, saver: Saver, progress: TrainingProgress, loop: Loop, records: Records, first: Callable[[], bool]
     ) -> None:
         """`first` says whether this process writes the script's files."""
         self.saver = saver
         self._progress, self._loop, self._records = progress, loop, records
-        self.state: State | None = None
+        self.state: SavedState | None = None
         """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
         """Checkpoint from which training goes on, and a note on oddities of it."""
 
-    def load(self, state: State) -> None:
+    def load(self, state: SavedState) -> None:
         """Load the newest good checkpoint."""
         loaded = self.saver.load(state)
         self.loaded, self.note = loaded.name, loaded.note

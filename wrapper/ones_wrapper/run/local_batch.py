@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.checkpoint import State
+from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.data.randomness import keep_generators
 from ones_wrapper.devices.room import reserved
 from ones_wrapper.group import Group
 from ones_wrapper.process import hang_detector
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import memory
-from ones_wrapper.run.memory import Found
+from ones_wrapper.run.memory import LargestBatch
 from ones_wrapper.run.replicas import as_found
 
 TRIES = 3
@@ -42,7 +42,7 @@ class LocalBatch:
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
         """Samples that this rank's own device was found to hold, else the declared ones."""
-        self.found: Found | None = None
+        self.found: LargestBatch | None = None
         """Smallest result of any rank's trials; None without one."""
         self.trying = 0
         """Samples of the passes that a probe is trying; 0 for none."""
@@ -56,14 +56,14 @@ class LocalBatch:
     def applied(self, spec: Spec) -> Spec:
         """Return the spec after what earlier runs found on such devices; of unlike ones the smallest counts."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
-        self.found = min((Found(*one) for one in found if one), default=None)
+        self.found = min((LargestBatch(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
 
     def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
         """Classify an error in a pass of `samples` samples, as `memory.classify_error` does. Not collective."""
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
-    def probe(self, one_pass: Callable[[int], object], state: State, unit: int, together: bool) -> Found:
+    def probe(self, one_pass: Callable[[int], object], state: SavedState, unit: int, together: bool) -> LargestBatch:
         """Return the most samples of a pass; try for it if no earlier run has at this size.
 
         `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises its error, for
@@ -72,7 +72,7 @@ class LocalBatch:
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
-        if found is not None and (its := Found(*found)).gpus == self._gpus:
+        if found is not None and (its := LargestBatch(*found)).gpus == self._gpus:
             return its
 
         def fits(size: int) -> bool:
@@ -84,7 +84,7 @@ class LocalBatch:
         samples = largest(fits, self._declared, unit)
         if not samples:
             raise MemoryError(f"probe: {unit} samples a pass do not fit into the memory of this device ({device})")
-        self.found = kept = Found(samples, self._gpus)
+        self.found = kept = LargestBatch(samples, self._gpus)
         group.on_first(lambda: memory.write(self._directory, self._declared, kept, device))
         return kept
 
@@ -125,7 +125,7 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
         coming.clear()
 
 
-def _holds(one_pass: Callable[[int], object], samples: int, state: State, group: Group, together: bool) -> bool:
+def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
     """Return whether passes of `samples` samples fit on all ranks. Collective.
 
     Gradients are dropped afterwards; buffers and random numbers are as before. Errors of `one_pass` are raised; want of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
@@ -66,7 +66,7 @@ class Loop:
         """
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
-    def stepped(self, progress: Progress, total: int) -> None:
+    def stepped(self, progress: TrainingProgress, total: int) -> None:
         """Note that a step of `total` samples was made, and is counted."""
         if self.noise is not None:
             self.noise.step(total)

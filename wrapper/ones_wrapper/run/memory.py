@@ -58,7 +58,7 @@ def device_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-class Found(NamedTuple):
+class LargestBatch(NamedTuple):
     """A largest local batch, found by trial."""
 
     samples: int
@@ -66,7 +66,7 @@ class Found(NamedTuple):
     """World size at which it was found; 0 if that makes no difference."""
 
 
-def look_up(directory: Path, declared: int, device: str) -> Found | None:
+def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
     """Return the largest local batch that was found on such a device; None if there is none that is valid.
 
     It counts only while the script declares the same. Not collective: unlike devices find unlike values, and the ranks
@@ -83,7 +83,7 @@ def look_up(directory: Path, declared: int, device: str) -> Found | None:
         gpus = stored.get("gpus", 0)
         if type(gpus) is not int or gpus < 0:
             raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
-        return Found(min(found, declared), gpus)
+        return LargestBatch(min(found, declared), gpus)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -105,11 +105,11 @@ def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: 
         )
     found = look_up(directory, declared, device)
     half = failed_at // 2 if found is None or found.gpus != gpus else min(failed_at // 2, found.samples)
-    write(directory, declared, Found(half, gpus), device)
+    write(directory, declared, LargestBatch(half, gpus), device)
     return half
 
 
-def write(directory: Path, declared: int, found: Found, device: str) -> None:
+def write(directory: Path, declared: int, found: LargestBatch, device: str) -> None:
     """Write a local batch that was found. Raises OSError."""
     text = json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
     replace_small(directory / MEMORY, text.encode())

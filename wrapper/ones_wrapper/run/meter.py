@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from ones_wrapper.data.progress import Progress
-from ones_wrapper.data.uneven import Watch
+from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.data.uneven import OwnTime
 from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.protocol import Throughput
 
@@ -92,7 +92,7 @@ class Meter:
         self.last_s = 0.0
         """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
-        self.watch: Watch | None = None
+        self.watch: OwnTime | None = None
         """Tells this rank's own time from its wait for others, if shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
         """Losses of the interval that are not yet added: together they cost one loss's additions."""
@@ -114,7 +114,7 @@ class Meter:
             self.watch.leave_out(seconds)
 
     def stop(
-        self, progress: Progress, samples: int, batch: int, lr_factor: float, tokens: int = 0
+        self, progress: TrainingProgress, samples: int, batch: int, lr_factor: float, tokens: int = 0
     ) -> Throughput | None:
         """End a step of `samples` samples, which hold `tokens`; return the interval's report once it is long enough."""
         seconds = self._clock() - self._began

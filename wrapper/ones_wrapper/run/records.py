@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.files.job_io import ReportWriter, previous
@@ -25,7 +25,7 @@ from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses, Meter
 from ones_wrapper.run.resize_log import ResizeLog, shape_name
 from ones_wrapper.run.series import Series
-from ones_wrapper.run.settings import Identity, Settings
+from ones_wrapper.run.settings import Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 
 
@@ -36,11 +36,11 @@ class Records:
         self,
         group: Group,
         identity: Identity,
-        settings: Settings,
+        settings: RunSettings,
         started: float,
         directory: Path,
         spool: Path | None,
-        progress: Progress,
+        progress: TrainingProgress,
         loop: Loop,
         sizes: StepSizes,
     ) -> None:
@@ -82,7 +82,7 @@ class Records:
         self._warned = self._left = self._first = False
         self._told = False
         """True once the log has the speed in tokens since the ranks changed."""
-        self.trace = Trace.of(env, identity.restart, group.rank, group.world, identity.name)
+        self.trace = TraceWriter.of(env, identity.restart, group.rank, group.world, identity.name)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Records:
         self._after.clear()
 
 
-class Trace:
+class TraceWriter:
     """Writer of lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`.
 
     In a job of blocks a line `{…, "generation"}` comes at each change of ranks.
@@ -280,7 +280,7 @@ class Trace:
         """True if a step is written as it begins: a rank that dies in it may have given its part, and others go on."""
 
     @classmethod
-    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> Trace | None:
+    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> TraceWriter | None:
         """Return the trace that the environment asks for, if it does.
 
         `name` distinguishes processes of a job whose ranks change; only `restart` distinguishes its runs.

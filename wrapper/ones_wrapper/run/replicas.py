@@ -9,8 +9,8 @@ from ones_wrapper.data.feed import Cut, accumulation_count, clamp_batch
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import MEMORY_SHARE, MOST_GPUS, Limits, SizeLimits
-from ones_wrapper.run.memory import Found, device_bytes
+from ones_wrapper.protocol.limits import MEMORY_SHARE, MOST_GPUS, SizeLimits, StrategyLimits
+from ones_wrapper.run.memory import LargestBatch, device_bytes
 from ones_wrapper.strategy import Strategy
 
 
@@ -41,7 +41,7 @@ class Division:
         return accumulation_count(batch, self.replicas, self.max_local, self.unit)
 
 
-def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
     """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective.
 
     Raises TypeError for an object that is no strategy, and ValueError if it cannot use the present ranks.
@@ -61,7 +61,7 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | N
     return replace(limits, memory_bytes=limits.memory_bytes or memory)
 
 
-def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
+def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
     """Return the spec after a largest local batch was found by trial, perhaps at another size.
 
     A strategy's formula is corrected by it; without one, no pass takes more.
@@ -81,7 +81,7 @@ def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
     return replace(spec, max_local_batch=min(spec.max_local_batch, found.samples))
 
 
-def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
     """Return the limits now that the strategy knows the models. Not collective."""
     if strategy is None or spec.limits is None:
         return spec.limits
@@ -139,7 +139,7 @@ def in_force(spec: Spec, wanted: int, division: Division) -> int:
     return batch
 
 
-def _each_a_replica(limits: Limits) -> bool:
+def _each_a_replica(limits: StrategyLimits) -> bool:
     return all(row.replicas == row.gpus for row in limits.sizes)
 
 

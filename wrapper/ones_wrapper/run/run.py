@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.checkpoint import Checkpoints, State
+from ones_wrapper.checkpoint import Checkpoints, SavedState
 from ones_wrapper.checkpoint.saver import Saver
 from ones_wrapper.checkpoint.state import collect
 from ones_wrapper.data import fingerprint
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.claim import claim_for_ranks
 from ones_wrapper.files.places import find_job_directory, find_spool
 from ones_wrapper.files.resume import prepare_job_directory
@@ -36,7 +36,7 @@ from ones_wrapper.run.keeping import Keeping
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses
 from ones_wrapper.run.records import Records
-from ones_wrapper.run.settings import Identity, Settings
+from ones_wrapper.run.settings import Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from ones_wrapper.script import gathered, stuck
 from ones_wrapper.script.first_steps import FirstSteps
@@ -47,7 +47,7 @@ class Run:
     """The parts of one run. Methods are collective unless said otherwise."""
 
     def __init__(
-        self, group: Group, spec: Spec, settings: Settings, started: float, identity: Identity | None = None
+        self, group: Group, spec: Spec, settings: RunSettings, started: float, identity: Identity | None = None
     ) -> None:
         """`started` is the Unix time of the script's first call."""
         env = os.environ
@@ -57,7 +57,7 @@ class Run:
         first, spool = group.rank == 0 and identity.leads, find_spool(env)
         prepare = partial(prepare_job_directory, directory, env, Path.cwd())
         self._claim = claim_for_ranks(group, prepare if first else lambda: None)
-        self.progress, self.loop = Progress(), Loop()
+        self.progress, self.loop = TrainingProgress(), Loop()
         self.ranks = FixedRanks()
         self.sizes = StepSizes(group, spec, settings, directory, self.progress, self.loop)
         known = (directory, spool, self.progress, self.loop, self.sizes)
@@ -101,7 +101,7 @@ class Run:
         """The job's name for loggers. Not collective."""
         return self.progress.run_id or self._run_id
 
-    def load(self, state: State) -> None:
+    def load(self, state: SavedState) -> None:
         """Take over the training's state, and load the newest good checkpoint into it."""
         if self.ranks.joining:
             collect(state)  # what cannot be saved cannot be sent: better now
@@ -115,7 +115,7 @@ class Run:
                 self.loop.noise.known, self.loop.noise.known_low = progress.noise, progress.noise_low
         self._carry(state)
 
-    def _carry(self, state: State) -> None:
+    def _carry(self, state: SavedState) -> None:
         """Take over the training's state as it is. Not collective."""
         self.keeping.state = state
         optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]

@@ -12,7 +12,7 @@ from ones_wrapper.strategy import Strategy
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The script's arguments to `init` besides the spec."""
 
     scale_lr: bool

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ones_wrapper.checkpoint import State
+from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.data.feed import Cut
-from ones_wrapper.data.progress import Progress
+from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
 from ones_wrapper.files.job_io import write_spec
@@ -23,14 +23,14 @@ from ones_wrapper.protocol.growth import efficiency
 from ones_wrapper.run import replicas, resize_log
 from ones_wrapper.run.local_batch import LocalBatch
 from ones_wrapper.run.loop_state import Loop
-from ones_wrapper.run.settings import Settings
+from ones_wrapper.run.settings import RunSettings
 
 
 class StepSizes:
     """Batch and division of one run. Methods are not collective unless they say so."""
 
     def __init__(
-        self, group: Group, spec: Spec, settings: Settings, directory: Path, progress: Progress, loop: Loop
+        self, group: Group, spec: Spec, settings: RunSettings, directory: Path, progress: TrainingProgress, loop: Loop
     ) -> None:
         """`spec` is as the script declared it. Collective."""
         self._group, self._settings, self._directory = group, settings, directory
@@ -134,7 +134,7 @@ class StepSizes:
         spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples, rule=rule)
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
-    def probe(self, one_pass: Callable[[int], object], state: State) -> int:
+    def probe(self, one_pass: Callable[[int], object], state: SavedState) -> int:
         """Return the most samples of a pass, tried unless an earlier run has; see `Job.probe`. Collective."""
         exchanges, world = self._loop.exchanges, self._group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)

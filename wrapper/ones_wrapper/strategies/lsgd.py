@@ -25,7 +25,7 @@ from ones_wrapper.gradients.apart import ApartExchange, trained_bytes
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.group.flat import flattened, pieces, together
-from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ NO_LOSS = (
 )
 
 
-class Leader:
+class LeaderParameters:
     """A leader's parameters as they were at its last round, in vectors by type; none before the first."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class LsgdExchange(ApartExchange):
         super().__init__(group, noise)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._losses: list[tuple[torch.Tensor | float, int]] = []
-        self._local, self._global = Leader(), Leader()
+        self._local, self._global = LeaderParameters(), LeaderParameters()
         self._since = 0
         self._pulled: list[torch.nn.Parameter] = []
         """Those that were to be trained at first: leaders' copies keep their form where a script freezes some later."""
@@ -98,7 +98,7 @@ class LsgdExchange(ApartExchange):
     def _begin(self) -> None:
         """Begin to count to the next round, since all ranks are at the leader's point."""
         self._losses, self._since, self.leader = [], 0, 0
-        self._local, self._global = Leader(), Leader()
+        self._local, self._global = LeaderParameters(), LeaderParameters()
 
     def _publish(self, tensors: list[torch.Tensor]) -> None:
         self._from(self.leader, tensors)
@@ -215,9 +215,9 @@ class Lsgd(Strategy):
     def __post_init__(self) -> None:
         self._options = options_checked(self.period, self.local_period, self.pull)
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         sizes = (SizeLimits(n, n, data_bytes=self._sent(n, ranks_per_node)) for n in range(1, most_gpus + 1))
-        return Limits(
+        return StrategyLimits(
             self.name,
             rows_within(sizes, any_number=True) if self.model_bytes else (),
             exact=False,

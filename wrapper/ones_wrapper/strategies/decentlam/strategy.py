@@ -32,7 +32,7 @@ from ones_wrapper.gradients.apart import ApartExchange, trained_bytes
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.group.flat import flattened, together, unflatten
-from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategies.decentlam.topologies import Topology, check_name, degree, mixing, neighbours
 from ones_wrapper.strategy import Strategy
 
@@ -172,10 +172,10 @@ class DecentLam(Strategy):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"decentlam: momentum={self.momentum} must be from 0 to less than 1; 0.9 is the default")
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         degrees = {n: self._degree(n) for n in range(1, most_gpus + 1)} if self._given or self.model_bytes else {}
         sizes = (SizeLimits(n, n, data_bytes=d * self.model_bytes) for n, d in degrees.items() if d is not None)
-        return Limits(
+        return StrategyLimits(
             self.name,
             rows_within(sizes, any_number=not self._given),
             exact=False,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import Limits, SizeLimits, rows_within
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 COPIES = 4
@@ -36,11 +36,11 @@ class Fused(Strategy):
                 f"{self.sample_bytes}: give 1 member or more, and no negative bytes"
             )
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         """A row for each number of GPUs if bytes were given; none if not, so that any number is valid."""
         if not (self.parameter_bytes or self.sample_bytes):
-            return Limits(self.name)
-        return Limits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))
+            return StrategyLimits(self.name)
+        return StrategyLimits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))
 
     def _row(self, gpus: int) -> SizeLimits:
         weights = self.members * self.parameter_bytes

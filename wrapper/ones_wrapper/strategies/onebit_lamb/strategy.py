@@ -10,7 +10,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import MOST_GPUS, Limits, SizeLimits, rows_within
+from ones_wrapper.protocol.limits import MOST_GPUS, SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitExchange, OneBitMean, sent_bytes
 from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
 from ones_wrapper.strategy import Strategy
@@ -58,8 +58,8 @@ class OneBitLamb(Strategy):
         check_torch(self.name, group)
         return OneBitExchange(group, noise, lambda: self._made)
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        return Limits(
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
+        return StrategyLimits(
             self.name,
             self._sizes(most_gpus),
             exact=False,
@@ -82,7 +82,7 @@ class OneBitLamb(Strategy):
     def batch_fixed(self) -> bool:
         return self._made is not None and self._made.frozen
 
-    def limits_now(self, limits: Limits) -> Limits:
+    def limits_now(self, limits: StrategyLimits) -> StrategyLimits:
         made, group = self._made, self._group
         if made is None or self._told == made.frozen:
             return limits

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class MeshTransformer:
-    """The sizes of a language model of `modules.Block`s, with an embedding, positions, a last norm and an output layer.
+    """Sizes of a language model of `TransformerBlock`s, with an embedding, positions, a last norm and an output layer.
 
     `layers` or `length` 0: not known, and so are all costs.
     """

@@ -163,7 +163,7 @@ class Mlp(nn.Module):
         return found
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A transformer block with the norms first: x + attention(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:

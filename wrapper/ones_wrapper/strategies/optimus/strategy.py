@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ones_wrapper.protocol.limits import MEMORY_SHARE, Limits, SizeLimits, rows_within
+from ones_wrapper.protocol.limits import MEMORY_SHARE, SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
 from ones_wrapper.strategy import Strategy
 
@@ -93,7 +93,7 @@ class Optimus2D(Strategy):
             raise self.refuse(world, [size for size in near if self.side(size) is not None])
         return world // (side * side)
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         usable = [(gpus, side) for gpus in range(1, most_gpus + 1) if (side := self.side(gpus)) is not None]
         if not usable:
             raise ValueError(
@@ -102,7 +102,7 @@ class Optimus2D(Strategy):
             )
         rows = (self._row(gpus, side, spec.base_batch) for gpus, side in usable)
         sizes = rows_within(rows, any_number=False)
-        return Limits(self.name, sizes, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
+        return StrategyLimits(self.name, sizes, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
 
     def _row(self, gpus: int, q: int, batch: int) -> SizeLimits:
         costs, each, replicas = self.costs, self._element_bytes, gpus // (q * q)
@@ -164,11 +164,11 @@ class Optimus2D(Strategy):
 
         return Positions(self.mesh, length, size)
 
-    def block(self, causal: bool = True) -> modules.Block:
+    def block(self, causal: bool = True) -> modules.TransformerBlock:
         """A whole transformer block: attention and MLP, each with a norm before it."""
-        from ones_wrapper.strategies.optimus.modules import Block
+        from ones_wrapper.strategies.optimus.modules import TransformerBlock
 
-        return Block(self.mesh, self.costs.hidden, self.costs.heads, causal)
+        return TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
         """The samples of this rank's row, of the local batch that `job.loader` gives to all ranks of a replica."""

@@ -18,7 +18,7 @@ import torch
 
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.protocol import Spec
-from ones_wrapper.protocol.limits import MEMORY_SHARE, Limits, SizeLimits, refusal, rows_within
+from ones_wrapper.protocol.limits import MEMORY_SHARE, SizeLimits, StrategyLimits, refusal, rows_within
 from ones_wrapper.strategies.ring.circle import Circle
 from ones_wrapper.strategies.ring.ring_attention import Arrangement, fits, padded_length, ring_attention
 from ones_wrapper.strategies.ring.tile import Dropout, uniform
@@ -102,12 +102,12 @@ class Ring(Strategy):
         pieces = world * (2 if self.causal else 1)
         return f"length={self.length} is no multiple of {pieces}; padded to {longer} it would be"
 
-    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
+    def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         sizes = ((gpus, self.size(gpus)) for gpus in range(1, most_gpus + 1))
         rows = rows_within((self._row(gpus, size) for gpus, size in sizes if size), any_number=False)
         if not rows:
             raise ValueError(f"ring: none of 1 to {most_gpus} GPUs can be used: {self._why(most_gpus)}")
-        return Limits(self.name, rows, self.memory_bytes)
+        return StrategyLimits(self.name, rows, self.memory_bytes)
 
     def _row(self, gpus: int, size: int) -> SizeLimits:
         # A ring shares a node where one holds it: its messages are waited for in each layer.
