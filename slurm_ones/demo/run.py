@@ -119,7 +119,7 @@ class DemoProgress:
         """A training has changed to more GPUs while it trained."""
 
     def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
-        """One look at `now`, Unix seconds; all jobs that the companion knows."""
+        """Show what changed until `now` (Unix seconds); return all jobs that the companion knows."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
@@ -222,7 +222,7 @@ class Demo:
 
     @property
     def submitted(self) -> list[Submitted]:
-        """The real trainings so far."""
+        """Real training jobs, submitted so far."""
         return self.slurm.submitted
 
     def serve_page(self, port: int = 0) -> str:

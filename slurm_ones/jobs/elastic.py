@@ -238,7 +238,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Return one record for each task, ascending: preferably one that has not ended, then the newest."""
+    """Return one record for each array task, in order of tasks: one that has not ended, else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
         # One more than a job of blocks may have tells that there are too many.

@@ -35,7 +35,7 @@ class QuotaReading:
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Return a reading of these quotas, made at the time of this observation."""
+        """Return these quotas with what each holder's jobs held at this observation."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:

@@ -66,7 +66,7 @@ class Message(NamedTuple):
 
     @property
     def text(self) -> str:
-        """A line an event."""
+        """Text of the message: one line for each event."""
         left = [f"({self.left_out} older events were left out)"] if self.left_out else []
         return "\n".join([*left, *map(str, self.events)])
 

@@ -140,7 +140,7 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """Speed of the steps of a run whose script says nothing of its samples; empty of any other, and before it is known.
+    """Step rate of a run whose script never called `ones.init`; empty for other runs, and while unknown.
     The hello of such a run is written at the end of its first step. If its ranks were started again, the time of the
     first hello is known and the steps since the last."""
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:

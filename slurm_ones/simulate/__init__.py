@@ -1,4 +1,4 @@
-"""A cluster and its jobs in virtual time: policies compared by the companion that drives the real Slurm."""
+"""Simulator of a cluster and its jobs in virtual time, on which the real companion runs with any policy."""
 
 
 class BadInput(Exception):

@@ -176,7 +176,7 @@ class SlurmClient(Protocol):
 
 
 class _LeaderOnly:
-    """Guards every member of a client but `READS`, those that a later client brings included."""
+    """Proxy that checks leadership around each method of a client that is not in `READS`, new methods included."""
 
     def __init__(self, client: SlurmClient, check: Callable[[], None]) -> None:
         self._client = client

@@ -88,7 +88,7 @@ class ReadingContract:
         assert (waiting.nodes, waiting.max_nodes, waiting.node_list, waiting.start_time) == (1, 2, (), 0.0)
 
     def test_gpus_of_jobs_in_every_form_are_used(self, site: Site) -> None:
-        """`--gpus` says nothing of nodes, and its GPUs are taken all the same."""
+        """GPUs asked for with `--gpus`, which names no number a node, count as used, too."""
         job = site.owner.job(site.running("--gpus=3", "--nodes=1"))
         assert job.gpus_per_node == 0
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3

@@ -137,8 +137,9 @@ class Site(ABC):
         return array_id
 
     def started(self, job_id: JobKey) -> None:
-        """Wait until the script of a running job has set its trap: bash does that a moment after Slurm says that the
-        job runs. Override it if that can be seen."""
+        """Wait until the script of a running job has set its signal trap, a moment after Slurm shows it as running.
+
+        Override it if that can be seen."""
         self.pass_time(0.5)
 
     def finish(self, job_id: JobKey) -> SlurmJob:

@@ -68,7 +68,7 @@ class TrainingCurve:
         return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
-        """Return the samples from a position to the end at this batch."""
+        """Return the number of samples from `at` to the end of training at this batch size."""
         ends, used = self._sample_curve(float(batch))
         before, until = np.interp([at.progress, self.total], ends, used)
         return max(float(until - before), 0.0)

@@ -393,7 +393,7 @@ class Training:
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
-        """Cancel a switch whose joining block was lost before the commit: the membership stays."""
+        """Cancel a change of membership whose joining block was lost in time: the same blocks train on."""
         self._joining = ()
         self._train()
         self._look_soon()

@@ -1,5 +1,4 @@
-"""Environment variables that ranks have unless the user says otherwise. Needs only the standard library, before any
-import."""
+"""Default environment variables of ranks; the user's values win. Imports only the standard library: it runs early."""
 
 from __future__ import annotations
 

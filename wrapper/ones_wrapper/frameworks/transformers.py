@@ -287,7 +287,7 @@ class _Carried:
         self.over = state["over"]
 
     def restore(self) -> None:
-        """Load the checkpoint's state into the Trainer, once it has made a new one."""
+        """Load the checkpoint's state into the Trainer after it has made its `TrainerState`."""
         trainer, loaded = self._trainer, self._loaded
         if not loaded:
             return

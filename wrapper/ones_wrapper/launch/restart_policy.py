@@ -26,7 +26,7 @@ MOST_FORKS = 20
 
 
 def fork_delay_s(row: int) -> float | None:
-    """Return the wait before a block's ranks start again after they lost the others; None leaves it to `ones-run`.
+    """Return the seconds until a block's ranks start again after they lost the others; None lets `ones-run` decide.
 
     It is their `row`th loss in a row, from 1.
     """

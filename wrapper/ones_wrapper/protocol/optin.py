@@ -141,7 +141,7 @@ def _batch(text: str) -> Range:
 
 
 def _stepped(text: str) -> tuple[Range, int]:
-    """A range of GPUs, and its step."""
+    """Parse a range of GPUs with an optional step, such as `4-16:4`; return both."""
     whole, colon, step = text.partition(":")
     low, high = _range(whole, MAX_GPUS)
     if colon and (_STEP.fullmatch(step) is None or int(step) > max(high - low, 1)):

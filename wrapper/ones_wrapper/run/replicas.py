@@ -62,7 +62,7 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec after a largest local batch was found by trial, perhaps at another size.
+    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs.
 
     A strategy's formula is corrected by it; without one, no pass takes more.
     """

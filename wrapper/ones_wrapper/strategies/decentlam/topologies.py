@@ -94,7 +94,7 @@ def directed(name: str, world: int) -> Matrix:
 
 
 def mixing(topology: Topology, world: int) -> Matrix:
-    """W for `world` ranks. Raises ValueError for topologies that averaging with momentum cannot use, saying why."""
+    """Return the mixing matrix W of `world` ranks. Raises ValueError for topologies that momentum cannot use."""
     if isinstance(topology, str):
         check_name(topology)
         return metropolis(world, _EDGES[topology](world) if world > 1 else set())
