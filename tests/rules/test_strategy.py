@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec, decode_spec, encode
-from ones_wrapper.protocol.limits import SizeLimits
-from ones_wrapper.protocol.limits import StrategyLimits as Strategy
+from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from slurm_ones.learn.learner import Learner
 from slurm_ones.policies import make_policy
-from slurm_ones.policy.contract import Allocation, ClusterView, NodeView, Schedule, SizeRule, StrategyLimits
+from slurm_ones.policy.contract import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule
 from slurm_ones.policy.shapes import least_and_most
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.job_rules import breaks, parts, size_rules
@@ -35,14 +34,14 @@ CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in ("n1", "n2", "n3", "n4
 
 
 def strategy(*rows: SizeLimits, **other: Any) -> Spec:
-    return Spec(32, 4096, 16, 1000, 5, max_passes=4, limits=Strategy("ring", rows, **other))
+    return Spec(32, 4096, 16, 1000, 5, max_passes=4, limits=StrategyLimits("ring", rows, **other))
 
 
 RING = strategy(*(SizeLimits(n, n // 2, n, 2) for n in (2, 4, 6, 8, 16)))
 """Pairs of GPUs, a replica each, which take batches in multiples of the GPUs."""
 
 
-def allowed(spec: Spec, comment: str = "ones: gpus=1-16 batch=32-4096", shape: Shape = Shape(1, 2)) -> StrategyLimits:
+def allowed(spec: Spec, comment: str = "ones: gpus=1-16 batch=32-4096", shape: Shape = Shape(1, 2)) -> Limits:
     return limits_of(seen(waiting(1, shape, comment=comment)).elastic[1], CLUSTER, spec)
 
 
@@ -217,7 +216,14 @@ def test_absurd_limits_cost_nobody_a_decision(
         for n, (_, q, f, s, r, _) in sorted(sizes.items())
     )
     spec = Spec(
-        32, 2**53, local, 1000, 5, local, multiple_of=multiple, limits=Strategy("x", told, memory, batch_fixed=fixed)
+        32,
+        2**53,
+        local,
+        1000,
+        5,
+        local,
+        multiple_of=multiple,
+        limits=StrategyLimits("x", told, memory, batch_fixed=fixed),
     )
     assert decode_spec(encode(spec)) == spec
     views = [job(2, {"n2": 2}), *_views(_round(spec))]
