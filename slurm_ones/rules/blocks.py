@@ -112,14 +112,14 @@ def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
 
 
 def members_of(history: JobHistory | None) -> tuple[int, ...]:
-    """The tasks that train together, by the newest report of that, the one that leads first."""
+    """Tasks of the newest reported membership, the leader first. Some may have ended or started again since."""
     known = history.membership if history is not None else None
     return known.report.blocks if known is not None else ()
 
 
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
-    """Return the tasks of running blocks that train together. A membership says nothing of blocks that Slurm started
-    again since."""
+    """Return the tasks of running blocks that train together. A block that Slurm started again since the membership was
+    reported does not count: it has not joined yet."""
     starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
     return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
 

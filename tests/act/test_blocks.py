@@ -19,7 +19,7 @@ from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
-from slurm_ones.rules.blocks import Moves
+from slurm_ones.rules.blocks import Moves, train_together
 from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
@@ -803,6 +803,8 @@ def test_a_block_that_runs_apart_is_ordered_to_end(make: Make, restart: int, ahe
         file.write(encode_report(60, world.clock(), lost))
     world.tidy()
     assert world.order.number == number, "not at once: it may be about to join again"
+    elastic, members = world.observer.observe().elastic[world.job_id], world.store.membership(world.job_id)
+    assert train_together(elastic, members) == ([] if restart else [0, 1])
     world.simulated.pass_time(310)
     world.tidy()
     if restart:
