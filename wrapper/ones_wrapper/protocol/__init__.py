@@ -8,15 +8,15 @@ The directory lies on the shared file system and belongs to the job's user::
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
     hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
 
-It is `ones-<job id>` in the directory that the job was submitted from. If it is elsewhere, a file `ones-<job id>.where`
-there says where.
+The directory is `ones-<job id>`, in the directory that the job was submitted from. If it is elsewhere, a file
+`ones-<job id>.where` there holds its path.
 
 A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
-membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
-job: one run in reports and orders.
+membership, numbered by generations. The block with rank 0 leads, for a term. Reports and orders number a job's terms as
+they number another job's restarts.
 
-This module, with `limits`, is all that both sides share. It needs only the standard library, opens no file, and checks
-every value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
+Both sides share only this module and `limits`. The module needs only the standard library and opens no file. It checks
+every value it parses: a report is another user's input, and an order steers a week of training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ones_wrapper.protocol.limits import StrategyLimits
 SPEC = "spec.json"
 ORDERS = "orders.json"
 FUSION = "fusion.json"
-"""Report of a job that may train others of its sweep within itself (`Fusion`)."""
+"""File in which a job reports that it may train other jobs of its sweep (`Fusion`)."""
 CHECKPOINTS = "checkpoints"
 RUN_URL = "run-url"
 """File with the address of a job's run in W&B or MLflow."""
@@ -44,13 +44,13 @@ MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
-"""Longest report line in bytes; a longer one is ignored. Also of an order."""
+"""Longest line of reports, and longest order, in bytes; readers ignore longer ones."""
 MAX_SPEC = 131_072
-"""Most bytes of a spec, which a strategy's limits make long."""
+"""Largest spec in bytes: the limits of a strategy make a spec long."""
 
 LOOK_SIGNAL = "URG"
-"""Sent to a job's steps after an order to drain was written, so that they look at once. Its loss costs half a
-second, and programs that do not know it are not disturbed by it."""
+"""Signal to a job's steps, sent once an order to drain is written, so that they read the order at once. Losing the
+signal costs half a second, and programs without a handler ignore the signal."""
 
 DRAIN_WAIT_S = 60.0
 """Time that a drained job waits for its requeue before it carries on training."""
@@ -62,23 +62,23 @@ def directory_name(job_id: int) -> str:
 
 
 def pointer_name(job_id: int) -> str:
-    """Name of the file that says where the job's directory is, if it is not next to it."""
+    """Name of the file that holds the path of a job's directory, if that is not in the submit directory."""
     return f"ones-{job_id}.where"
 
 
 MAX_POINTER = 4_096
-"""Most bytes of such a file: one absolute path, and a newline."""
+"""Largest pointer file in bytes: one absolute path and a newline."""
 
 
 def encode_pointer(path: str) -> bytes:
-    """The text of a pointer to the directory `path`. Raises `ProtocolError`."""
+    """Return the content of a pointer file for the directory `path`. Raises `ProtocolError`."""
     text = path.encode("utf-8", "surrogateescape") + b"\n"
     decode_pointer(text)
     return text
 
 
 def decode_pointer(text: bytes) -> str:
-    """The directory that a pointer names; raises `ProtocolError`. Whose directory it is shows only there."""
+    """Return the directory that a pointer file names; raises `ProtocolError`. The directory's owner is not checked."""
     if len(text) > MAX_POINTER:
         raise ProtocolError(f"longer than {MAX_POINTER} bytes")
     path = text.removesuffix(b"\n").decode("utf-8", "surrogateescape")
@@ -93,95 +93,97 @@ def reports_name(restart: int) -> str:
 
 
 HOT = "hot"
-"""Folder, in the directory of a job of blocks, in which its blocks find each other."""
+"""Folder, in the directory of a job of blocks, in which the blocks find each other."""
 
 
 def spool_order_name(job_id: int) -> str:
-    """Name of an order in the site's spool, for a companion that may not write into the job's directory."""
+    """Name of a job's order file in the site's spool, used if the companion may not write into the job's directory."""
     return f"orders-{job_id}.json"
 
 
 SPOOL_MARK = "companion"
-"""File in a spool that says that its companion acts: renewed at each of its ticks, gone once it leaves."""
+"""File by which a spool shows that its companion acts: renewed at each tick, removed when the companion ends."""
 SPOOL_FILE = "/etc/slurm-ones/spool"
-"""One line, by which an administrator says on compute nodes where the site's spool is. Believed where the file and its
-folder are root's, and nobody else may write there."""
+"""File with one line, the path of the site's spool, put on compute nodes by an administrator. Jobs believe the file
+only if root owns the file and its folder, and nobody else may write there."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Limits of a job, as its script and its wrapper know them."""
+    """Limits of a job, by its script and its wrapper."""
 
     base_batch: int
     """Global batch that the script's learning rate was chosen for, in samples."""
     max_batch: int
     """Largest global batch the job takes."""
     max_local_batch: int
-    """Most samples per GPU per forward pass; the job lowers it where its GPUs turned out to hold less."""
+    """Most samples per GPU per forward pass; the job lowers this number if its GPUs turn out to hold less."""
     dataset: int
     """Samples in an epoch; 0 if unknown."""
     epochs: int
-    """Epochs that the script means to train; 0 if it does not say."""
+    """Epochs that the script means to train; 0 if unknown."""
     max_passes: int = 1
     """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
     `max_local_batch` × world size."""
     term: int = 0
-    """Term of the present leader, for a job of blocks. Its reports are those of this restart."""
+    """Term of the present leader, for a job of blocks; reports carry this number as their restart."""
     hot: bool = False
-    """True if a job of blocks moves its state from memory to memory as blocks join and leave. Else each change begins a
-    term, from a checkpoint."""
+    """True if a job of blocks sends its state from memory to memory as blocks join and leave. Otherwise each change
+    begins a term, from a checkpoint."""
     multiple_of: int = 1
-    """Global batches are multiples of this, if the GPUs take that many samples."""
+    """Divisor of global batches, if the GPUs take that many samples."""
     limits: StrategyLimits | None = None
     """Limits of the job's strategy; None for plain data parallel, at any number of GPUs."""
     gradient_bytes: int = 0
     """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""
     rule: str = ""
     """Rule by which optimizer steps follow the batch: sgd, adam or other, by the optimizers' class; none if the script
-    does it itself. Empty while unknown."""
+    adapts the learning rate itself. Empty while unknown."""
     grown: int = 0
-    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale so far."""
+    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale measured so
+    far."""
 
 
 @dataclass(frozen=True)
 class FusedMember:
-    """A job of a sweep that is trained within another."""
+    """Job of a sweep that another job of the sweep trains."""
 
     job_id: int
     arguments: tuple[str, ...] = ()
-    """Arguments of its batch script, as Slurm has them."""
+    """Arguments of the member's batch script, as Slurm has them."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Report of a job that was started by `ones-run --fuse`."""
+    """Report of a job that `ones-run --fuse` started."""
 
     restart: int
     asks: bool
     """True while the job waits for an order that names members."""
     members: tuple[int, ...] = ()
-    """The other jobs that it trains."""
+    """Ids of the other jobs that this job trains."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Companion to job. The order with the highest number is in force."""
+    """Order of the companion to a job. The order with the highest number is in force."""
 
     number: int
-    """Rises with each order of the same job, also after the companion restarts (milliseconds of its clock)."""
+    """Number that rises with each order of the job, also after the companion restarts (milliseconds of its clock)."""
     restart: int
-    """The run the order was written to; a drain concerns only that run."""
+    """Run that the order was written to; a drain concerns only that run."""
     batch: int | None = None
-    """Global batch in samples, from now on and in later runs; None leaves the job's own."""
+    """Global batch in samples, from now on and in later runs; None leaves the job's own batch."""
     drain: bool = False
-    """Checkpoint at the next step boundary, report it, and wait for the requeue."""
+    """True to checkpoint at the next step boundary, report the checkpoint, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
-    """Tasks of a job of blocks that are to train together, those that should lead first; None leaves that to the job.
-    `batch` then holds from the moment at which they do."""
+    """Tasks of a job of blocks that are to train together, preferred leaders first; None leaves the choice to the job.
+    `batch` then holds from the step at which these blocks train together."""
     gain: float | None = None
-    """Expected ratio of useful samples per second after the resize to those before; for the job's log."""
+    """Expected ratio of useful samples per second after the resize to those before, for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Members of the fused training that the job asked for, itself first; empty: it trains by itself."""
+    """Members of the fused training that the job asked for, the job itself first; empty if it is to train only
+    itself."""
 
 
 @dataclass(frozen=True)
@@ -193,46 +195,46 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples; 0, as all that such a script does not say, where it never calls `ones.init`."""
+    """Global batch in samples; 0, as every unknown number here, if the script never calls `ones.init`."""
     lr_factor: float
-    """Learning rate over the one that the script set for `Spec.base_batch`."""
+    """Ratio of the learning rate to the rate that the script set for `Spec.base_batch`."""
     base_batch: int
     max_batch: int
     dataset: int
     epochs: int
     epoch: int
-    """Epoch in which the run goes on, from 0."""
+    """Epoch in which the run begins, from 0."""
     cursor: int
     """Samples of that epoch already used."""
     step: int
     checkpoint: str
     """Name of the checkpoint loaded, or empty."""
     note: str = ""
-    """Something people should know, such as a damaged checkpoint that was passed over."""
+    """Message for people, for example that a damaged checkpoint was passed over."""
     queue_s: float = 0.0
     """Time from the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
     launch_s: float = 0.0
     """Time from the batch script's `ones-run` to the ranks' first line, imports included."""
     import_s: float = 0.0
-    """Part of `launch_s` that imports took."""
+    """Part of `launch_s` spent on imports."""
     group_s: float = 0.0
     """Time to build the process group."""
     load_s: float = 0.0
     """Time to load the checkpoint."""
     noise: float | None = None
-    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018): a sample at batch M is worth
-    (noise + M0)/(noise + M) samples at the base batch M0."""
+    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018). A sample at batch M counts as (noise +
+    M0)/(noise + M) samples at the base batch M0."""
     progress: float | None = None
-    """Progress since the job's first run in samples of the base batch: each sample counted with its worth. Readers
-    believe no progress above the samples used."""
+    """Progress since the job's first run, in samples of the base batch: the sum of each sample's worth. Readers believe
+    no progress above the number of samples used."""
     resizes: int = 0
-    """Runs of this job so far that began at another world size than the run before ended with."""
+    """Runs of this job so far that began at another world size than the previous run ended with."""
     attempt: int = 0
     """Number of earlier starts of the ranks within this run, after one of them died or hung."""
     directory: str = ""
-    """The job's directory; empty if the wrapper is too old to say."""
+    """The job's directory; empty if the wrapper is too old to report a directory."""
     spool: str = ""
-    """The spool that it reads orders from besides its directory; empty if there is none, or `directory` is empty."""
+    """Spool from which the job reads orders besides its directory; empty if there is none, or `directory` is empty."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class First:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples used over an interval of steps at one size and batch."""
+    """Samples used over an interval of steps at one world size and batch."""
 
     kind: ClassVar[str] = "throughput"
     epoch: int
@@ -255,7 +257,7 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples used in the interval, over all ranks; 0, as `batch`, where the script never calls `ones.init`."""
+    """Samples used in the interval, over all ranks; 0, like `batch`, if the script never calls `ones.init`."""
     seconds: float
     """Length of the interval."""
     batch: int
@@ -266,13 +268,13 @@ class Throughput:
     progress: float | None = None
     """Progress as in `Hello`, at the end of the interval."""
     nonfinite: int = 0
-    """Steps of the interval with a loss that is not a finite number; they are not in `loss`."""
+    """Steps of the interval whose loss is not a finite number; `loss` leaves them out."""
     gpu_use: float | None = None
-    """Share of the interval in which rank 0's GPU was in use; None if its driver does not say."""
+    """Share of the interval in which rank 0's GPU was busy, from 0 to 1; None if its driver does not report its use."""
     gpu_memory: int | None = None
-    """Bytes in use of rank 0's GPU memory; None if its driver does not say."""
+    """Bytes in use of rank 0's GPU memory; None if its driver does not report its use."""
     tokens: int | None = None
-    """Tokens of the interval's samples; None if batches do not say how many they hold."""
+    """Tokens of the interval's samples; None if batches do not tell their number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -284,11 +286,11 @@ class Epoch:
     """The epoch that ended, from 0."""
     step: int
     samples: int
-    """Samples used in it: the dataset's length, unless something is wrong."""
+    """Samples used in the epoch: the dataset's length, unless something is wrong."""
     loss: float | None = None
     accuracy: float | None = None
     nonfinite: int = 0
-    """Count as in `Throughput`, over the epoch."""
+    """Steps of the epoch whose loss is not a finite number."""
 
 
 @dataclass(frozen=True)
@@ -302,16 +304,16 @@ class Checkpoint:
     step: int
     bytes: int
     seconds: float
-    """Time from its beginning until it was durable."""
+    """Time from the checkpoint's beginning until it was durable."""
     stall_s: float | None = None
     """Seconds for which training paused; fewer than `seconds` if the checkpoint was written in the background."""
     order: int | None = None
-    """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
+    """Number of the order that asked for the checkpoint; with a drain, the job now waits for its requeue."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The global batch, or the learning rate and momentum that belong to it, changed at a step boundary."""
+    """Change, at a step boundary, of the global batch, or of the learning rate and momentum that belong to it."""
 
     kind: ClassVar[str] = "batch"
     step: int
@@ -321,20 +323,20 @@ class Batch:
     passes: int = 1
     """Accumulation steps (forward passes) per optimizer step from now on."""
     momentum_power: float = 1.0
-    """Power of the script's momentum from now on."""
+    """Exponent applied to the script's momentum from now on."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The blocks that train together changed, at a step boundary."""
+    """Change, at a step boundary, of the blocks that train together."""
 
     kind: ClassVar[str] = "membership"
     generation: int
-    """Rises with each change, over all terms of the job."""
+    """Number that rises with each change, over all terms of the job."""
     blocks: tuple[int, ...]
     """Tasks of the blocks, in rank order; the first leads."""
     restarts: tuple[int, ...]
-    """Slurm's restart count of each of them."""
+    """Slurm's restart count of each block's task."""
     nodes: int
     gpus_per_node: int
     """GPUs of each node; 0 if nodes have different numbers."""
@@ -343,23 +345,23 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """Time from the last step before to the end of the first after it."""
+    """Time from the end of the last step before the change to the end of the first step after it."""
     bytes: int = 0
     """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0
-    """Part of `pause_s` that sending it took."""
+    """Part of `pause_s` that sending the state took."""
     ready_s: float = 0.0
-    """Time from the order until the last new block was ready to join, training going on; 0 if none joined."""
+    """Time from the order until the last new block was ready to join, while training went on; 0 if no block joined."""
     order: int | None = None
-    """Number of the order that asked for it; None if the job changed by itself, for example after the loss of a
+    """Number of the order that asked for the change; None if the job changed by itself, for example after the loss of a
     block."""
     why: str = ""
-    """order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
+    """Cause of the change: order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A message for people, while training goes on."""
+    """Message for people, while training goes on."""
 
     kind: ClassVar[str] = "note"
     note: str
@@ -372,8 +374,8 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """finished, drained, signal (or a time limit), error, or one of two more. stopped: by its owner, or the script left
-    by itself. moved: the leader left; training goes on in the next term."""
+    """Reason: finished, drained, signal (or a time limit), error, stopped or moved. Stopped: the owner stopped the run,
+    or the script left by itself. Moved: the leader left, and training goes on in the next term."""
     step: int
     exit_code: int = 0
     note: str = ""
@@ -406,10 +408,10 @@ def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
 
 
 def encode_report(number: int, time: float, report: Report) -> bytes:
-    """One line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
+    """Return one line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    What is None, and numbers that no reader takes (an infinite loss, or one of 1e30), are left out: they would cost the
-    whole line.
+    Fields that are None are left out, and so are numbers that no reader takes (an infinite loss, or one of 1e30): such
+    a number would cost the whole line.
     """
     given = {name: value for name, value in asdict(report).items() if value is not None}
     body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
@@ -420,7 +422,7 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 def decode_report(line: bytes) -> tuple[int, float, Report]:
     """Return number, time and report of a line in a report file.
 
-    Raises `ProtocolError`, which costs the reader only this line.
+    Raises `ProtocolError`; a reader then skips only this line.
     """
     data = _object(line)
     number = value_of("n", int, data.get("n"))
@@ -437,17 +439,17 @@ def encode(value: Spec | Order | Fusion) -> bytes:
 
 
 def decode_spec(text: bytes) -> Spec:
-    """The spec that a job wrote; raises `ProtocolError`."""
+    """Return the spec that a job wrote. Raises `ProtocolError`."""
     return _build(Spec, _object(text, MAX_SPEC))
 
 
 def decode_fusion(text: bytes) -> Fusion:
-    """Report of a job about a fusion; raises `ProtocolError`."""
+    """Return the fusion report that a job wrote. Raises `ProtocolError`."""
     return _build(Fusion, _object(text, MAX_SPEC))
 
 
 def decode_order(text: bytes) -> Order:
-    """The order that a companion wrote; raises `ProtocolError`."""
+    """Return the order that a companion wrote. Raises `ProtocolError`."""
     order = _build(Order, _object(text))
     if order.batch is not None and order.batch < 1:
         raise ProtocolError(f"batch: {order.batch} is not a batch")

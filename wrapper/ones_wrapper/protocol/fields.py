@@ -1,4 +1,4 @@
-"""Checks of what another program wrote: a value is of its field's type, finite, not negative and of bounded length.
+"""Checks of values that another program wrote: of the field's type, finite, not negative, of bounded length.
 
 Needs only the standard library.
 """
@@ -11,19 +11,19 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 MAX_TEXT = 1_000
-"""Most characters of a text."""
+"""Most characters of a text field."""
 MAX_BLOCKS = 512
 """Most blocks of a job."""
 MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
 MAX_ROWS = 256
-"""Most items of a list of anything but numbers."""
+"""Most items of a list whose items are not numbers."""
 
 T = TypeVar("T")
 
 
 class ProtocolError(ValueError):
-    """A line or file that does not say what the protocol allows; the message names the field."""
+    """Error of a line or file that breaks the protocol; the message names the field."""
 
 
 class FieldKind(NamedTuple):
@@ -31,7 +31,7 @@ class FieldKind(NamedTuple):
 
     type: Any
     optional: bool
-    """True if it may be None."""
+    """True if the field may be None."""
 
 
 @cache
@@ -49,7 +49,8 @@ def _kind(hint: Any) -> FieldKind:
 
 
 def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any]) -> T:
-    """Make an object of the dataclass from parsed JSON, checked; unknown names are ignored. Raises `ProtocolError`."""
+    """Return an object of the dataclass `cls` from parsed JSON, with all values checked; unknown names are ignored.
+    Raises `ProtocolError`."""
     values: dict[str, Any] = {
         name: None if optional and data[name] is None else value_of(name, kind, data[name])
         for name, (kind, optional) in types.items()
@@ -63,7 +64,8 @@ def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any])
 
 
 def value_of(name: str, kind: Any, value: Any) -> Any:
-    """Return `value`, checked: of the field's type, finite, not negative, of bounded length, printable."""
+    """Return `value` once checked: of the field's type, finite, not negative, of bounded length. Unprintable characters
+    become question marks."""
     if kind is float or kind is int:  # most of all values by far
         return _number(name, kind, value)
     if kind is str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 
 MOST = 100_000
-"""Hosts that a list may name; no cluster has as many."""
+"""Most hosts that a list may name; no cluster has as many."""
 LONGEST = 1 << 20
-"""Characters of a list."""
+"""Most characters of a list."""
 LONGEST_NAME = 255
-"""Characters of a host's name."""
+"""Most characters of a host's name."""
 
 _PART = re.compile(r"([^\[\],]*)(?:\[([0-9,\-]*)\])?")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def _split(text: str) -> list[str]:
-    """`text` cut at the commas that stand outside brackets."""
+    """Cut `text` at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for position, char in enumerate(text):
         depth += (char == "[") - (char == "]")
@@ -31,7 +31,7 @@ def _split(text: str) -> list[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """The members of `1,03-05` with their leading zeros."""
+    """Expand `1,03-05` to its numbers, with their leading zeros."""
     found: list[str] = []
     for piece in ranges.split(","):
         low, dash, high = piece.partition("-")
@@ -45,9 +45,9 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """Host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order.
+    """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order.
 
-    Raises ValueError, naming the part that is no host list, and for more than `MOST` hosts.
+    Raises ValueError, naming the part that is not understood, and for more than `MOST` hosts.
     """
     if len(text) > LONGEST:
         raise ValueError(f"host list {text[:80]!r}…: longer than {LONGEST} characters")

@@ -1,7 +1,7 @@
 """Limits and costs of a training strategy, by the number of GPUs: plain data that the companion reads.
 
-A strategy (`ones_wrapper.strategy`) makes them, `spec.json` holds them, and no schedule breaks them. Both sides check
-them: the objects refuse what cannot be. Needs only the standard library.
+A strategy (`ones_wrapper.strategy`) makes these limits, `spec.json` holds them, and every schedule keeps them. Their
+classes refuse contradictory numbers, in the job and in the companion. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields, replace
 from ones_wrapper.protocol.fields import MAX_INT, MAX_ROWS, ProtocolError
 
 MEMORY_SHARE = 0.92
-"""Share of a GPU's memory that a formula may plan with; the rest is the allocator's."""
+"""Share of a GPU's memory that formulas may plan with; the allocator needs the rest."""
 MOST_GPUS = 256
 """Number of GPUs up to which a strategy reports its limits, or the job's own number if larger."""
 MAX_NOTES = 16
 MAX_NOTE = 100
-"""Most texts of `carries` and `resets`, and most characters of each, and of a strategy's name."""
+"""Most texts of `carries` and `resets`, and most characters of each text and of a strategy's name."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,22 @@ class SizeLimits:
     gpus: int
     """World size."""
     replicas: int
-    """Parts into which the samples of a step are split: the data-parallel degree. Each is of consecutive ranks."""
+    """Data-parallel degree: the number of parts into which a step's samples are split. Each replica has consecutive
+    ranks."""
     quantum: int = 1
-    """Global batches are multiples of this, but an epoch's last."""
+    """Divisor of all global batches but an epoch's last."""
     together: int = 1
-    """Number of consecutive ranks that share a node if one holds them, else as many as divide both; 1: any. The
-    companion judges by the nodes there are: a job may be moved to others than it runs on."""
+    """Consecutive ranks that share a node if one node holds them, else as many as divide both numbers; 1 for no such
+    wish. The companion compares this with the nodes of each shape, since a resize may use other nodes."""
     fixed_bytes: int = 0
-    """Memory of a GPU that no sample takes: weights, gradients, optimizer, workspace. 0, as below: not known."""
+    """Memory of a GPU that does not depend on samples: weights, gradients, optimizer, workspace. 0 here and below:
+    unknown."""
     sample_bytes: int = 0
     """Memory of a GPU for each sample of a replica's local batch."""
     replica_bytes: int = 0
-    """Sent by a rank in an optimizer step within its replica, for each sample of the replica's local batch."""
+    """Bytes that a rank sends within its replica in an optimizer step, for each sample of the replica's local batch."""
     data_bytes: int = 0
-    """Sent by a rank in an optimizer step between replicas."""
+    """Bytes that a rank sends between replicas in an optimizer step."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,9 +57,8 @@ class SizeLimits:
             raise ProtocolError(f"together: {self.gpus} GPUs are not groups of {self.together}")
 
     def most_local(self, memory_bytes: int) -> int | None:
-        """Most samples of a replica's pass that fit into this memory of each GPU; 0: not even one. None if the memory
-        or its use is unknown.
-        """
+        """Return the most samples of a replica's pass that fit into `memory_bytes` of each GPU; 0 for none. None if the
+        memory or its use is unknown."""
         if not memory_bytes or not self.sample_bytes:
             return None
         return self._usable(memory_bytes) // self.sample_bytes
@@ -67,30 +68,30 @@ class SizeLimits:
         return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
 
     def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
-        """Return the bytes for each sample, if at most `samples` samples were found to fit into this memory."""
+        """Return the bytes of a sample, given that at most `samples` samples were found to fit into this memory."""
         return max(1, self._usable(memory_bytes) // samples)
 
 
 @dataclass(frozen=True)
 class StrategyLimits:
-    """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for what contradicts itself."""
+    """Limits of a strategy at all numbers of GPUs. Raises `ProtocolError` for contradictory values."""
 
     strategy: str
     """Name of the strategy, for reasons shown to people."""
     sizes: tuple[SizeLimits, ...] = ()
-    """A row for each valid number of GPUs, ascending; empty: any number, each GPU a replica."""
+    """Limits for each valid number of GPUs, ascending; empty if any number is valid and each GPU is a replica."""
     memory_bytes: int = 0
     """Memory of a GPU; 0 if unknown."""
     exact: bool = True
-    """True if a change of the number of GPUs at a fixed global batch keeps the mathematics."""
+    """True if training is mathematically unchanged by another number of GPUs at the same global batch."""
     batch_fixed: bool = False
     """True if the global batch must not change now."""
     carries: tuple[str, ...] = ()
-    """State that a resize carries over besides model and optimizer, in words."""
+    """Descriptions of state that a resize carries over besides model and optimizer."""
     resets: tuple[str, ...] = ()
-    """State that a resize starts again."""
+    """Descriptions of state that a resize begins again."""
     reshards: bool = False
-    """True if a checkpoint is cut again for another number of GPUs, so that a resize reads and writes all of it."""
+    """True if a checkpoint is split again for another number of GPUs, so that a resize reads and writes all of it."""
     min_steps: int = 0
     """Least optimizer steps between two resizes."""
 
@@ -108,7 +109,7 @@ class StrategyLimits:
             raise ProtocolError("sizes: not in ascending order of gpus")
 
     def at(self, gpus: int) -> SizeLimits | None:
-        """Limits at `gpus` GPUs; None if the strategy cannot use that number."""
+        """Return the limits at `gpus` GPUs; None if the strategy cannot use that number."""
         if not self.sizes:
             return SizeLimits(gpus, gpus)
         place = bisect_left(self.sizes, gpus, key=lambda row: row.gpus)
@@ -116,8 +117,8 @@ class StrategyLimits:
         return found if found is not None and found.gpus == gpus else None
 
     def corrected(self, gpus: int, samples: int) -> StrategyLimits:
-        """Return the limits corrected by a measurement: at `gpus` GPUs the largest pass has `samples` samples. Memory
-        for each sample changes by the same factor at all sizes. Unchanged if the formula or the memory is not known."""
+        """Return the limits corrected by a measurement: at `gpus` GPUs the largest pass has `samples` samples. The
+        bytes of a sample change by the same factor at all sizes. Unchanged if the formula or the memory is unknown."""
         row = self.at(gpus)
         if row is None or not row.most_local(self.memory_bytes):
             return self
@@ -126,16 +127,16 @@ class StrategyLimits:
         return replace(self, sizes=tuple(rows))
 
     def refusal(self, gpus: int) -> str:
-        """Reason why the strategy cannot use `gpus` GPUs, and what would fit; empty if it can."""
+        """Return the reason why the strategy cannot use `gpus` GPUs, and which numbers would fit; empty if it can."""
         if self.at(gpus) is not None:
             return ""
         return refusal(self.strategy, gpus, [row.gpus for row in self.sizes])
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Rows for the largest numbers of GPUs, the job's own among them, as many as `StrategyLimits.sizes` takes.
+    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes.
 
-    A strategy that can use any number gets none if there are more, since a number without a row would be refused.
+    With `any_number`, too many rows become none instead: a number without a row would be refused.
     """
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
@@ -144,7 +145,7 @@ def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimit
 
 
 def refusal(strategy: str, gpus: int, fitting: list[int]) -> str:
-    """The sentence on a number of GPUs that a strategy cannot use; `fitting` are those that it can, ascending."""
+    """Return the sentence for a number of GPUs that a strategy cannot use; `fitting` are valid numbers, ascending."""
     below = [size for size in fitting if size < gpus]
     nearest = [str(size) for size in (*below[-2:], *fitting[len(below) : len(below) + 2])]
     would = f"{', '.join(nearest)} would fit" if nearest else "no number would fit"

@@ -29,16 +29,16 @@ MAX_GPUS = 100_000
 MAX_BATCH = 2**31
 MOST_KINDS = 16
 ANY = "any"
-"""Word for every type of GPU."""
+"""Word for all types of GPU."""
 KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
-"""Types of GPU that may be named here; Slurm allows more, which such jobs do not get."""
+"""Pattern of the GPU types that a comment may name; Slurm allows further names, which jobs cannot ask for here."""
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
     r"(?<![\w/.-])ones?\s*[^\w\s]?\s*(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
     re.IGNORECASE,
 )
-"""Pattern of words that nobody writes who does not mean to opt in."""
+"""Pattern of words that only people write who mean to opt in."""
 _WORD = re.compile(
     r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?|\s*((?:\+-|±)\s*\d+\s*%))?",
     re.IGNORECASE,
@@ -46,7 +46,7 @@ _WORD = re.compile(
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
-"""Between words: spaces, or a comma that is not between types of GPU."""
+"""Pattern of the separators of words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _BAND = re.compile(r"(\d{1,12})(?:\+-|±)(\d{1,2})%", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
@@ -57,7 +57,7 @@ _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
 
 Range = tuple[int, int]
-"""Fewest and most, both included."""
+"""Smallest and largest number, both included."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class Deadline:
     """Time by which a job is to end."""
 
     seconds: float
-    """Unix seconds, or seconds since its submission."""
+    """Unix time in seconds, or seconds since the job's submission."""
     since_submission: bool
 
     def after(self, submitted: float) -> float:
-        """Unix seconds, for a job that was submitted then."""
+        """Return the deadline as Unix time in seconds, for a job submitted at the Unix time `submitted`."""
         return submitted + self.seconds if self.since_submission else self.seconds
 
 
 class GuestQueue(NamedTuple):
-    """Queue in which a job's further blocks wait, by its owner's choice. Only the owner's processes may act on it, with
-    the owner's rights: an operator could set what the owner may not use."""
+    """Queue in which a job's further blocks wait, by its owner's choice. Only the owner's processes act on this choice,
+    with the owner's rights: an operator could use a queue that the owner may not use."""
 
     kind: str
     """partition or qos."""
@@ -83,12 +83,12 @@ class GuestQueue(NamedTuple):
 
 
 class BadComment(ValueError):
-    """The comment opts in but cannot be understood; the message names the bad word."""
+    """Error of a comment that opts in but cannot be understood; the message names the bad word."""
 
 
 @dataclass(frozen=True)
 class OptIn:
-    """Ranges that the owner allows, inclusive; None if the comment does not say."""
+    """Ranges that a job's owner allows, both ends included; None if the comment gives no range."""
 
     gpus: Range | None
     nodes: Range | None
@@ -97,27 +97,27 @@ class OptIn:
     blocks: bool = False
     """True if the tasks of the job's array are blocks of one job."""
     size: int | None = None
-    """GPUs that the owner asks for by hand, for as long as the comment says so; None for no such request."""
+    """GPUs that the owner asks for by hand, until the comment changes; None if the owner asks for no size."""
     fuse: str = ""
-    """The sweep whose jobs may be trained as one; empty: none."""
+    """Name of the sweep whose jobs may be trained as one; empty if none."""
     deadline: Deadline | None = None
-    """Time by which it is to end."""
+    """Time by which the job is to end; None for no deadline."""
     step: int = 1
-    """Step in the range of GPUs, from the first number on: for a strategy that can use no others, before the job's
-    first run reports that."""
+    """Step between allowed numbers of GPUs, counted from the smallest: for a strategy that can use no others, until the
+    job's first run reports its limits."""
     kinds: tuple[str, ...] = ()
-    """Types of GPU that the job may have, only `any` for all; empty: what it asked sbatch for."""
+    """Types of GPU that the job may have, only `any` for all; empty for the type given to sbatch."""
     guests: bool | GuestQueue = True
     """True if blocks beyond sbatch's request may wait in a preemptible queue; a `GuestQueue` names the queue to use
     while no companion decides."""
     cost: float | None = None
-    """Largest ratio of the job's GPU-hours to those at the size asked for; None for the site's limit."""
+    """Largest ratio of the job's GPU-hours to those at the size it asked for; None for the site's limit."""
     notify: str = ""
     """Address to which the job's events are posted, if the site lets users name its host; empty for none."""
 
 
 class _NotUnderstood(ValueError):
-    """A value is not as it has to be; the message says what was expected."""
+    """Error of a bad value; the message says what was expected."""
 
 
 def _range(text: str, most: int) -> Range:
@@ -224,11 +224,11 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "cost": _cost,
     "notify": _notify,
 }
-"""Keys of a comment, and the reader of each one's value."""
+"""Parsers of the values in a comment, by key."""
 
 
 def meant(comment: str) -> str:
-    """Return the comment that the words would make if written correctly; an example if they would make none."""
+    """Return the comment that these words would make if written correctly; an example if they make none."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])
@@ -241,15 +241,15 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the opt-in that a comment without one probably means; "" if it does not come near.
+    """Return the opt-in that a comment without one probably means; empty if the comment is not close to one.
 
-    To be shown, never to be acted on.
+    Only to be shown to people, never to be acted on.
     """
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 
 def parse_comment(comment: str) -> OptIn | None:
-    """The opt-in that a comment holds, None if it holds none.
+    """Return the opt-in in a job's comment; None if the comment does not opt in.
 
     Raises `BadComment` naming the word that is wrong, given twice, or contradicts another.
     """

@@ -1,6 +1,6 @@
-"""Command lines by which Slurm changes a job: built only here, for a job's own launcher and for the companion.
+"""Command lines by which Slurm changes a job, for the job's own launcher and for the companion.
 
-Needs only the standard library. A job is named by its id, or as a task `<array>_<task>`.
+Only this module builds them. Needs only the standard library. A job is named by its id, or as a task `<array>_<task>`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 NO_LICENSES = "none"
-"""Word for no licences at all."""
+"""Word for "no licences"."""
 QueueWords = tuple[str, str, str, float, str]
-"""Partition, QOS, account, time limit in seconds and licences; what is empty or 0 stays as it is."""
+"""Partition, QOS, account, time limit in seconds, and licences; empty or 0 leaves the job's present value."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
 
 
 class NodesAndGpus(Protocol):
-    """A shape."""
+    """Shape of a job."""
 
     @property
     def nodes(self) -> int: ...
@@ -30,7 +30,7 @@ def requeue_command(job: object) -> list[str]:
 
 
 def again_command(job: object, *, hold: bool) -> list[str]:
-    """Requeue a job that runs or has ended; with `hold` it starts only once the hold is lifted."""
+    """Return the command that requeues a running or ended job; with `hold` the job starts only after its release."""
     return ["scontrol", "requeuehold" if hold else "requeue", str(job)]
 
 
@@ -45,7 +45,8 @@ def hold_tasks_command(array: int, tasks: Iterable[int]) -> list[str]:
 
 
 def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
-    """Move a pending job to another queue. The time limit is set too, since Slurm resets it with the QOS."""
+    """Return the command that moves a pending job to another queue, and sets the time limit, which Slurm resets with
+    the QOS."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
     found = [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
     found += [f"Licenses={queue[4].removeprefix(NO_LICENSES)}"] if queue[4] else []
@@ -61,12 +62,13 @@ def reshape_command(
     queue: QueueWords = UNCHANGED,
     tasks: bool = False,
 ) -> list[str]:
-    """Change a pending job's shape, as N-N nodes, since a job submitted with -N1 has a maximum too. `kind` is the GPU
-    type that the job asks for: without it Slurm would take any.
+    """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for: without it
+    Slurm would take any type. With `tasks` the number of tasks changes, too.
 
-    The CPUs come along: Slurm raises their number with the nodes and leaves it there. So a job back on one node may ask
-    for more CPUs than that has. After a node count that was refused it can be neither updated nor released. Slurm adds
-    what --cpus-per-gpu and --cpus-per-task ask for. With `tasks` their number comes along.
+    Nodes are given as N-N, since a job submitted with -N1 also has a maximum. CPUs must change as well: Slurm raises
+    their number with the nodes and leaves it there. Back on one node the job might ask for more CPUs than a node has. A
+    job whose node count was refused can be neither updated nor released. Slurm adds the CPUs of --cpus-per-gpu and
+    --cpus-per-task.
     """
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={shape.nodes}"]
     words += [f"NumTasks={shape.nodes}"] if tasks else []
@@ -75,22 +77,23 @@ def reshape_command(
 
 
 def defer_command(job: object, when: str) -> list[str]:
-    """Set a pending job's earliest start: `when` is `now`, `now+SECONDS` or `utsSECONDS`, as for scontrol."""
+    """Return the command that sets a pending job's earliest start: `when` is `now`, `now+SECONDS` or `utsSECONDS`."""
     return ["scontrol", "update", f"JobId={job}", f"StartTime={when}"]
 
 
 def release_commands(job: object, *, start: str = "") -> list[list[str]]:
-    """Release a held job; with `start`, set its earliest start first, as `defer_command` does."""
+    """Return the commands that release a held job; with `start`, its earliest start is set first, as by
+    `defer_command`."""
     return [*([defer_command(job, start)] if start else []), ["scontrol", "release", str(job)]]
 
 
 def throttle_command(array: int, most: int) -> list[str]:
-    """Let at most `most` tasks run at once; 0 for any number."""
+    """Return the command that lets at most `most` tasks of an array run at once; 0 for any number."""
     return ["scontrol", "update", f"JobId={array}", f"ArrayTaskThrottle={most}"]
 
 
 ALREADY_ENDED = "already finished"
-"""Slurm's complaint of a throttle once a task has ended, though it has changed it all the same."""
+"""Part of Slurm's error for a throttle once a task has ended, although the throttle was changed."""
 
 
 def cancel_waiting_command(array: int) -> list[str]:

@@ -30,19 +30,19 @@ from ones_wrapper.protocol.slurm_commands import (
 )
 
 ORDER = 1
-"""Number of the order that names all tasks: a companion's are milliseconds since 1970, so any of them is in force."""
+"""Number of the order that names all tasks. A companion's numbers are milliseconds since 1970, so its orders win."""
 NEAR_S = 900.0
-"""Time before the end of the base at which the next one may start."""
+"""Time before the base block's end at which the next base block may start."""
 AGAIN_S = 60.0
-"""Shortest time between two starts of a guest that are asked for here."""
+"""Shortest time between two requeues of a guest by this class."""
 _WAITS, _RUNS = "PENDING", frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STAGE_OUT"})
 _LEFT = frozenset({"PREEMPTED", "COMPLETED"})
 _ENDED = _LEFT | {"CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE", "REVOKED"}
 _LATER = re.compile(r"contact|timed out|no answer|connect|communication|transition|try again", re.IGNORECASE)
-"""Refusals that may not be the last word."""
+"""Pattern of Slurm's errors after which a command may succeed later."""
 
 Run = Callable[[list[str]], tuple[str, str]]
-"""Run one of Slurm's commands: what it printed, and why it failed; "" if it did not."""
+"""Function that runs a Slurm command and returns its output and its error; the error is empty on success."""
 
 
 class QueueLine(NamedTuple):
@@ -55,12 +55,12 @@ class QueueLine(NamedTuple):
     limit_s: float
     """Time limit in seconds; 0 for none."""
     end: float
-    """Unix seconds at which it ends at the latest; 0 if that is not known."""
+    """Unix time in seconds of the task's latest end; 0 if unknown."""
     reason: str
     comment: str
 
     def among(self, queue: GuestQueue) -> bool:
-        """Tell whether it waits, runs or ended there."""
+        """Tell whether the task's partition or QOS is that of `queue`."""
         return (self.partition if queue.kind == "partition" else self.qos) == queue.name
 
     @property
@@ -69,13 +69,13 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """Return the squeue command for an array's tasks; run it with SLURM_TIME_FORMAT=%s, and without the user's own
-    formats."""
+    """Return the squeue command that lists an array's tasks; run it with SLURM_TIME_FORMAT=%s, and without the user's
+    own formats."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
 def lines_of(text: str) -> list[QueueLine]:
-    """The tasks in what `look_command` printed."""
+    """Return the tasks in the output of `look_command`."""
     found = []
     for line in text.splitlines():
         task, *words = line.split("|", 7)
@@ -87,7 +87,7 @@ def lines_of(text: str) -> list[QueueLine]:
 
 
 def _seconds(text: str) -> float:
-    """Slurm's [days-][[hours:]minutes:]seconds; 0 for no limit."""
+    """Parse Slurm's [days-][[hours:]minutes:]seconds; 0 for no limit."""
     days, _, rest = text.rpartition("-")
     parts = [days or "0", *(["0"] * (3 - len(rest.split(":")))), *rest.split(":")]
     if len(parts) != 4 or not all(part.isdecimal() for part in parts):
@@ -96,7 +96,7 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """Return the opt-in in the job's comment, and the guests' queue that it names; None if it names none. Raises
+    """Return the opt-in in the job's comment, and the guest queue in it; None if the comment names no queue. Raises
     `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
@@ -106,7 +106,8 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Blocks of this shape, which its user asked for, that the job may have beyond its base."""
+    """Return the number of blocks of this shape, the shape given to sbatch, that the job may have beyond its base
+    block."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 
@@ -128,23 +129,23 @@ class StandingGuests:
         say: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`shape` are a block's nodes and GPUs of each. `order` writes the order that names these tasks, unless there
-        is a newer one, and returns why it could not; `say` writes a line for people."""
+        """`shape` is a block's number of nodes and GPUs a node. `order` writes the order that names the given tasks,
+        unless a newer one exists, and returns the error of a failure. `say` writes a line for people."""
         self._array, self._shape = array, shape
         self._run, self._order, self._say, self._clock = run, order, say, clock
         self._said: set[str] = set()
         self._kept: dict[int, float] = {}
-        """Tasks that may not start before this time."""
+        """Earliest start of tasks that must wait, as Unix time in seconds."""
         self._again: dict[int, float] = {}
-        """Time of each task's last requeue from here; infinite after a refusal that will stay."""
+        """Time of each task's last requeue by this object; infinite after a lasting refusal."""
         self._home = UNCHANGED
-        """The queue of the base."""
+        """Queue of the base block."""
         self._most = -1
         self._open = False
         """True once the array's throttle is lifted."""
 
     def look(self) -> bool:
-        """Read the job's tasks from Slurm, and change what must change. Returns False if no further look is needed."""
+        """Read the job's tasks from Slurm, and change what must change. Returns False if no further call is needed."""
         text, why = self._run(look_command(self._array))
         if why:
             self._tell(f"the job's tasks could not be asked for ({why})")
@@ -219,7 +220,7 @@ class StandingGuests:
         return one.task in self._kept or one.reason == "BeginTime"
 
     def _limit_s(self, queue: GuestQueue, limit_s: float) -> float:
-        """The time limit of a guest: that of a base block, or the most that its partition allows."""
+        """Return a guest's time limit in seconds: the base block's limit, at most that of the guest partition."""
         if queue.kind != "partition":
             return limit_s
         text, _ = self._run(["sinfo", "--noheader", f"--partition={queue.name}", "--format=%l"])
@@ -237,7 +238,7 @@ class StandingGuests:
         return why
 
     def _keep(self, one: QueueLine, until: float, *, back: bool) -> bool:
-        """Keep a task in the job's own queue, to start at this time at the earliest; return whether Slurm did so."""
+        """Keep a task in the job's own queue and set its earliest start; return whether Slurm accepted both."""
         before = self._kept.get(one.task, 0.0)
         if not back and (before == until or abs(before - until) < 60.0):
             return True
@@ -250,15 +251,15 @@ class StandingGuests:
         return not why
 
     def _start_again(self, one: QueueLine) -> None:
-        """Requeue a guest that Slurm cancelled, or whose time was over; at most once every `AGAIN_S` seconds."""
+        """Requeue a guest that Slurm cancelled, or that reached its time limit; at most once in `AGAIN_S` seconds."""
         now = self._clock()
         if now - self._again.get(one.task, 0.0) >= AGAIN_S:
             why = self._change(again_command(self._name(one), hold=False), f"guest {one.task} does not come back")
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, likely leaders first, and lift the throttle, once each task waits in its
-        queue."""
+        """Write an order that names all tasks, likely leaders first, and lift the array's throttle, once each task
+        waits in its queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")
