@@ -1,4 +1,4 @@
-"""Support for CUDA and NCCL: defaults, which device a rank takes, and waiting for it.
+"""Support for CUDA and NCCL: defaults, choice of each rank's device, and waits for a device.
 
-Nothing here was run on a GPU yet; `docs/gpu.md` lists what is proven and how.
+None of this has run on a GPU yet; `docs/gpu.md` lists what is proven and how.
 """

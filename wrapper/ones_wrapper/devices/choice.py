@@ -1,6 +1,6 @@
 """Choice of the device that a rank trains on, and of the backend by which ranks exchange.
 
-A rank takes a GPU of its own, or the job ends: training on CPUs is for those who ask for it, or who have no GPU.
+A rank takes a GPU of its own, or the job ends. Only users who ask for CPUs, or have no GPU, train on CPUs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ones_wrapper.process.faults import ConfigurationError
 from ones_wrapper.process.log import log
 
 OWN_CARD = "ONES_OWN_CARD"
-"""Set in a rank that sees only one card, which is its own (MIG)."""
+"""Variable that is set in a rank that sees only one card, its own (MIG)."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """A rank's device, and the backend that suits those of all ranks of its node."""
+    """Device of a rank, and the backend that suits the devices of all ranks of its node."""
 
     device: torch.device
     backend: str
 
 
 def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None) -> DeviceChoice:
-    """The device of a rank of `local_world` on this node; it is made the current one. `backend` is what the script
-    asks for.
+    """Return the device of a rank, one of `local_world` on this node, and make it the current device. `backend` is the
+    script's wish.
 
     Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nobody asked for CPUs.
     """
@@ -66,7 +66,7 @@ def _on(number: int, backend: str) -> DeviceChoice:
 
 
 def visible() -> tuple[int, str]:
-    """Return the number of GPUs that torch can use, and its warnings on the others."""
+    """Return the number of GPUs that torch can use, and torch's warnings about others."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -74,9 +74,9 @@ def visible() -> tuple[int, str]:
 
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
-    """Reason why ranks of this node should have GPUs; empty if nothing says so.
+    """Return the reason why ranks of this node should have GPUs; empty if there is no reason.
 
-    A build of torch without CUDA on a node without cards is a test's: Slurm then counts what is not there.
+    Torch without CUDA on a node without cards means a test, in which Slurm counts GPUs that do not exist.
     """
     built = torch.version.cuda or torch.version.hip
     there = _count(cards)
@@ -94,7 +94,7 @@ def _count(cards: Path) -> int:
 
 
 def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) -> None:
-    """Give a rank its own slice, before CUDA is initialised: of several MIG slices a process can use only the first
+    """Give a rank its own MIG slice, before CUDA is initialised: a process can use only the first of several slices
     (CUDA C++ Programming Guide, "Multi-Instance GPU")."""
     slices = [one for one in env.get(_VISIBLE, "").split(",") if one.startswith("MIG-")]
     if len(slices) >= local_world and len(slices) > 1:
@@ -102,8 +102,8 @@ def own_slice(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 
 def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys/bus/pci/devices")) -> None:
-    """Bind this thread, and threads that it starts, to the card's NUMA node, if the job has a rank's share of its
-    processors."""
+    """Bind this thread, and threads that it starts, to the NUMA node of the rank's card. Does nothing if the job has
+    less than a rank's share of that node's processors."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
     with suppress(Exception):  # a container without /sys: it is slower, and no worse
@@ -116,7 +116,7 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
 
 
 def _numbers(text: str) -> set[int]:
-    """Numbers as in /sys: 0-3,8-11."""
+    """Parse a list of numbers from /sys, such as 0-3,8-11."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -125,7 +125,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def check_fork(preloads: str, cards: Path = CARDS) -> str:
-    """Reason why CUDA cannot be used in this rank, which was forked; empty if it can, or if this node has no card."""
+    """Return the reason why this forked rank cannot use CUDA; empty if it can, or if this node has no card."""
     if not torch.cuda._is_in_bad_fork() or not (_count(cards) or torch.version.hip):
         return ""
     text = f"--preload {preloads}: one of these initialises CUDA when it is imported, which no forked rank can use"

@@ -1,4 +1,5 @@
-"""Default environment variables of ranks; the user's values win. Imports only the standard library: it runs early."""
+"""Default environment variables of ranks; the user's values win. Needs only the standard library, since ranks import it
+early."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ CARDS = Path("/dev/nvidia[0-9]*")
 
 
 def _host_of_block(env: Env) -> str | None:
-    """Return a host name that is this block's own on its node; None unless a cgroup hides cards from it."""
+    """Return a host name that is unique to this block on its node; None unless a cgroup hides cards from the block."""
     if env.get("ONES_BLOCKS") != "1" or not hidden_cards():
         return None
     return f"{os.uname().nodename}-{env.get('SLURM_ARRAY_JOB_ID', '')}-{env.get('SLURM_ARRAY_TASK_ID', '')}"
 
 
 def hidden_cards(cards: Path = CARDS) -> list[Path]:
-    """Device files of GPUs that a cgroup keeps this process from (ConstrainDevices)."""
+    """Return the device files of GPUs that a cgroup (ConstrainDevices) forbids to this process."""
     return [path for path in sorted(cards.parent.glob(cards.name)) if not _opens(path)]
 
 
@@ -35,7 +36,7 @@ def _opens(path: Path) -> bool:
 
 
 def defaults(env: Env) -> dict[str, str | None]:
-    """Value of each variable in this process, or None for no default; docs/gpu.md says why each is set."""
+    """Return the default of each variable in this process, or None for no default; docs/gpu.md explains each."""
     in_blocks = "0" if env.get("ONES_BLOCKS") == "1" else None
     interface = env.get("ONES_SOCKET_IFNAME") or None
     return {
@@ -54,7 +55,7 @@ def defaults(env: Env) -> dict[str, str | None]:
 
 
 def set_defaults(env: MutableMapping[str, str]) -> None:
-    """Set what the user left open."""
+    """Set the defaults of all variables that the user did not set."""
     for name, value in defaults(env).items():
         if value is not None:
             env.setdefault(name, value)

@@ -1,6 +1,7 @@
-"""Page-locked host memory, by which bytes go to and from a GPU at the speed of its bus.
+"""Page-locked host memory, which copies to and from a GPU at the full speed of its bus.
 
-torch's own rounds each buffer up to a power of two and keeps it: good for chunks of that size, not for a whole state.
+torch's own allocator rounds each buffer up to a power of two and keeps it: good for chunks of that size, not for a
+whole state.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from typing import Any
 import torch
 
 CHUNK = 64 << 20
-"""Bytes that are copied from or to a device at once."""
+"""Bytes copied from or to a device at once."""
 
 
 def memory_of(row: torch.Tensor) -> memoryview:
-    """Memory of a row of bytes on the CPU."""
+    """Return the memory of a CPU tensor of bytes."""
     return memoryview(row.numpy())  # type: ignore[arg-type]
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as a row of bytes, uncopied."""
+    """Return a contiguous tensor as a flat tensor of bytes, without a copy."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    """Fill a row of bytes by `read`, which fills the memory that it is given. On a GPU a chunk is copied while the next
-    is read."""
+    """Fill a flat tensor of bytes by `read`, which fills the memory that it is given. On a GPU one chunk is copied
+    while the next is read."""
     if row.device.type == "cpu":
         read(memory_of(row))
         return
@@ -44,10 +45,10 @@ def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
 
 
 class Arena:
-    """Memory for copies of tensors, of just their size, page-locked if they are on a GPU."""
+    """Memory for copies of tensors, of exactly their size, page-locked for copies from a GPU."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
-        """`tensors` with wider types come first, so that each is aligned."""
+        """`tensors` must be sorted by size of their type, widest first, so that each copy is aligned."""
         self._memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
         self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" and len(self._memory) else None  # type: ignore[no-untyped-call]
         if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):
@@ -60,7 +61,7 @@ class Arena:
             at += tensor.nbytes
 
     def free(self) -> None:
-        """Unpin the memory and drop the buffers: nobody uses the copies any more."""
+        """Unpin the memory and drop the buffers; the caller no longer uses the copies."""
         if self._cuda is not None:
             self._cuda.cudaHostUnregister(self._memory.data_ptr())
             self._cuda = None

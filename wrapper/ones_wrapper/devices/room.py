@@ -1,4 +1,4 @@
-"""Memory of a GPU that training must leave to NCCL: a change needs a second communicator next to the first."""
+"""Memory of a GPU that training must leave to NCCL: during a change of ranks two communicators exist."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from contextlib import contextmanager
 import torch
 
 RESERVE = 1 << 30
-"""Bytes that one communicator may take: 484 to 688 MiB were reported (nccl#964, nccl#2366), 512 of them at once
+"""Bytes that one communicator may take: users reported 484 to 688 MiB (nccl#964, nccl#2366), of these 512 MiB at once
 (nccl#2363)."""
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else those of one communicator, of two in a job of blocks."""
+    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else the bytes of one communicator, or of two in a job of
+    blocks."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):
@@ -23,8 +24,8 @@ def reserve_bytes(env: Mapping[str, str]) -> int:
 
 @contextmanager
 def reserved(device: torch.device, world: int) -> Iterator[None]:
-    """Hold NCCL's memory while the largest local batch is tried: NCCL allocates it at the first collective. A single
-    rank needs none."""
+    """Allocate NCCL's share of memory while the largest local batch is tried, since NCCL allocates only at the first
+    collective. A single rank needs no share."""
     size = reserve_bytes(os.environ)
     if device.type == "cpu" or (world == 1 and os.environ.get("ONES_BLOCKS") != "1"):
         size = 0
@@ -36,7 +37,7 @@ def reserved(device: torch.device, world: int) -> Iterator[None]:
 
 
 def make_room(device: torch.device) -> None:
-    """Release torch's cached GPU memory if too little is free for NCCL. Call it at a step boundary: it waits for the
-    device, which must capture no graph."""
+    """Release torch's cached GPU memory if too little is free for NCCL. Call this at a step boundary: it waits for the
+    device, which must not be capturing a graph."""
     if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < reserve_bytes(os.environ) // 2:
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Waits for a device: after a measurement, before ranks change, and in a rescue, in which the device may hang.
 
-A device whose peer died spins in a collective for ever: whatever waits for its stream waits as long. So a rescue asks
-events, and never synchronises.
+A device whose peer died waits in a collective for ever, and so does every wait for its stream. So a rescue queries
+events and never synchronises.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""Time that a rank that lost its peers may take to end, besides a checkpoint whose copying cannot hang."""
+"""Time that a rank that lost its peers may take to end, besides a checkpoint whose copies cannot hang."""
 DONE_S = 2.0
 """Time that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device did all that is queued; nothing to do on a CPU, and while a graph is captured."""
+    """Wait until the device has finished all queued work; does nothing on a CPU, and during the capture of a graph."""
     if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
 
 
 def record(device: torch.device) -> Any:
-    """Record an event on the current stream and return it; None on a CPU, or while a graph is captured."""
+    """Record an event on the current stream and return it; None on a CPU, or during the capture of a graph."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ def record(device: torch.device) -> Any:
 
 
 class Marks:
-    """The event at the end of the newest step, which shows whether the device has finished it."""
+    """Event at the end of the newest step, which shows whether the device has finished that step."""
 
     def __init__(self, device: torch.device, mark: Callable[[torch.device], Any] = record) -> None:
         self._device, self._mark = device, mark
@@ -62,8 +62,8 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Context on a stream of its own: its copies do not wait for the script's kernels, which must have written their
-    source already."""
+    """Context on a separate stream: copies there do not wait for the script's kernels, which must already have written
+    the source."""
     if device.type != "cuda":
         yield
         return
@@ -72,7 +72,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 class EndTimer:
-    """Ends this process with a code once its time is over, whatever its threads wait for."""
+    """Timer that ends this process with an exit code, whatever the process's threads wait for."""
 
     def __init__(self, seconds: float, code: int, end: Callable[[int], Any] = os._exit) -> None:
         self._code, self._end = code, end

@@ -1,4 +1,4 @@
-"""Use of a GPU by NVIDIA's management library (NVML): the share of time in which it computed anything."""
+"""Use of a GPU, from NVIDIA's management library (NVML): the share of time in which the GPU computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 
 EVERY_S = 1.0
-"""Time between two readings, each over up to the last second."""
+"""Time between two readings; a reading covers up to the last second."""
 
 
 class _Rates(ctypes.Structure):
@@ -18,7 +18,8 @@ class _Rates(ctypes.Structure):
 
 
 def _nvml(device: torch.device) -> Callable[[], float | None]:
-    """Return a function that reads the device's use, from 0 to 1; None if NVML does not know it, as for MIG slices."""
+    """Return a function that reads the device's use, from 0 to 1, None for an error. Raises OSError if NVML does not
+    know the device, as for MIG slices."""
     library = ctypes.CDLL("libnvidia-ml.so.1")
     handle, rates = ctypes.c_void_p(), _Rates()
     name = f"GPU-{torch.cuda.get_device_properties(device).uuid}".encode()
@@ -45,7 +46,7 @@ class DeviceUse:
         self._found: list[float] = []
 
     def look(self) -> None:
-        """Take a reading if the last one is at least `EVERY_S` old."""
+        """Take a reading if the last reading is at least `EVERY_S` seconds old."""
         if self._read is not None and self._clock() - self._at >= EVERY_S:
             self._at = self._clock()
             found = self._read()

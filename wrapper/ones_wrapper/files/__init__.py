@@ -1,1 +1,1 @@
-"""The job's directory: reports, orders, requests, checkpoints as names, and who holds it. No torch."""
+"""Files of the job's directory: reports, orders, requests, names of checkpoints, claims and locks. No torch."""

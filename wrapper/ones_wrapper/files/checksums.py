@@ -1,4 +1,4 @@
-"""Check that the files of a checkpoint are whole: their sizes and checksums. Needs only the standard library."""
+"""Check of a checkpoint's files: sizes and checksums. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from ones_wrapper.protocol import MANIFEST
 
 RESUMED_FROM = "resumed_from"
-"""Key in a manifest: the job that made a checkpoint which another one took over."""
+"""Manifest key: id of the job that wrote a checkpoint which another job took over."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def sync(path: Path) -> None:
 
 
 def checksum(path: Path) -> Sum:
-    """Checksum of a regular file of ours; raises OSError for anything else."""
+    """Return size and checksum of a regular file of this user; raises OSError for any other file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
@@ -45,7 +45,8 @@ def checksum(path: Path) -> Sum:
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
-    """Damage of a checkpoint, or empty; checks one `part` of its files of `parts`."""
+    """Return the damage of a checkpoint in words, empty if it is sound; checks part number `part` of `parts` parts of
+    its files."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())["files"]
         for file in sorted(files)[part::parts]:

@@ -1,9 +1,10 @@
-"""Claims on a job's directory: one `ones-run`, or one script that it did not start, trains in it at a time.
+"""Claims on a job's directory: one `ones-run`, or one script that `ones-run` did not start, trains there at a time.
 
-Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each claims the
-directory first, by a line in a file, and the second one ends before it has touched anything. A claim ends with its
-process. A POSIX lock shows that, which network file systems know, too. If the file system has none, or one that only
-its own host sees, the file's time does, which the holder renews. Nothing here needs torch.
+Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each training first
+claims the directory, by a line in a file; the second training then ends before it touches anything. A claim ends with
+its process. A POSIX lock shows whether the process lives; network file systems support such locks, too. Some file
+systems have no locks, or locks that only one host sees. There the claim file's time shows it, which the holder renews.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CLAIM = ".claim"
 BEAT_S = 2.0
 """Seconds between two renewals of a held claim file's time."""
 WATCH_S = 3 * BEAT_S
-"""Seconds without a renewal after which a holder counts as gone, if no lock shows it."""
+"""Seconds without a renewal after which a holder counts as ended, if no lock shows that."""
 _SETTLE_S = 0.5
 
 
@@ -36,12 +37,12 @@ class ClaimedError(Exception):
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that trains in a directory, or has its ranks do so."""
+    """Process that trains in a directory, or whose ranks do."""
 
     job_id: int
     restart: int
     step: str
-    """Slurm's step that it runs in; empty in the batch script, and outside Slurm."""
+    """Slurm step of the process; empty in the batch script, and outside Slurm."""
     host: str
     pid: int
 
@@ -53,7 +54,7 @@ class Holder:
         return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
 
     def earlier_than(self, other: Holder) -> bool:
-        """Tell whether this is an earlier run of the same job, which Slurm has ended."""
+        """Tell whether this holder is an earlier run of the same job, which Slurm has ended."""
         return bool(self.job_id) and self.job_id == other.job_id and self.restart < other.restart
 
     def line(self) -> str:
@@ -61,7 +62,7 @@ class Holder:
 
     @classmethod
     def of(cls, line: str) -> Holder | None:
-        """Return the holder in a claim file's line; None for a line of another form."""
+        """Return the holder in a claim file's line; None for a malformed line."""
         words = line.split()
         if len(words) != 5 or not all(word.isdigit() for word in (words[0], words[1], words[4])):
             return None
@@ -69,7 +70,8 @@ class Holder:
 
 
 class Claim:
-    """A directory that this process holds. `release` it in the end; it ends with the process, too."""
+    """Claim of this process on a directory. Call `release` at the end; the end of the process releases the claim,
+    too."""
 
     def __init__(self, handle: int | None, holder: Holder) -> None:
         self._handle, self._holder = handle, holder
@@ -84,7 +86,7 @@ class Claim:
                     os.utime(self._handle)
 
     def release(self) -> None:
-        """Let others have the directory at once."""
+        """Release the directory, so that others can claim it at once."""
         handle, self._handle = self._handle, None
         self._over.set()
         if handle is not None:
@@ -95,10 +97,10 @@ class Claim:
 
 
 def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float | None = None) -> Claim:
-    """Claim the directory; one who holds it gets `wait_s` (`WAIT_S`) to end. Raises `ClaimedError`.
+    """Claim the directory; the present holder gets `wait_s` seconds (`WAIT_S`) to end. Raises `ClaimedError`.
 
-    An earlier run of the same job does not count: Slurm has ended it, though its node may not know that yet. Where the
-    file cannot be written nothing is claimed, and training goes on.
+    An earlier run of the same job is no obstacle: Slurm has ended that run, though its node may not know yet. If the
+    claim file cannot be written, nothing is claimed and training goes on.
     """
     path, until = directory / name, time.monotonic() + (WAIT_S if wait_s is None else wait_s)
     while True:
@@ -141,14 +143,14 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
 
 
 class ClaimingRanks(Protocol):
-    """The collective by which all ranks agree on the end of a refused training."""
+    """Collective by which all ranks end together if a claim is refused."""
 
     def maximum(self, values: Sequence[int]) -> list[int]: ...
 
 
 def claim_for_ranks(ranks: ClaimingRanks, take: Callable[[], Claim | None]) -> Claim | None:
     """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
-    `ClaimedError` on any."""
+    `ClaimedError` on any rank."""
     claim, refused = None, 0
     try:
         claim = take()
@@ -168,9 +170,10 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Tell whether a holder renews the file's time. It is opened each time: on NFS only an open asks the server.
+    """Tell whether a holder renews the file's time. The file is opened at each check: on NFS only an open asks the
+    server.
 
-    Looks are counted, not seconds: after a machine was paused the holder needs some time of its own.
+    Checks are counted, not seconds: after a pause of the machine the holder needs some time of its own.
     """
     first = _time(path)
     for _ in range(20):

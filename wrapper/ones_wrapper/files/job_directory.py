@@ -1,4 +1,4 @@
-"""Access of `ones-run` and node launchers to the job's directory: checkpoints, reports, and exit codes."""
+"""Access of `ones-run` and node launchers to the job's directory: checkpoints, reports and exit codes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ones_wrapper.protocol import (
 
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 MEMORY = ".memory.json"
-"""Memory that the GPUs turned out to hold; see `ones_wrapper.run.memory`."""
+"""File with the measured memory of the job's GPUs; see `ones_wrapper.run.memory`."""
 STEP_NAME = re.compile(r"step-\d{9,}")
 _REPORTS = re.compile(r"reports-(\d{1,9})\.jsonl", re.ASCII)
 
 
 def checkpoints(job_dir: Path) -> list[Path]:
-    """The complete checkpoints, newest first."""
+    """Return the paths of the complete checkpoints, newest first."""
     try:
         names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if STEP_NAME.fullmatch(e.name)]
     except OSError:
@@ -42,7 +42,7 @@ def checkpoints(job_dir: Path) -> list[Path]:
 
 
 def newest_checkpoint(job_dir: Path) -> Path | None:
-    """The newest complete checkpoint."""
+    """Return the path of the newest complete checkpoint; None for none."""
     return next(iter(checkpoints(job_dir)), None)
 
 
@@ -53,15 +53,15 @@ class RunSummary:
     checkpoints: frozenset[str]
     """Names of the checkpoints that the run loaded or made."""
     drained: bool
-    """True if the run ended by an order to drain: the companion requeues the job."""
+    """True if an order to drain ended the run: the companion then requeues the job."""
     tasks: tuple[int, ...] = ()
     """Tasks of the last reported membership, in a job of blocks."""
     ended: bool = False
-    """True if the script came to its end, or left by itself."""
+    """True if the script reached its end, or left by itself."""
 
 
 def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
-    """Read a run's reports; lines that are none are passed over."""
+    """Return the summary of a run's reports; malformed lines are skipped."""
     names, drained, ended = set(), False, False
     tasks: tuple[int, ...] = ()
     for _, report in read_reports(job_dir / reports_name(restart)):
@@ -76,7 +76,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def newest_run(job_dir: Path, most: int) -> int:
-    """Return the number of the newest run, up to `most`, that left reports; `most` if there is none."""
+    """Return the number of the newest run, up to `most`, that left reports; `most` if no run did."""
     try:
         names = [found for entry in job_dir.iterdir() if (found := _REPORTS.fullmatch(entry.name))]
     except OSError:
@@ -85,16 +85,16 @@ def newest_run(job_dir: Path, most: int) -> int:
 
 
 def _start(restart: int, task: int | None) -> str:
-    """Name of a start: the blocks of a job share its directory."""
+    """Name of a start, with the block's task if any: the blocks of a job share its directory."""
     return str(restart) if task is None else f"block{task}-{restart}"
 
 
 def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
-    """Leave the exit code of a node launcher (with MPI, of a rank) in a file for `ones-run`.
+    """Write the exit code of a node launcher (with MPI, of a rank) to a file for `ones-run`.
 
-    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137. Other
-    launchers have rules of their own: so the script's own code would be lost. `task` is the block's, if it is one.
-    Returns False if the file could not be written: `ones-run` then goes by the launcher's own code.
+    `srun` returns the highest code of all tasks, and 137 for the tasks that it kills because one failed. Other
+    launchers have other rules. So the script's own code would be lost. `task` is the block's task, in a job of blocks.
+    Returns False if the file could not be written: `ones-run` then uses the launcher's own code.
     """
     start = _start(restart, task)
     try:
@@ -105,12 +105,12 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
 
 
 def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
-    """Tell whether `write_exit_code` left a code for the same arguments."""
+    """Tell whether `write_exit_code` wrote a code for these arguments."""
     return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
 
 
 def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
-    """Return the exit code that explains the end of the ranks, from the files that they left; without any, the
+    """Return the exit code that explains the end of the ranks, from the files that they left; without files, the
     launcher's `code`."""
     left = []
     for path in job_dir.glob(f".exit-{_start(restart, task)}-*"):
@@ -121,15 +121,15 @@ def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -
 
 
 def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
-    """Remove the exit codes that earlier starts left, before a new start; other blocks' files stay."""
+    """Remove the exit codes of earlier starts before a new start; other blocks' files stay."""
     own = "*" if task is None else f"block{task}-*"
     for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
         path.unlink(missing_ok=True)
 
 
 def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
-    """File in which the rank whose script failed first in this start leaves its error, so that the others need not show
-    it again."""
+    """Path of the file with the error of the rank whose script failed first in this start. Other ranks then need not
+    show the same error."""
     block = own_block(env)
     start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
     return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

@@ -1,6 +1,6 @@
-"""The job's side of the files that `protocol` describes: reports out, orders and the owner's requests in.
+"""Job's side of the files in `protocol`: reports out, orders and the owner's requests in.
 
-None of them ever stops training. Nothing here needs torch.
+No error here ever stops training. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from ones_wrapper.protocol import (
 )
 
 POLL_S = 0.5
-"""Shortest time between two looks for an order."""
+"""Shortest time between two reads of an order."""
 
 
 def not_ours(path: Path) -> str:
-    """Reason why a directory can't be used as this user's own, and what to do; empty if it can."""
+    """Return the reason why this user cannot use a directory as a job's own, and what to do; empty if the directory is
+    fine."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -55,9 +56,7 @@ def not_ours(path: Path) -> str:
 
 
 class ReportWriter:
-    """Rank 0's reports of one run. A line is one `write`, so readers see whole lines; a full disk costs
-    lines.
-    """
+    """Rank 0's reports of one run. Each line is one `write`, so readers see whole lines; a full disk loses lines."""
 
     def __init__(self, job_dir: Path, restart: int) -> None:
         self._path = job_dir / reports_name(restart)
@@ -73,7 +72,7 @@ class ReportWriter:
             self._log_error(error)
 
     def _continue(self) -> None:
-        """Go on after the lines of an earlier `ones-run` in the same run."""
+        """Continue after the lines of an earlier `ones-run` in the same run."""
         text = self._path.read_bytes()
         self._number = text.count(b"\n")
         self._torn = bool(text) and not text.endswith(b"\n")
@@ -109,7 +108,7 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
 
 
 def read_spec(job_dir: Path) -> Spec | None:
-    """Limits that the job's last run wrote; None if there are none that can be read."""
+    """Return the limits that the job's last run wrote; None if they are missing or malformed."""
     try:
         return decode_spec(read_small(job_dir / SPEC, MAX_SPEC))
     except (OSError, ValueError):
@@ -117,7 +116,7 @@ def read_spec(job_dir: Path) -> Spec | None:
 
 
 class OrderReader:
-    """The order in force, from the job's directory and the site's spool."""
+    """Reader of the order in force, from the job's directory and the site's spool."""
 
     def __init__(
         self,
@@ -141,14 +140,14 @@ class OrderReader:
         self._next = -1.0
         self._logged: set[str] = set()
         self.order: Order | None = None
-        """The order in force: the valid one with the highest number so far."""
+        """Order in force: the valid order with the highest number so far."""
 
     def skip_wait(self) -> None:
-        """Let the next poll read at once, since a signal announced an order."""
+        """Make the next poll read at once, since a signal announced an order."""
         self._next = -1.0
 
     def poll(self) -> Order | None:
-        """Look for a newer order, at most each `POLL_S`; returns the one in force."""
+        """Return the order in force; reads the files again at most every `POLL_S` seconds."""
         now = self._clock()
         if now < self._next:
             return self.order
@@ -174,14 +173,14 @@ class OrderReader:
 
 
 SAVE = "ones.save"
-"""Take a checkpoint at the next step boundary, and train on."""
+"""Request file: take a checkpoint at the next step boundary, and train on."""
 STOP = "ones.stop"
-"""Take a checkpoint at the next step boundary, and end the job for good."""
+"""Request file: take a checkpoint at the next step boundary, and end the job for good."""
 
 
 class OwnerRequests:
     """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed, so that no later run
-    obeys it again."""
+    obeys the request again."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir = job_dir
@@ -197,14 +196,14 @@ class OwnerRequests:
         return True
 
     def requested(self, name: str) -> bool:
-        """Tell whether the request file exists, and belongs to the job's owner or root."""
+        """Tell whether a request file of this name exists, and belongs to the job's owner or root."""
         try:
             return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
         except OSError:
             return False
 
     def remove(self, name: str) -> None:
-        """Remove the file."""
+        """Remove the request file of this name; a failure is logged."""
         try:
             (self._job_dir / name).unlink(missing_ok=True)
         except OSError as error:
@@ -213,16 +212,16 @@ class OwnerRequests:
 
 @dataclass(frozen=True)
 class Previous:
-    """Time and kind of the last report of the start before this one."""
+    """Time and kind of the last report of the previous start."""
 
     time: float
     """Unix time."""
     failed: bool
-    """True if that start left no bye, or a bye with an error: a rank, a node or the network failed."""
+    """True if the previous start left no bye, or a bye with an error: a rank, a node or the network failed."""
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:
-    """Return the last report of the start before this one, in this run or the run before; None if there is none."""
+    """Return the last report of the previous start, in this run or the run before; None if there is none."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
             return Previous(when, not isinstance(report, Bye) or report.reason == "error")
@@ -230,16 +229,17 @@ def previous(job_dir: Path, restart: int) -> Previous | None:
 
 
 def last_generation(job_dir: Path, term: int) -> int:
-    """The highest generation that the two terms before reported; -1 for none."""
+    """Return the highest generation that the two terms before `term` reported; -1 for none."""
     reports = (read_reports(job_dir / reports_name(number)) for number in (term - 1, term - 2))
     found = (report.generation for _, report in chain(*reports) if isinstance(report, Membership))
     return max(found, default=-1)
 
 
 def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
-    """Yield times and reports in a file, or only in its first `head` and last `tail` bytes: it grows for weeks.
+    """Yield times and reports in a file; with `head` and `tail`, of only its first and last bytes, since files grow for
+    weeks.
 
-    Lines that are none are passed over.
+    Malformed lines are skipped.
     """
     try:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""One job at a time holds a job's directory: two would clear away and replace each other's files.
+"""Lock of a job's directory: two jobs there would remove and replace each other's files.
 
-Rank 0 holds this lock, besides the claim of its `ones-run`: ranks may outlive one that was killed, as under `mpirun`.
-Needs only the standard library: `ones-run` comes here before torch is imported.
+Rank 0 holds this lock besides the claim of its `ones-run`, since ranks may outlive a killed `ones-run`, as under
+`mpirun`. Needs only the standard library: `ones-run` imports this module before torch.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 LOCK = ".lock"
 WAIT_S = 5.0
-"""Time that a run which is just ending may still hold the directory."""
+"""Time that a run which is ending may still hold the directory."""
 
 
 class InUseError(Exception):
-    """Another job runs in this directory; the message says which, and what to do."""
+    """Error: another job runs in this directory. The message says which job, and what to do."""
 
 
 def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
-    """Hold the directory until this process ends, or until the handle returned is closed; None if it cannot be held.
-    Who holds it gets `wait_s` to end.
+    """Lock the directory until this process ends, or until the returned handle is closed. The present holder gets
+    `wait_s` seconds to end. None if no lock was taken.
 
-    Raises `InUseError` if another job holds it. The run goes on without a lock if the file system has none, or if this
-    job itself holds it. That may be an earlier run on a node that died. The lock is POSIX's: network file systems know
-    it, too, and forked processes do not keep it.
+    Raises `InUseError` if another job holds the lock. The run goes on without a lock if the file system has none, or if
+    this job itself holds the lock. That holder may be an earlier run on a node that died. The lock is POSIX's: network
+    file systems support it, and forked processes do not inherit it.
     """
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -52,8 +52,8 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
 
 
 def holder(job_dir: Path, wait_s: float = 0.0) -> str:
-    """Return job, process and host that hold the directory, as text; empty if it is free within `wait_s` seconds, or
-    unreadable. Changes nothing there."""
+    """Return job, process and host that hold the directory, as text; empty if the lock is free within `wait_s` seconds,
+    or unreadable. Changes nothing in the directory."""
     try:
         handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -67,7 +67,7 @@ def holder(job_dir: Path, wait_s: float = 0.0) -> str:
 
 
 def last_job(job_dir: Path) -> int:
-    """The job that held the directory last; 0 if unknown."""
+    """Return the id of the job that held the directory last; 0 if unknown."""
     try:
         word = (job_dir / LOCK).read_text(errors="replace").split()[0]
         return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
@@ -76,7 +76,7 @@ def last_job(job_dir: Path) -> int:
 
 
 def _held_by(handle: int) -> list[str]:
-    """Job, host and process, as they are written there."""
+    """Return job, host and process in the lock file."""
     line = os.pread(handle, 200, 0).decode(errors="replace").split()
     return line if len(line) == 3 else ["?", "?", "?"]
 
@@ -93,7 +93,8 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _lock(handle: int, wait_s: float) -> bool:
-    """Tell whether this process gets the lock within `wait_s` seconds. Raises OSError if there are no locks."""
+    """Take the lock within `wait_s` seconds; return whether this process has it. Raises OSError if there are no
+    locks."""
     until = time.monotonic() + wait_s
     while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)

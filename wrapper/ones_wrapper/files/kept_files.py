@@ -1,6 +1,6 @@
-"""Text files that a script writes on rank 0, cut back at a resume to what they held at the checkpoint.
+"""Text files that a script writes on rank 0, cut back at a resume to their size at the checkpoint.
 
-What a run writes after its last checkpoint is written again by the next one, so it must not stay.
+The next run repeats the steps after the last checkpoint and writes their lines again, so the old lines must not stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class KeptFiles:
     """The kept files of one job; checkpoints hold only their sizes."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
-        """`writes` says whether this process writes them now: rank 0 does."""
+        """`writes` tells whether this process writes the files now: only rank 0 does."""
         self._writes = writes
         self._sizes: dict[str, int] = {}
         self._fresh = True
@@ -27,8 +27,8 @@ class KeptFiles:
         self._open: dict[str, KeptFile] = {}
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """Open a file at its end, after a resume cut it back. Raises OSError if rank 0 cannot write it, ValueError if
-        it is open already."""
+        """Return the file, opened at its end, after a resume cut it back. Raises OSError if rank 0 cannot write the
+        file, ValueError if it is already open."""
         name = os.fspath(path)
         before = self._open.get(name)
         if before is not None and not before.closed:
@@ -60,13 +60,13 @@ class KeptFiles:
         return sizes
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the sizes that a checkpoint holds."""
+        """Restore the files' sizes from a checkpoint."""
         self._sizes, self._fresh = dict(state), False
 
 
 class KeptFile(io.TextIOBase):
-    """A text file to write to: `print(..., file=f)`, `csv.writer(f)`, `f.write(...)`. Each line is in the file at once;
-    what other ranks write goes nowhere."""
+    """Text file for `print(..., file=f)`, `csv.writer(f)` and `f.write(...)`. Each line reaches the file at once; lines
+    of other ranks are dropped."""
 
     def __init__(self, name: str, writes: Callable[[], bool]) -> None:
         self.name = name

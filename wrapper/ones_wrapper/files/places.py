@@ -1,7 +1,7 @@
-"""Places of a job's files: its directory, the pointer to it, and the site's spool.
+"""Paths of a job's directory, of the pointer to that directory, and of the site's spool.
 
-The companion looks in the directory that the job was submitted from. So a job whose directory is elsewhere leaves a
-pointer there (`protocol.pointer_name`).
+The companion searches the directory that the job was submitted from. If the job's directory is elsewhere, the job
+leaves a pointer there (`protocol.pointer_name`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ def own_job(env: Mapping[str, str]) -> int:
 
 
 def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Absolute path of the job's directory: ONES_JOB_DIR, or `ones-<job id>` in ONES_JOB_ROOT or else in the working
-    directory. For a job of blocks the id is that of its array.
-    """
+    """Return the absolute path of the job's directory: ONES_JOB_DIR, or `ones-<job id>` in ONES_JOB_ROOT or else in
+    `cwd`. A job of blocks uses its array's id."""
     path = cwd / (env.get("ONES_JOB_DIR") or Path(env.get("ONES_JOB_ROOT") or "", directory_name(own_job(env))))
     return path.resolve() if ".." in path.parts else path
 
 
 def make_root(env: Mapping[str, str], cwd: Path) -> None:
-    """Make the folder ONES_JOB_ROOT, unless ONES_JOB_DIR takes precedence. Raises `LaunchError`."""
+    """Create the folder ONES_JOB_ROOT, unless ONES_JOB_DIR takes precedence. Raises `LaunchError`."""
     root = env.get("ONES_JOB_ROOT")
     if not root or env.get("ONES_JOB_DIR"):
         return
@@ -45,9 +44,10 @@ def make_root(env: Mapping[str, str], cwd: Path) -> None:
 
 
 def make_job_directory(path: Path) -> None:
-    """Make the job's directory (mode 0755), or check the one that is there.
+    """Create the job's directory (mode 0755), or check an existing directory.
 
-    Raises `LaunchError` if it is a link, not a directory, another user's, not writable, or its parent is missing.
+    Raises `LaunchError` if the directory is a link, no directory, another user's or not writable, or if its parent is
+    missing.
     """
     try:
         path.mkdir()
@@ -67,10 +67,9 @@ def make_job_directory(path: Path) -> None:
 
 
 def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Write a pointer to the job's directory `path` into the directory that the job was submitted from; a failure is
-    logged.
+    """Write a pointer to the job's directory `path` into the submit directory, SLURM_SUBMIT_DIR; a failure is logged.
 
-    That is SLURM_SUBMIT_DIR; a second pointer is left in the working directory, for jobs with --chdir.
+    A second pointer goes into the working directory, for jobs with --chdir.
     """
     job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
     if not job_id or not given:
@@ -100,9 +99,9 @@ def _point(pointer: Path, text: bytes) -> None:
 
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
-    """Return the spool that this job reads orders from: ONES_SPOOL, else the one in the site's file; None for none.
+    """Return the spool that this job reads orders from: ONES_SPOOL, else the spool in the site's file; None for none.
 
-    `protocol.SPOOL_FILE` says when the site's file is believed.
+    `protocol.SPOOL_FILE` documents when the site's file is believed.
     """
     if given := env.get("ONES_SPOOL"):
         return Path(given)

@@ -1,8 +1,8 @@
-"""Prepares a job's directory at its start: a new one, an earlier job's, or a new one with an earlier job's checkpoints
-(`ones-run --resume-from JOB`).
+"""Set-up of a job's directory at its start: a new directory, an earlier job's, or a new directory with an earlier job's
+checkpoints (`ones-run --resume-from JOB`).
 
-Of an earlier job's directory nothing is changed: its good checkpoints are linked, or copied, into the new one. This
-needs only the standard library.
+The earlier job's directory stays unchanged: its sound checkpoints are linked, or copied, into the new directory. Needs
+only the standard library.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from ones_wrapper.protocol import (
 )
 
 OWNER = ".job"
-"""The job whose directory it is."""
+"""File with the id of the job whose directory this is."""
 _JOB = re.compile(r"([0-9]{1,15})(?:_[0-9]{1,9})?", re.ASCII)
 
 
 def prepare_job_directory(
     path: Path, env: Mapping[str, str], cwd: Path, resume_from: str = "", block: Block | None = None
 ) -> Claim | None:
-    """Make the job's directory, or check an existing one; claim it, and leave a pointer if needed.
+    """Create or check the job's directory, claim it, and leave a pointer if needed; return the claim.
 
-    With `resume_from`, a job's id or directory, it begins with the good checkpoints of that job. Ranks that `ones-run`
-    started find all this done. The blocks of a job share its directory, each of them once. Raises `LaunchError` and,
-    before anything is touched, `ClaimedError`.
+    With `resume_from`, a job's id or directory, the job begins with the sound checkpoints of that job. Ranks that
+    `ones-run` started return None: `ones-run` has done all of this. Each block of a job claims the directory for its
+    own task. Raises `LaunchError` and, before anything is changed, `ClaimedError`.
     """
     make_root(env, cwd)
     make_job_directory(path)
@@ -71,7 +71,7 @@ def prepare_job_directory(
 
 
 def drop_left(path: Path) -> None:
-    """Remove the owner's requests to an earlier run, which ended before it could answer them."""
+    """Remove the owner's requests to an earlier run that ended before it could answer them."""
     for name in (STOP, SAVE):
         with suppress(OSError):
             asked = (path / name).lstat().st_mtime
@@ -81,10 +81,10 @@ def drop_left(path: Path) -> None:
 
 def take_over(path: Path, job_id: int) -> None:
     """Mark the directory as this job's; another job's spec, reports, orders and results move to `earlier-<its id>`.
-    Each job counts reports and orders from the start, and an old order, or a sweep's result, is not for this one.
     Checkpoints stay.
 
-    Raises `LaunchError` where that job still runs.
+    Each job counts reports and orders from the start, and an old order or sweep result must not reach this job. Raises
+    `LaunchError` if the other job still runs.
     """
     before = _owner(path)
     if not job_id or before == job_id:
@@ -109,7 +109,7 @@ def take_over(path: Path, job_id: int) -> None:
 
 
 def _owner(path: Path) -> int:
-    """The job whose directory it is; 0 if unknown."""
+    """Return the id of the job whose directory this is; 0 if unknown."""
     try:
         word = (path / OWNER).read_text(errors="replace").strip()
     except OSError:
@@ -119,7 +119,7 @@ def _owner(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """Return the path, with a number appended if it exists."""
+    """Return the path, with a number appended if the path exists."""
     number, found = 1, path
     while os.path.lexists(found):
         number += 1
@@ -128,9 +128,9 @@ def _free(path: Path) -> Path:
 
 
 def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Have the job whose directory is `path` begin with the good checkpoints of `source`: a job's id, or a directory.
+    """Copy the sound checkpoints of `source`, a job's id or directory, into this job's directory `path`.
 
-    Nothing is done where the job has gone on from there before. Raises `LaunchError`.
+    Does nothing if this job has already resumed from them. Raises `LaunchError`.
     """
     what, job_id = f"--resume-from {source}", own_job(env)
     earlier = find_earlier(source, what, path, env, cwd)
@@ -162,7 +162,8 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """Return an earlier job's directory, searched next to this job's, in `cwd`, and in this job's submit directory."""
+    """Return an earlier job's directory, searched next to this job's directory, in `cwd`, and in the submit
+    directory."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source
@@ -185,7 +186,7 @@ def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd
 
 
 def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Its good checkpoints and their manifests, the newest first."""
+    """Yield the sound checkpoints of an earlier job with their manifests, newest first."""
     for one in checkpoints(earlier):
         if problem := damage(one):
             log(f"{what}: checkpoint {one.name} is damaged ({problem}) and was passed over", "ones-run")
@@ -194,7 +195,7 @@ def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> None:
-    """Link or copy the checkpoints into the job's directory, by one rename. Raises OSError."""
+    """Link or copy the checkpoints into the job's directory, published by one rename. Raises OSError."""
     new = path / f".resumed-{os.urandom(4).hex()}"
     try:
         for one, manifest in found:
@@ -214,7 +215,7 @@ def _copy(found: list[tuple[Path, dict[str, Any]]], path: Path, job_id: int) -> 
 
 
 def _link(old: Path, new: Path) -> None:
-    """Hard-link a checkpoint's file, which nobody writes to again; copy it between file systems."""
+    """Hard-link a checkpoint's file, which nobody writes again; copy the file between file systems."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""A name for all runs of a job together, for loggers that go on where the last run stopped."""
+"""Name of all runs of a job together, for loggers that continue where the last run stopped."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from ones_wrapper.files.small_files import create_small
 
 FILE = "run-id"
-"""File in the job's directory: who removes it starts from scratch, and gets another name."""
+"""File with the run id in the job's directory; removing the file gives the next run a new id."""
 SEED = "ONES_SEED"
-"""Variable with the number by which a script's generators are seeded before its first line."""
+"""Environment variable with the seed of the script's random generators before its first line."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
-    """Return the job's run id: the one that an earlier run wrote, else a new one. Blocks that start at the same time
-    get the same id.
+    """Return the job's run id: the id that an earlier run wrote, else a new id. Blocks that start at the same time get
+    the same id.
 
-    Raises OSError where the directory cannot be written.
+    Raises OSError if the directory cannot be written.
     """
     path = directory / FILE
     cluster = re.sub(r"[^A-Za-z0-9_.-]", "-", env.get("SLURM_CLUSTER_NAME") or "local")[:40]
@@ -34,8 +34,7 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
 
 
 def seeds(name: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that let a script choose alike on all ranks and at all starts of the run of this name, where it gives
-    no seed: the hash of texts, by which sets are ordered, and the first state of its generators.
-    """
+    """Return environment variables that seed all ranks, and all starts of the run `name`, alike if the script gives no
+    seed: the hash of texts, which orders sets, and the first state of the script's generators."""
     seed = str(zlib.crc32(name.encode()))
     return {SEED: seed, "PYTHONHASHSEED": env.get("PYTHONHASHSEED") or seed}

@@ -1,4 +1,4 @@
-"""Small files: read whole, from whoever is believed; written whole or not at all. Needs only the standard library."""
+"""Small files, read whole from trusted owners, and written whole or not at all. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 
 def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
-    """Return the bytes of a regular file of this user, or of one of `owners`. No link is followed, no FIFO waited for.
+    """Return the bytes of a regular file that belongs to this user or to one of `owners`; follows no link, waits for no
+    FIFO.
 
-    Raises OSError, and ValueError with a reason that ends a sentence about the file. With `private` no other user may
-    read it. It is opened rather than judged by its time: on NFS only an open asks the server.
+    Raises OSError, and ValueError with a reason that ends a sentence about the file. `private` requires that no other
+    user may read the file. Callers read it again rather than check its time: on NFS only an open asks the server.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -32,9 +33,9 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
 
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:
-    """Put a file with this text in place of what is there. Raises OSError, and leaves nothing then.
+    """Replace the file at `path` by one with this text, atomically. Raises OSError, and then leaves the old file.
 
-    `mode` holds whatever the umask; without `sync` the file may be empty after its host lost power.
+    `mode` applies whatever the umask is; without `sync` the file may be empty after its host lost power.
     """
     new = _temporary(path)
     try:
@@ -47,7 +48,8 @@ def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool =
 
 
 def create_small(path: Path, text: bytes, mode: int | None = None) -> bool:
-    """Make a file with this text; False if there is one. Of several processes that do so at once, one makes it.
+    """Create a file with this text and return True; False if the path exists. Of several processes that call this at
+    once, exactly one creates the file.
 
     Raises OSError.
     """
