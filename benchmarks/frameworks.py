@@ -1,14 +1,14 @@
 """What a framework's script must change to be elastic, and what a resized run of it loses or repeats.
 
-`lines_changed` compares the plain example with the elastic one. `Resized` runs the elastic one under `ones-run`, on
+`lines_changed` counts the edits that docs/trainer.md shows. `Resized` runs the elastic example under `ones-run`, on
 this machine, through starts of different sizes that are stopped or killed at given steps (`benchmarks.interrupted`),
 and counts in the traces how often each sample of each epoch was used.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ import ones_wrapper
 from tests.wrapper.runs import samples_used
 
 EXAMPLES = Path(ones_wrapper.__file__).parents[1] / "examples"
+PAGE = EXAMPLES.parents[1] / "docs/trainer.md"
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A framework's pair of examples."""
+    """A framework's example."""
 
     name: str
-    """Of the package, and of the examples."""
-    plain: str
+    """Of the package, and of our module for it."""
     elastic: str
     arguments: tuple[str, ...]
     preload: str
@@ -48,7 +48,6 @@ class Case:
 CASES = {
     "transformers": Case(
         "transformers",
-        "trainer_plain.py",
         "trainer_elastic.py",
         ("--epochs", "2", "--samples", "200"),
         "ones_wrapper.frameworks.transformers,transformers.models.gpt2.modeling_gpt2",
@@ -57,7 +56,6 @@ CASES = {
     ),
     "accelerate": Case(
         "accelerate",
-        "accelerate_plain.py",
         "accelerate_elastic.py",
         ("--epochs", "2"),
         "ones_wrapper.frameworks.accelerate,sklearn.datasets",
@@ -66,7 +64,6 @@ CASES = {
     ),
     "lightning": Case(
         "lightning",
-        "lightning_plain.py",
         "lightning_elastic.py",
         ("--epochs", "2"),
         "ones_wrapper.frameworks.lightning,sklearn.datasets",
@@ -77,10 +74,15 @@ CASES = {
 
 
 def lines_changed(case: Case) -> int:
-    """Lines of the elastic example that are not in the plain one, without empty lines and the text at the top."""
-    plain, elastic = ((EXAMPLES / name).read_text().split('"""', 2)[2] for name in (case.plain, case.elastic))
-    differs = difflib.ndiff(plain.splitlines(), elastic.splitlines())
-    return sum(line.startswith("+ ") and bool(line[2:].strip()) for line in differs)
+    """Return the number of lines that docs/trainer.md adds to a plain script. Raises ValueError for a line that the
+    elastic example does not have, or that it should not have any more."""
+    script = [line.strip() for line in (EXAMPLES / case.elastic).read_text().splitlines()]
+    blocks = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    edits = next(one for one in blocks if f"ones_wrapper.frameworks.{case.name} " in one).splitlines()
+    for line in edits:
+        if line[0] in "+-" and (line[1:].strip() in script) != (line[0] == "+"):
+            raise ValueError(f"{PAGE.name} and {case.elastic} differ: {line}")
+    return sum(line.startswith("+") for line in edits)
 
 
 @dataclass(frozen=True)

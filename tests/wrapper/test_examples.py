@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.frameworks import CASES, lines_changed
 from ones_wrapper.protocol import Bye, Epoch, Hello
 from slurm_ones.cli.check import examine
 from tests.marks import nightly
@@ -29,6 +30,12 @@ def test_the_guide_shows_the_edits() -> None:
     )
     shown = "".join(difflib.unified_diff(plain, elastic, "plain.py", "elastic.py", n=1))
     assert f"```diff\n{shown}```" in (WRAPPER.parent / "docs/loop.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "most"), [("transformers", 3), ("accelerate", 3), ("lightning", 2)])
+def test_the_guide_shows_the_edits_of_a_framework(name: str, most: int) -> None:
+    """Protects who follows docs/trainer.md: the example has the lines that it adds, and none that it takes away."""
+    assert lines_changed(CASES[name]) == most
 
 
 @pytest.mark.parametrize(

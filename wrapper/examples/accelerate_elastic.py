@@ -1,4 +1,4 @@
-"""Accelerate on a small network, digits, elastic. `accelerate_plain.py` is the same, as anybody would write it."""
+"""Accelerate on a small network, digits, elastic by the edits in docs/trainer.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hugging Face's Trainer on a small language model of bytes, elastic. `trainer_plain.py` is the same, as anybody would
-write it; `ones_wrapper.frameworks.transformers` says what changes.
-"""
+"""Hugging Face's Trainer on a small language model of bytes, elastic by the edits in docs/trainer.md."""
 
 from __future__ import annotations
 
