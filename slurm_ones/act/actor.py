@@ -1,5 +1,5 @@
-"""Carrying plans out: begins resizes, advances those under way, and stores decisions. In advise mode it prints the
-commands instead."""
+"""Actor: begins planned resizes, advances open resizes, and stores decisions. In advise mode the actor prints commands
+instead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NO_QUEUES: Mapping[int, Queue] = {}
 
 
 class Actor:
-    """Carries plans out; nothing else has side effects on jobs. In advise mode it only prints what it would do."""
+    """Carries plans out. In advise mode the actor changes no job, and only prints the commands of each change."""
 
     def __init__(
         self,
@@ -64,18 +64,18 @@ class Actor:
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
         self.outcomes: dict[int, Reason] = {}
-        """Outcome of what was decided for each job, at the last tick."""
+        """Outcome of the last tick's decision, by job id."""
 
     @property
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance the open resizes as far as they go now; return how many are still open. Raises `Unreachable` and
+        """Advance each open resize as far as possible now; return how many stay open. Raises `Unreachable` and
         `NotLeader`.
 
-        It acts in advise mode too, since an acting companion may have left resizes half done. Only resizes in the
-        states `only` are advanced and counted.
+        Advise mode advances resizes too, since an acting companion may have left them half done. Resizes in other
+        states than `only` are neither advanced nor counted.
         """
         left = 0
         for resize in self._store.open_resizes():
@@ -95,9 +95,9 @@ class Actor:
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin the planned changes unless there is a stop file; return the changes begun (or advised).
+        """Begin the planned changes unless there is a stop file; return the changes begun (in advise mode: printed).
 
-        Then defer the jobs that must wait, those `kept` included, and release all others. Raises `Unreachable`.
+        Then defer the jobs that must wait and the jobs `kept`, and release all others. Raises `Unreachable`.
         """
         if self.acting and not self._settings.stop_file.exists():
             self._orders.mark()
@@ -123,7 +123,7 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store the promises of deadlines before acting on them; nothing in advise mode."""
+        """Store promises about deadlines before the plan is carried out; nothing is stored in advise mode."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -134,7 +134,7 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Drop what is remembered of jobs that have ended, and their orders in the spool. Deferrals and resizes end by
+        """Drop advice, batch orders and spooled orders of ended jobs. Deferrals and resizes of such jobs end by
         themselves."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
@@ -144,7 +144,7 @@ class Actor:
             self._orders.clear(alive)
 
     def leave(self) -> None:
-        """End all deferrals, and mark the spool as unused. Raises `Unreachable`."""
+        """End all deferrals, and remove the mark that the spool is in use. Raises `Unreachable`."""
         self._deferrals.release_all()
         if self.acting:
             self._orders.unmark()
@@ -238,7 +238,7 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the decision, unless it says the same as the last one of its partition."""
+        """Store the partition's decision and return its id; None, storing nothing, if it equals the last decision."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
@@ -286,7 +286,7 @@ def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) ->
 
 
 def waiting_commands(job_id: int, defer_s: float) -> list[str]:
-    """Shell lines that keep a waiting job from starting."""
+    """Return shell lines that keep a waiting job from starting."""
     return [
         f"# it starts by itself after {defer_s:.0f} s, unless this is repeated:",
         shlex.join(defer_command(job_id, f"now+{defer_s:.0f}")),
@@ -301,8 +301,8 @@ def commands(
     *,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Shell lines that carry the change out by hand, in order; comments say what to wait for. `queues` are those of the
-    blocks that join as guests."""
+    """Return shell lines that carry the change out by hand, in order; comments name the events to wait for. `queues`
+    maps each guest block that joins to its queue."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:
@@ -333,7 +333,7 @@ def commands(
 
 
 def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int, Queue]) -> list[str]:
-    """Shell lines that let blocks join and leave while the job trains, in order."""
+    """Return shell lines that let blocks join and leave while the job trains, in order."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
     if moves.added and any(block.throttle for block in change.elastic.job.blocks):

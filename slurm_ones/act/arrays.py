@@ -1,7 +1,7 @@
-"""Reading a job of blocks from Slurm, and clearing up after it: tasks still held, and blocks that train apart.
+"""Jobs of blocks: reading them from Slurm, cancelling tasks left held, and ending blocks that train apart.
 
-Once it is over it cancels its waiting tasks itself if it can (`ones-run`). Here that is made sure of, also by a
-companion that is started later.
+A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels the tasks that remain, also
+after a restart of the companion.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from slurm_ones.slurm.model import JobState, SlurmJob, Task
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""Seconds after the end of its last block by which a job is over: until then Slurm may requeue the block."""
+"""Seconds between the end of a job's last block and the moment the job counts as over; before, Slurm may requeue the
+block."""
 ENDS = frozenset({"finished", "stopped", "error"})
-"""Reasons in the last `protocol.Bye` of a job that is over."""
+"""End reasons in the last `protocol.Bye` by which a job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
 """Seconds after which a running block that does not train with the others is ordered to end."""
@@ -37,7 +38,7 @@ def is_alive(job: SlurmJob) -> bool:
 
 
 def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO_GUESTS) -> WholeJob:
-    """Read a job of blocks from Slurm; raises `UnknownJob`."""
+    """Return the job of blocks with its tasks as Slurm shows them now; raises `UnknownJob`."""
     tasks = client.tasks(job_id)
     if not tasks:
         raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
@@ -45,8 +46,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """Read the job of a resize from Slurm. For a pending job of blocks it has the block to start with, or all of them
-    if they change together. Raises `UnknownJob`."""
+    """Return a resize's job as Slurm shows it now. A pending job of blocks comes with the block that starts first, or
+    with all blocks if they change together. Raises `UnknownJob`."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -61,14 +62,14 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Return the tasks that join or leave in resizes by blocks, by job id."""
+    """Return the tasks that open resizes by blocks add or drop, by job id."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
 def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
-    """Group tasks by the id of their job array, opted in or not: the companion may have held tasks before an owner
-    opted out."""
+    """Return the tasks of each job array by array id. Jobs without an opt-in count too: their owners may have opted out
+    while tasks were held."""
     found: dict[int, list[SlurmJob]] = {}
     for job in jobs:
         if job.array_id:
@@ -77,13 +78,14 @@ def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
 
 
 def waiting_arrays(arrays: Mapping[int, list[SlurmJob]]) -> dict[int, list[SlurmJob]]:
-    """Arrays with tasks that wait in a hold."""
+    """Return the arrays with at least one task that waits in a hold."""
     return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
 
 @dataclass
 class Leftovers:
-    """Clears up after jobs of blocks, once a tick: held tasks, preempted blocks, and blocks that train apart."""
+    """Clears up after jobs of blocks, once a tick: cancels held tasks, requeues preempted blocks, ends blocks that
+    train apart."""
 
     client: SlurmClient
     store: Store
@@ -91,21 +93,20 @@ class Leftovers:
     orders: OrderWriter
     clock: Callable[[], float]
     _seen_over: dict[int, float] = field(default_factory=dict)
-    """Time at which each job was first seen to be over."""
+    """Time at which each job was first seen over, by job id."""
     _gone_on: set[int] = field(default_factory=set)
-    """Jobs that go on training after one of their tasks was released."""
+    """Jobs that train on because one of their held tasks was released."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    """Time at which each block was first seen apart, by job, task and restart."""
+    """Time at which each block was first seen to train apart, by job, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Blocks that were ordered to end, each as (job, task, restart)."""
+    """Blocks already ordered to end, each as (job, task, restart)."""
 
     def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]], *, acting: bool = True) -> None:
-        """Cancel the tasks of finished jobs that wait in our holds; raises `Unreachable`.
+        """Cancel the held tasks of jobs that are over; raises `Unreachable`.
 
-        `arrays` have their tasks as a snapshot shows them. Slurm is asked again only about those that may be meant. One
-        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. If
-        all blocks of one left without a word of its end, another task is released, once, to go on from its last
-        checkpoint.
+        `arrays` holds each job's tasks from a snapshot. Slurm is queried again only for jobs that look over. A job is
+        not over while its owner holds a block that trained or was never held by us. If all blocks left without
+        reporting the job's end, one held task is released, once, to train on from the last checkpoint.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
@@ -128,8 +129,8 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether no block runs or may start, and all waiting tasks are in our holds. If the job reported its end,
-        holds by its owner count too."""
+        """Tell whether no block runs or may start, and every waiting task is in a hold of ours. The owner's holds count
+        as ours if the job reported its end."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -141,8 +142,8 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """Return the tasks of the last membership that no resize has held since: if they wait, somebody else holds
-        them."""
+        """Return the tasks of the last membership that no resize has held since. If such a task waits in a hold, the
+        hold is somebody else's."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
@@ -154,14 +155,14 @@ class Leftovers:
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether the last block ended over `SURE_S` ago, by Slurm's end time or by when this was first seen:
-        clocks differ."""
+        """Tell whether the last block ended over `SURE_S` ago, by the earlier of Slurm's end time and our first sight
+        of the end: clocks differ."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> bool:
-        """Tell whether the job's last blocks left although the job had not ended."""
+        """Tell whether the last membership's blocks all left before the job ended."""
         members = self.store.membership(job_id)
         if members is None or job_id in self._gone_on:
             return False
@@ -181,8 +182,10 @@ class Leftovers:
         self.client.release(first.key, start_now=True)
 
     def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
-        """Requeue preempted blocks into our holds, so that Slurm does not forget them. Blocks `moving` in a resize are
-        left out, and so are jobs with no block left (`cancel_waiting` lets a task go on). Raises `Unreachable`."""
+        """Requeue preempted blocks into our holds, so that Slurm does not forget them. Raises `Unreachable`.
+
+        Blocks `moving` in a resize are left out. So are jobs with no block left, which `cancel_waiting` handles.
+        """
         for one in jobs:
             job_id = one.job.job_id
             blocks = one.job.blocks
@@ -200,7 +203,8 @@ class Leftovers:
                     log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
-        """Order running blocks to end that do not train with the others. `jobs` are in no resize."""
+        """Order running blocks to end if they have not trained with their job's others for `APART_S`. No job of `jobs`
+        is in a resize."""
         now = self.clock()
         before, self._apart = self._apart, {}
         for elastic, members in jobs:
@@ -224,6 +228,6 @@ class Leftovers:
                 log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of jobs that have ended."""
+        """Drop the memory of jobs that are not in `alive`."""
         self._gone_on &= {*alive}
         self._told = {key for key in self._told if key[0] in alive}

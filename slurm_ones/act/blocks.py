@@ -1,8 +1,8 @@
 """Resizing a job of blocks while it trains: tasks are held, reshaped and released; then blocks join and leave.
 
-No state of this road takes anything from the job: it trains on as it is until all blocks that it is ordered to train
-with are ready, and it reports when it does. So a companion may die anywhere; the next one goes on from the stored
-state. A block that is not wanted any more ends by itself and is put back into a hold, to be used again.
+No state of such a resize stops the job. The job trains on with its old blocks until all ordered blocks are ready, and
+then reports the new membership. So a companion may die in any state; the next one continues from the stored state. A
+dropped block ends by itself and is put back into a hold, to be used again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Return the tasks of joining blocks that are to be guests: those beyond the GPUs that the user asked for. At least
-    one block of a job is base."""
+    """Return the tasks of joining blocks that become guests: those beyond the GPUs that the user asked for. At least
+    one block of the job stays a base block."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -95,8 +95,11 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Prepare tasks to join: hold all waiting tasks, lift the throttle, set shapes. Return the job as it is then, and a
-    reason if that failed. Each step may be repeated; none starts a task or affects blocks that train."""
+    """Prepare the joining tasks: hold all waiting tasks, lift the throttle, set shapes.
+
+    Return the job as Slurm then shows it, and a reason if a step failed. Each step may be repeated; none starts a task
+    or affects blocks that train.
+    """
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
         (_lift_throttle, lambda answer: reason("throttle_refused", answer=answer)),
@@ -135,7 +138,7 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Reshape a block that is to join, after requeueing it if it has ended. It waits until all tasks are held and the
+    """Reshape a joining block, after requeueing it if it has ended. Do nothing before all tasks are held and the
     throttle is lifted."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
@@ -147,7 +150,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """Return the queue in which a joining block is released: the guests', or its job's own if it was a guest before."""
+    """Return the queue in which a joining block is released: the guests' queue, the base blocks' queue for a former
+    guest, or an empty one (no change)."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -159,7 +163,7 @@ def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -
 
 
 def _home(machine: Machine, array: WholeJob) -> Queue:
-    """The queue of the job's base blocks; as it was when the job was stored, if all its tasks are guests by now."""
+    """Return the queue of the job's base blocks: the stored one if all its tasks are guests by now."""
     if array.is_guest(array.home):
         known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
@@ -168,8 +172,8 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return the time limit of a guest in seconds: a base block's, or if that is too long, `most_s` less the longest
-    wait. A limit that already fits stays."""
+    """Return a guest's time limit in seconds: the base block's if that fits into `most_s`, else `most_s` less `wait_s`.
+    A limit that already fits stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return own.time_limit_s
@@ -179,7 +183,7 @@ def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
 
 
 def _prepared(machine: Machine, resize: ResizeRecord, array: WholeJob) -> bool:
-    """Tell whether all waiting tasks are held, and the joining ones have their shapes and queues."""
+    """Tell whether all waiting tasks are held, and the joining tasks have their shapes, kinds and queues."""
     if not resize.added:
         return True
     for task, shape in resize.added:
@@ -201,13 +205,13 @@ def _throttled(array: WholeJob) -> bool:
 
 
 def _let_go(array: WholeJob) -> bool:
-    """Tell whether a task that never ran waits in no hold: its owner released it since the plan, and it would start by
-    itself."""
+    """Tell whether a task that never ran waits in no hold. Its owner released it since the plan, so it may start
+    without us."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
 def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining block cannot be prepared, else None."""
+    """Return why a joining block cannot be prepared, or None if all can."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
@@ -220,8 +224,8 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining block waits in another partition than the others train in: its owner has moved it
-    since the plan."""
+    """Return a reason if a joining block waits in another partition than its job trains in, as after its owner moved
+    it; else None."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -229,8 +233,8 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Tasks, of those that we are to hold, that somebody else has held since they were chosen. None at any look but the
-    first."""
+    """Return the tasks that somebody else held between the plan and the first look at the resize; empty at every later
+    look."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -260,8 +264,8 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Order the job to train with its new blocks, if that order is not in force yet; why it cannot be. Before they are
-    released: a block that starts looks whether it is wanted."""
+    """Order the job to train with its new blocks unless that order is in force; return why that is impossible, or None.
+    The order precedes the releases, since a starting block reads whether it is wanted."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
@@ -287,7 +291,7 @@ def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return why the blocks will not come to train together; None while they may."""
+    """Return why the joining blocks will never train with the others, or None while they still may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -376,8 +380,8 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 
 
 def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
-    """Put tasks that no longer run back into a hold; return those that still run. Tasks that failed or that Slurm
-    forgot are dropped. A waiting task is not held if the job has no other block left."""
+    """Put tasks that no longer run back into a hold; return the tasks that still run. Tasks that failed or that Slurm
+    forgot are left out. A waiting task is not held if the job has no other block left."""
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
@@ -407,8 +411,8 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the newest membership is the ordered one: it has the joining blocks, with the restarts that Slurm
-    shows, and none that leave."""
+    """Tell whether the newest membership is the ordered one: all joining blocks, with Slurm's restart counts, and no
+    leaving block."""
     if seen is None:
         return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
@@ -420,8 +424,8 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: those of the newest membership that Slurm shows alive, else the running
-    ones without those that join. If all of the membership wait for a restart, the running ones count too."""
+    """Return the tasks that train together: the newest membership's live tasks, else the running tasks that do not
+    join. If no member runs, as while all wait for a restart, the running tasks are added."""
     known, running = {task for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     members = {*seen.blocks} & known if seen is not None else set()
     if members and members.isdisjoint(running):

@@ -1,8 +1,8 @@
 """Deferrals: keeping pending jobs from starting for a while, never by a hold.
 
-A job is deferred to a time not far off, and deferred again before that comes, for as long as the schedule parks it.
-So a companion that dies leaves no job behind that does not start: Slurm starts it when its deferral is over. What was
-deferred is in the database, so that a new companion knows it from what a job's owner asked for with `--begin`.
+A deferral sets a job's earliest start a short time ahead, and is renewed for as long as the schedule parks the job. If
+the companion dies, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
+companion can tell deferrals from an owner's `--begin`.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ class Deferrals:
     client: SlurmClient
     store: Store
     length_s: float
-    """Time that a deferral lasts if nobody renews it."""
+    """Seconds that a deferral lasts unless renewed."""
     clock: Callable[[], float]
 
     def ours(self, job: SlurmJob | WholeJob) -> bool:
-        """Tell whether the companion set the job's earliest start; any other is its owner's or Slurm's."""
+        """Tell whether the companion set the job's earliest start; otherwise the owner or Slurm did."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
     def all_ours(self, jobs: Iterable[WholeJob]) -> set[int]:
-        """Return the jobs whose earliest start the companion set (see `ours`)."""
+        """Return the ids of the jobs whose earliest start the companion set (see `ours`)."""
         known = self.store.deferrals()
         return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
     def defer(self, job: SlurmJob | WholeJob) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.
 
-        It is written down first. Should the companion die between the two, the earliest start that Slurm holds passes
-        for the owner's, and comes in its time.
+        The database is written before Slurm is asked. If the companion dies in between, the earliest start that Slurm
+        still shows passes for the owner's, and comes in due time.
         """
         until = float(math.ceil(self.clock() + self.length_s))
         self.store.set_deferral(job.job_id, until)
         self.client.defer(job.job_id, until)
 
     def release(self, job: SlurmJob | WholeJob) -> None:
-        """End the job's deferral if it has one of ours; raises `Unreachable`."""
+        """End the job's deferral if the companion set one; raises `Unreachable`."""
         if (until := self.store.deferrals().get(job.job_id)) is not None:
             self._release(job.job_id, job, until)
 
     def reconcile(
         self, parked: Collection[int], jobs: Mapping[int, SlurmJob | WholeJob], busy: Collection[int]
     ) -> None:
-        """Keep the waiting jobs `parked` from starting, and release all others that we deferred; raises `Unreachable`.
+        """Keep the waiting jobs `parked` from starting, and release all other deferred jobs; raises `Unreachable`.
 
-        `jobs` are those that Slurm knows; `busy` those in a resize, whose deferral is the resize's business.
+        `jobs` are the jobs that Slurm knows. `busy` jobs are in a resize, which sees to their deferrals.
         """
         known = self.store.deferrals()
         for job_id in sorted({*parked, *known} - {*busy}):
@@ -70,7 +70,7 @@ class Deferrals:
                 self._release(job_id, job, until)
 
     def release_all(self) -> None:
-        """Release all that we deferred; raises `Unreachable`."""
+        """Release all deferred jobs; raises `Unreachable`."""
         jobs: dict[int, SlurmJob | WholeJob] = {}
         for job_id in self.store.deferrals():
             try:
@@ -80,7 +80,8 @@ class Deferrals:
         self.reconcile((), jobs, ())
 
     def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
-        """Renew a job's deferral if less than half of it is left; an earliest start that is not ours stays."""
+        """Renew a job's deferral if less than half of its length is left. An earliest start set by the owner or Slurm
+        stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

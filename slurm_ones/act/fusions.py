@@ -1,12 +1,12 @@
-"""Sweeps that are trained as one job: answers jobs that ask for others of their sweep, and keeps those from starting.
+"""Sweeps that are trained as one job: a carrier trains other jobs of its sweep, which are deferred meanwhile.
 
-Nobody submits anything, and nobody is held. The first job of a sweep that starts asks, by a file in its directory.
-The others are deferred (`deferrals`), and it gets an order that names them. Each starts after it, finds its result in
-its own directory and ends with its own exit code. One that starts before, since its deferral ended or its owner let it
-start, takes itself out: so nothing that fails here loses a job (`ones_wrapper.launch.fused_start`).
+No job is submitted or held. The first job of a sweep that starts becomes the carrier: it asks for others by a file in
+its directory. The others are deferred (`deferrals`), and the carrier gets an order that names them. Each of them starts
+later, finds its result in its own directory and ends with its own exit code. A job that starts earlier removes itself
+from the carrier, so no failure here loses a job (`ones_wrapper.launch.fused_start`).
 
-Those are jobs of one user, who opted in with the same `fuse=NAME`. They have one GPU each and want no more. They are
-alike in everything that Slurm knows of them but the values of their arguments.
+The jobs of a sweep belong to one user and opted in with the same `fuse=NAME`. Each has one GPU and may not grow. To
+Slurm they differ only in the values of their arguments.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Seconds in which an answered job must report the jobs that it trains; also until a cancelled job is named again."""
+"""Seconds within which an answered carrier must report the jobs that it trains; also the pause before the same drop is
+ordered again."""
 
 ANSWERS = 8
-"""Most first answers in a tick: each queries Slurm about many jobs."""
+"""Most carriers that get their first answer in one tick: each answer queries Slurm about many jobs."""
 MOST = 64
-"""Most members of one job, itself included."""
+"""Most jobs in one fusion, the carrier included."""
 LOOKED_AT = 4 * MOST
-"""Most jobs that one answer queries Slurm about; the oldest are taken."""
+"""Most jobs about which one answer queries Slurm; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
-"""Most characters of all their arguments: an order must hold them."""
+"""Most characters of all members' arguments together: an order must hold them."""
 
 
 @dataclass(frozen=True)
 class _Tick:
-    """Jobs of a tick, while it is settled which of them each carrier trains."""
+    """State of one tick while jobs are assigned to carriers."""
 
     seen: Observation
     busy: Collection[int]
@@ -51,12 +52,12 @@ class _Tick:
     ours: Collection[int]
     """Jobs that we deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Carrier of each job that must wait, as found so far."""
+    """Carrier of each job already assigned, by job id."""
 
 
 @dataclass
 class Fusions:
-    """Jobs that are trained within others (their carriers). It stores nothing: a new companion reads the jobs' own
+    """Jobs that are trained within others (their carriers). Nothing is stored: a new companion reads the jobs' own
     files."""
 
     client: SlurmClient
@@ -64,10 +65,11 @@ class Fusions:
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Time and jobs of the last answer, by the carrier's id and restart."""
+    """Time of the last answer and the jobs it named, by the carrier's id and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each job that must wait, by id. `busy` are jobs in a resize. Raises `Unreachable`."""
+        """Return the carrier's id of each job that must wait, by job id. `busy` jobs are in a resize. Raises
+        `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -90,7 +92,7 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Answer a job that asks for others of its sweep; return the jobs that it may train."""
+        """Answer a carrier that asks for others of its sweep; return the jobs that it may train."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -123,7 +125,7 @@ class Fusions:
         return frozenset(waits)
 
     def _defer(self, job: SlurmJob) -> bool:
-        """Defer the job; return False if Slurm refused, as for one that has just started."""
+        """Defer the job; return False if Slurm refuses, as after the job has started."""
         try:
             self.deferrals.defer(job)
         except Refused as error:
@@ -132,14 +134,14 @@ class Fusions:
         return True
 
     def _release(self, job_ids: Collection[int]) -> None:
-        """End these jobs' deferrals. Slurm is asked again: what this tick saw is older than the deferrals, which would
-        not count as ours."""
+        """End these jobs' deferrals. Each job is read from Slurm again: this tick's snapshot is older than the
+        deferrals, which would pass for the owner's."""
         for job_id in job_ids:
             with suppress(Refused):  # it is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Return the jobs that the carrier reports to train, if it may train them and no other job does."""
+        """Return the jobs that the carrier reports to train and may train, without jobs of other carriers."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -154,7 +156,7 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Order the carrier to train only the jobs `left`, whose arguments it knows."""
+        """Order the carrier to train only the jobs `left`, whose arguments it already knows."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
@@ -164,7 +166,7 @@ class Fusions:
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
-    """Read the job's report of its fusion; None if there is none that can be believed."""
+    """Return the job's report of its fusion, or None if there is no credible report."""
     try:
         return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
@@ -172,7 +174,7 @@ def read_fusion(job: HasFiles) -> Fusion | None:
 
 
 def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
-    """Return the observation with a refusal for each of these jobs: it is trained within another."""
+    """Return the observation in which each job of `fused` is refused, since its carrier trains it."""
     if not fused:
         return seen
     elastic = dict(seen.elastic)
@@ -187,7 +189,7 @@ def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
 
 
 def carries(elastic: Elastic) -> bool:
-    """Tell whether a job may train others within itself: it runs, or waits for a restart."""
+    """Tell whether the job may be a carrier: it opted in to a sweep, has one GPU, and runs or waits for a restart."""
     job, optin = elastic.job.first, elastic.optin
     if optin is None or not optin.fuse or elastic.refusal is not None:
         return False
@@ -197,8 +199,8 @@ def carries(elastic: Elastic) -> bool:
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
-    """Return the `others` that the carrier may train: pending, never run, of equal requests; oldest first. A job with a
-    hold, a dependency or a begin time is left out, unless the begin time is our deferral (`ours`)."""
+    """Return the `others` that the carrier may train: pending, never run, of equal requests; oldest first. Jobs with a
+    hold, a dependency or a begin time are left out, unless the begin time is our deferral (`ours`)."""
     found = []
     for other in others:
         job = other.job.first
@@ -222,10 +224,10 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
-    """Return the carrier and the jobs that may join it, by their submit lines.
+    """Return the carrier and the jobs that may join it, by their submit lines; empty if no job may join.
 
-    Jobs with the same command up to the script, arguments in the same places and the same names of options. No two are
-    equal in all: what sets them apart would be nowhere to be seen. Empty if there is nobody but the carrier.
+    Members share the command up to the script, the number of arguments and the names of options. No two have the same
+    arguments: nothing would tell their results apart.
     """
     first = _line(carrier)
     if first is None:
@@ -248,8 +250,8 @@ def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMembe
 
 
 def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The submit line up to the script, and its arguments; None for one that cannot be taken apart and handed on as it
-    was: Slurm joins words by spaces. (The job itself compares what it is given with its own arguments.)"""
+    """Return the submit line up to the script, and the arguments; None for a line that cannot be split reliably: Slurm
+    joins words by spaces. (The job itself compares the arguments that it gets with its own.)"""
     line = job.submit_line
     if (
         not line.isascii()
@@ -265,5 +267,5 @@ def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 def _option(word: str) -> str:
-    """The name of an option; empty for a value, such as -0.5."""
+    """Return the word up to "=" if it is an option, or an empty string for a value, such as -0.5."""
     return word.partition("=")[0] if word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "." else ""

@@ -1,9 +1,10 @@
-"""Holds on running guests, for sites that requeue preempted jobs: a held guest comes back held.
+"""Holds on running guests, at sites that requeue preempted jobs: a guest held while running waits held after its
+requeue.
 
-Slurm then starts none of them again by itself, in GPUs that were wanted a moment ago. Each hold is written down before
-it is put on (`HeldTasks.take`), as that of a task that waits. It is an ordinary hold, which its owner may release. Two
-things would make it one that an owner cannot release, or let a job stop for nobody: `RequeueExit`, by which Slurm turns
-it into its own, and a job without a base block. There guests are not held: Slurm starts them, and they rejoin.
+Otherwise Slurm would start the guest again in GPUs that others wanted a moment ago. Each hold is stored before Slurm is
+asked for it (`HeldTasks.take`), and owners may release it. Guests are not held in two cases: Slurm starts them again,
+and they rejoin. With `RequeueExit` set, Slurm would turn our hold into its own, which owners cannot release. In a job
+without a base block, all blocks could end up held.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues the job when it preempts it, and leaves a hold on it to its owner. `modes` are the
-    PreemptMode of each QOS."""
+    """Tell whether Slurm requeues the job on preemption, and leaves a hold on the job for its owner to release. `modes`
+    gives each QOS's PreemptMode."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")
@@ -48,10 +49,10 @@ class GuestHolds:
     held: HeldTasks
     clock: Callable[[], float]
     _site: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
-    """Slurm's settings, and the PreemptMode of each QOS."""
+    """Slurm's settings, and each QOS's PreemptMode."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """Time at which each guest was held, by task and restart: a guest that its owner released is not held again."""
+    """Time at which each guest was held, by task and restart: a guest whose owner released it is not held again."""
 
     def keep(
         self,
@@ -60,8 +61,8 @@ class GuestHolds:
         partitions: Mapping[str, Partition],
         moving: Mapping[int, Collection[int]] = NO_TASKS,
     ) -> None:
-        """Hold the running guests of `jobs`, and lift our holds on all other running blocks of `arrays`, as a snapshot
-        shows them: not on those `moving`, which a resize under way has join or leave. Raises `Unreachable`."""
+        """Hold the running guests of `jobs`, and lift our holds on all other running blocks of `arrays` (a snapshot's
+        tasks). Tasks `moving` join or leave in an open resize and are left out. Raises `Unreachable`."""
         for job_id, tasks in arrays.items():
             wanted = self._wanted(jobs[job_id], partitions) if job_id in jobs else ()
             still = moving.get(job_id, ())
@@ -110,5 +111,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of jobs that have ended."""
+        """Drop the memory of jobs that are not in `alive`."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

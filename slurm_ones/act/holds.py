@@ -1,14 +1,13 @@
-"""Owners of holds: tasks of jobs of blocks that we keep for later, and jobs that Slurm put back into a hold of ours.
+"""Ownership of holds: which held tasks and jobs the companion holds, and which somebody else.
 
-A task that its owner holds looks the same to Slurm. So what we hold is written down with the resize that first needs it
-(`ResizeRecord.held`), and nothing else is ever released. Once a task is seen out of its hold (`ResizeRecord.let_go`) a
-later hold is not ours. A task that its owner lets go and holds again between two looks passes for ours.
+Slurm shows a hold by the owner and one by us alike. So each hold of ours is stored with the resize that needs it first
+(`ResizeRecord.held`), and no other hold is ever released. Once a task is seen out of its hold (`ResizeRecord.let_go`),
+a later hold is not ours. If an owner releases and holds a task again between two ticks, that hold passes for ours.
 
-slurmctld saves what it knows a few seconds late. If it dies in the middle of saving, it begins again from what it saved
-before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else would let
-it go. Slurm names the hold of a requeue (an owner's `scontrol requeuehold` of a job that waits looks the same). Any
-other hold looks like the owner's: it is ours only if slurmctld began again shortly after a release of ours, and the job
-was not held when it was last seen.
+slurmctld saves its state a few seconds late; if it dies while saving, it restarts from an older state. A job that stood
+in our hold at that time then stands in it again, and nobody else would release the job. Slurm names the hold of a
+requeue (an owner's `scontrol requeuehold` of a waiting job looks the same). Any other hold looks like the owner's: it
+is ours only if slurmctld restarted shortly after our release, and the job was not held when last seen.
 """
 
 from __future__ import annotations
@@ -28,19 +27,21 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""A release that slurmctld forgets came at most this long before its start: it saves every few seconds."""
+"""Most seconds between a release and a slurmctld restart that forgets the release: slurmctld saves every few
+seconds."""
 
 
 class HeldTasks:
-    """Waiting tasks of jobs of blocks that are in our holds, derived from the stored resizes."""
+    """Tasks of jobs of blocks that wait in our holds, derived from the stored resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
-        """Held tasks by job, and the newest resize that they follow from: only that one changes."""
+        """Newest resize of each job, and the held tasks derived from all its resizes: only the newest record
+        changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that are in our holds if they wait."""
+        """Return the job's tasks that the companion holds; a task of them that does not wait is in no hold."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -48,13 +49,13 @@ class HeldTasks:
         return self._held[job_id][1]
 
     def ever(self, job_id: int) -> frozenset[int]:
-        """Return the tasks that were ever in our holds, now or not; empty for a job without a resize by blocks."""
+        """Return the tasks that we held at any time; empty for a job without a resize by blocks."""
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
         """Store which of our held tasks have left their hold, by the job's `tasks` as Slurm shows them.
 
-        Tasks that a resize under way holds, or has join or leave, are left out.
+        Tasks that an open resize holds, adds or drops are left out.
         """
         if not (ours := self.of(job_id)):
             return
@@ -69,8 +70,8 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Store that these tasks are about to be held by us outside of a resize. Return False, storing nothing, for a
-        job without a resize by blocks."""
+        """Store that we are about to hold these tasks outside of a resize. Return False, storing nothing, for a job
+        without a resize by blocks."""
         if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -79,7 +80,7 @@ class HeldTasks:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop what is remembered of jobs that have ended."""
+        """Drop the memory of jobs that are not in `alive`."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -87,8 +88,8 @@ class HeldTasks:
 
 
 def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
-    """Tell whether the job waits in the hold into which the resize requeued it. Another requeue would show in the
-    restart count, and a later hold in its reason."""
+    """Tell whether the job waits in the hold into which the resize requeued it. A second requeue would raise the
+    restart count, and a later hold changes the pending reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
@@ -98,7 +99,7 @@ def may_be_ours(job: SlurmJob) -> bool:
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:
-    """Tell whether slurmctld restarted shortly after the release, and so may have forgotten it."""
+    """Tell whether slurmctld restarted within `FORGOTTEN_S` of the release, and so may have forgotten it."""
     return 0.0 < _began(client) - released <= FORGOTTEN_S
 
 
@@ -110,22 +111,22 @@ def _began(client: SlurmClient) -> float:
 
 
 class StaleHolds:
-    """Releases jobs whose resizes are over and whose release Slurm forgot."""
+    """Releases jobs whose resize is over, but whose release Slurm forgot."""
 
     def __init__(self, client: SlurmClient, store: Store, clock: Callable[[], float]) -> None:
         self._client = client
         self._store = store
         self._clock = clock
         self._known: set[JobKey] = set()
-        """Jobs that were held at the last tick, and not for a release that was forgotten."""
+        """Jobs seen held at the last tick whose hold is not stale."""
         self._last = 0.0
         """Time of the last tick."""
 
     def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
-        """Release jobs of a snapshot that are still held by a resize that is over; raises `Unreachable`.
+        """Release jobs of a snapshot that still stand in the hold of a resize that is over; raises `Unreachable`.
 
-        Each job comes with the id of its record, and is in no resize. `ours` are tasks that are held for later. Slurm
-        is asked again only about those that may be meant.
+        Each job comes with its record's id, and is in no open resize. `ours` are tasks that we hold for later use.
+        Slurm is queried again only for jobs whose hold looks stale.
         """
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
@@ -142,22 +143,22 @@ class StaleHolds:
         self._last = now
 
     def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
-        """Tell whether the hold is ours: by a requeue, or by a release that slurmctld's restart at `began` (0: none)
-        lost.
+        """Tell whether the hold is ours: by a requeue, or by a release that slurmctld lost when it restarted at `began`
+        (0: it did not).
 
-        Not only the last resize counts: one that found the job in this hold gave up.
+        All resizes of the job count: the last one may have given up because it found this hold.
         """
         resizes = self._store.resizes_of(id_).values()
         requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 
     def _requeued(self, resize: ResizeRecord) -> bool:
-        """Tell whether the resize requeued the job; if it gave up before, the hold is another companion's."""
+        """Tell whether the resize requeued the job itself; otherwise another companion did."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Time at which the job was last seen out of the hold that the resize had put on it; infinity if there was
-        none."""
+        """Return when the job was last seen out of the resize's hold; infinity if there was no such hold or no
+        release."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

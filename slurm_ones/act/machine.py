@@ -1,4 +1,4 @@
-"""Tools of every resize: client, database, the job's reports, and the one place that stores a state."""
+"""Base class of all resizes: client, database, the job's reports, and the only method that stores a state."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 10.0
-"""Seconds after which an action without visible effect is repeated."""
+"""Seconds before an action without visible effect is repeated."""
 
 
 class ResizeReports(Protocol):
-    """Reports of a job that the machine needs."""
+    """Reports of a job that a resize waits for."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the job reported the durable checkpoint that answers the drain order; None before."""
+        """Return when the job reported the durable checkpoint that the drain order asked for, or None before that."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the pause of training in seconds, once a run after `after_restart` has reported its start; None
-        before."""
+        """Return the training pause in seconds once a run later than `after_restart` has reported its start, or None
+        before that."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported; with `order`, the newest that names this order."""
+        """Return the newest membership that the job reported; with `order`, the newest one that names this order's
+        number."""
 
 
 @dataclass
 class Machine:
-    """Shared tools and memory of all resizes' actions.
+    """Tools and memory that the actions of all resizes share.
 
-    None of what it remembers matters after a crash: actions may be repeated, and deadlines are in the database.
+    Losing the memory in a crash does no harm: actions may be repeated, and deadlines are in the database.
     """
 
     client: SlurmClient
@@ -58,39 +59,40 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Tells whether a job may still be resized: it has not opted out, and there is no stop file."""
+    """Returns whether a job may still be resized: the owner has not opted out, and there is no stop file."""
     rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
     told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Spec that the job reports (None without one), and what of it was not believed, in words."""
+    """Returns the spec that the job reports (None without a spec), and the problem in words if parts were not
+    believed."""
     guests: Guests = field(default_factory=dict)
-    """Queue of the guests of each partition."""
+    """Queue of the guests, by partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
-    """See `Settings.whole_node_gpus`, and the next."""
+    """GPUs per node of partitions allocated by whole nodes (see `Settings.whole_node_gpus`)."""
     taper: float = 1.0
     seen: Snapshot | None = None
     """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Resizes begun by this companion and not advanced since: a task that is held by now was held by others."""
+    """Ids of resizes that this companion began and has not advanced since. A task found held at the first look is held
+    by others."""
     gains: dict[int, float] = field(default_factory=dict)
-    """Gain that the decision expected of resizes that this companion has begun (`Order.gain`), only for the job's
-    log."""
+    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id; only for the job's log."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
-    """Time at which the action of each resize's state was last taken."""
+    """Time of the last action, by resize id and stage."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
-    """Time at which the requeued job of each resize was first seen ready to be released."""
+    """Time at which each resize's requeued job was first seen ready for release."""
 
     def take_ended(self) -> list[ResizeRecord]:
-        """The resizes that ended since the last call."""
+        """Return the resizes that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the state's action is due: the first time, after `ASK_AGAIN_S` unless `once`, and after a
-        restart of the companion."""
+        """Tell whether the state's action is due: at the first call, again after `ASK_AGAIN_S` unless `once`, and after
+        a restart of the companion."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not put it off.
@@ -107,7 +109,7 @@ class Machine:
         return not 0.0 <= resize.deadline - self.clock() <= longest
 
     def deadline(self, state: State) -> float | None:
-        """Time by which a state that begins now is to be over; None if it has no deadline."""
+        """Return the deadline of a state that begins now, as a Unix time; None if the state has no deadline."""
         return self.clock() + self._lasts(state) if state in LASTS else None
 
     def _lasts(self, state: State) -> float:
@@ -116,9 +118,9 @@ class Machine:
     def just_requeued(self, resize: ResizeRecord, job: WholeJob) -> bool:
         """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not start yet.
 
-        Slurm ends a job's processes on a node by the job's id. A node may not answer when that run was to end, since
-        its daemon is being started again, say. Then Slurm repeats that a second later. A run that began meanwhile dies
-        of it, and the job with it. Slurm's own delay after a requeue is there for that.
+        Slurm ends a job's processes on a node by the job's id. If the node's daemon does not answer, as during its
+        restart, Slurm repeats that a second later. A run of the same job that began meanwhile is killed too. Slurm's
+        own delay after a requeue prevents this.
         """
         if not (self.settings.start_now and job.pending and resize.restart >= 0):
             return False
@@ -128,9 +130,12 @@ class Machine:
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Return why the resize of a job at its old size must not go on, else None: it is no longer wanted, the
-        strategy cannot use the new size, or a reservation would keep the job from starting again. Nothing hinders the
-        way back. Raises `NoAnswer` while the job's files do not answer and there is time to wait."""
+        """Return why a resize of a job at its old size must stop, or None. Raises `NoAnswer` if the job's files cannot
+        be read now and the deadline is ahead.
+
+        The resize may be unwanted, the strategy unable to use the new size, or a reservation in the way of a new start.
+        Nothing stops a resize on its way back.
+        """
         if resize.back:
             return None
         if not self.wanted(job):
@@ -152,13 +157,14 @@ class Machine:
         return against
 
     def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
-        """Longest time limit with which the shape may start in the partition, before reservations but the job's own."""
+        """Return the longest time limit in seconds with which the shape may start in the partition, before any other
+        job's reservation begins."""
         if self.seen is None:
             self.seen = self.client.snapshot()
         return longest_run_s(self.seen, partition, shape, reservation)
 
     def release(self, key: JobKey, *, now: bool) -> None:
-        """Release a job or task that we hold; `now` skips Slurm's delay after a requeue. Raises `Refused`."""
+        """Release a job or task that we hold; with `now`, without Slurm's delay after a requeue. Raises `Refused`."""
         if now and self.settings.start_now:
             try:
                 self.client.release(key, start_now=True)
@@ -168,8 +174,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Ask Slurm to prefer the fewest leaf switches for the shape: a preference that expires, and whose refusal is
-        only logged. A preference of the owner's stays."""
+        """Ask Slurm to prefer the fewest leaf switches for the shape; Slurm drops the preference after a while. A
+        refusal is only logged, and an owner's own preference stays."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)
@@ -195,8 +201,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the resize's next state, by default in the same direction and with the deadline of `LASTS`; no other
-        code does. Raises `IllegalTransition`."""
+        """Store the resize's next state, by default with the same direction and the deadline of `LASTS`. No other
+        method stores states. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         check_transition(Stage.of(resize), after)
         log.info("job %d: %s → %s%s", resize.job_id, resize.stage, after, f": {why}" if why else "")

@@ -1,7 +1,7 @@
-"""Writing orders to jobs.
+"""Orders to jobs: choosing their number, writing and removing them.
 
-Orders go into the job's own directory if the companion may write there (its own jobs, or as root). Else they go into
-the site's spool, a directory of the companion's that every user can read.
+An order goes into the job's own directory if the companion may write there (own jobs, or as root). Else it goes into
+the site's spool, a directory of the companion that every user can read.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ log = logging.getLogger(__name__)
 
 
 class OrderError(Exception):
-    """The order cannot reach the job; the message says why and what to do."""
+    """The order cannot reach the job; the message names the cause and the remedy."""
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Path of an order to this job. Raises `NotBelieved`."""
+    """Return the path of the job's order file: in the spool for a foreign job, else in the job's directory. Raises
+    `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 
 
 def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
-    """Replace the order in force; durable when it returns. Raises `OrderError`."""
+    """Replace the job's order in force; durable on return. Raises `OrderError`."""
     try:
         path = order_path(job, spool)
     except NotBelieved as error:
@@ -75,7 +76,7 @@ def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
 
 @dataclass
 class OrderWriter:
-    """Gives orders to jobs, and wakes those that run."""
+    """Writes orders to jobs, and signals running jobs to read them."""
 
     client: SlurmClient
     spool: Path | None
@@ -83,17 +84,17 @@ class OrderWriter:
     check: Callable[[], None] = lambda: None
     """Raises `NotLeader` if another companion leads; called before each order is written."""
     _newest: int = field(default=0, init=False)
-    """Highest order number written to any job."""
+    """Highest order number that this companion has written, over all jobs."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Return the number of the job's next order: Unix time in milliseconds, but above the order in force. That
-        holds even if the clock was set back, or a file system still shows an older order."""
+        """Return the number of the job's next order: Unix time in milliseconds, or more if needed to exceed the order
+        in force. The number rises even if the clock was set back or a file system shows an older order."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: HasFiles) -> int:
-        """Return the number of the job's order in force; 0 if none can be read. A user who forges a number misleads
-        only their own job."""
+        """Return the number of the job's order in force, or 0 if no order can be read. A user who forges a number
+        misleads only their own job."""
         last = 0
         for owner in {os.geteuid(), job.uid}:
             try:
@@ -106,7 +107,7 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
-        """Replace the job's order in force, and signal the block `wake`, if it runs, to read it now. Raises
+        """Replace the job's order in force; if block `wake` runs, signal it to read the order now. Raises
         `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
@@ -117,7 +118,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Mark the spool as in use: owners' companions then yield for the jobs that read it."""
+        """Mark the spool as in use; companions of single owners then leave its readers to us."""
         if self.spool is None:
             return
         self.check()
@@ -129,14 +130,14 @@ class OrderWriter:
             log.warning("%s: cannot be marked as in use: %s", self.spool, error)
 
     def unmark(self) -> None:
-        """Remove the mark in the spool, so that owners' companions may act at once."""
+        """Remove the mark in the spool, so that companions of single owners may act at once."""
         if self.spool is not None:
             with suppress(OSError, NotBelieved):
                 remove(self.spool / SPOOL_MARK)
 
     def clear(self, alive: Container[int]) -> None:
-        """Remove orders to ended jobs from the spool, before other jobs get their ids and obey. A file that cannot be
-        removed is tried again the next time."""
+        """Remove orders to ended jobs from the spool, before new jobs with the same ids read them. A failed removal is
+        repeated at the next call."""
         if self.spool is None:
             return
         self.check()

@@ -1,8 +1,8 @@
-"""The resize: a durable state machine, and the only code that changes a job. This module has resizes by requeue.
+"""Resizes: durable state machines, and the only code that changes jobs' shapes. This module has resizes by requeue.
 
-Each intent is in the database before it is acted on (transitions.py), and each action may be repeated: after a crash at
-any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one thing,
-to learn that its checkpoint is durable; lying about that harms only the liar.
+Each state is stored before its action is taken (transitions.py), and each action may be repeated. After a crash at any
+point, the machine reads the job from Slurm and continues. A job's own reports are trusted for one thing only: that its
+checkpoint is durable. A false report harms only its author.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 AT_ONCE_S = 3.0
-"""Seconds from now at which a job that was parked may start: "at once" on Slurm 22.05."""
+"""Delay in seconds within which a parked job's earliest start counts as "at once" (as Slurm 22.05 sets it)."""
 
 
 class ResizeMachine(Machine):
-    """Advances resizes. `advance` may be called at any time and any number of times."""
+    """Advances resizes by either mechanism. `advance` may be called at any time and any number of times."""
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
-        """Advance the resize as far as it goes now; return its record. Raises `Unreachable`, and never `Refused`."""
+        """Advance the resize as far as possible now; return its record. Raises `Unreachable`, never `Refused`."""
         while not State(resize.state).final:
             before = Stage.of(resize)
             try:
@@ -69,7 +69,7 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether a job is held although it was released, since Slurm forgot the release."""
+    """Tell whether the released job is held again because Slurm forgot the release."""
     if not may_be_ours(job.first):
         return False
     steps = machine.store.resize_steps(resize.id)
@@ -134,7 +134,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Let a drained job train on as it was, at once rather than after its minute."""
+    """Cancel the drain, so that the job trains on as before, at once rather than after a minute."""
     if machine.rival(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
     _order_batch(machine, job, resize.restart, resize.old_batch)
@@ -142,7 +142,7 @@ def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Re
 
 
 def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
-    """Order the old batch; a failure is ignored, since the job must not stay held for it."""
+    """Order this batch; a failure is only logged, since the job must not stay held for it."""
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
@@ -209,8 +209,8 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the resize's target shape, and the kind of GPU if that changes. On the way back, order the old
-    batch too. Raises `Refused` if Slurm does not take it."""
+    """Ask Slurm for the resize's target shape, and for the target kind of GPU if the kind changes. Raises `Refused`. On
+    the way back, order the old batch too."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
@@ -248,14 +248,14 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Handle the resize's state again at once if the job is in no hold by now."""
+    """Read the job again, and handle the resize's state at once if the job is in no hold now."""
     fresh = job_of(machine.client, resize)
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
 
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    """Wait at the old shape, for a job that waits for something else than room: Slurm does not say whether it would
-    ever start at the new shape. Its hold, if it has one, is not ours and stays."""
+    """Turn the resize of a job that waits for something other than room: Slurm does not show whether it would ever
+    start at the new shape. A hold on the job is not ours and stays."""
     return machine.move(resize, State.WAITING, why, back=True)
 
 
@@ -335,7 +335,7 @@ def _finish(
     *,
     pause_s: float | None = None,
 ) -> ResizeRecord:
-    """End the resize, done or rolled back by the shape that Slurm shows. `stands` makes the outcome's reason."""
+    """End the resize: done if Slurm shows the new shape, else rolled back. `stands` makes the outcome's reason."""
     # A job that was to be parked keeps its shape: if it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -356,8 +356,8 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm shows the resize's shape or kind in place of the job's old ones, so that they must be put
-    back. A shape or kind that is neither was set by somebody else."""
+    """Tell whether Slurm shows the resize's new shape or kind, so that the old ones must be put back. Any third shape
+    or kind was set by somebody else."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

@@ -1,12 +1,12 @@
-"""The states of a resize, which may follow which and why, and for how long each lasts.
+"""States of a resize: which may follow which and why, and how long each lasts.
 
-A state is written to the database before its action is taken, so it reads "this is about to happen, or has". Only
-`Machine.move` writes one, and a write that the table does not allow raises `IllegalTransition`. The picture in
-docs/architecture.md is made from the table: ``python -m slurm_ones.act.transitions``.
+A state is stored before its action is taken, so it reads "this is about to happen, or has". Only `Machine.move` stores
+states; a step outside the table raises `IllegalTransition`. The picture in docs/architecture.md is made from the table:
+``python -m slurm_ones.act.transitions``.
 
-If Slurm refuses, the owner opts out or the queue is too long, a resize turns: it goes through the same states on its
-way back to what the job had (`ResizeRecord.back`). A job that others hold, or that waits for its earliest start, gets
-its old shape in whatever hold it is: Slurm does not say whether it would ever start at the new one.
+A resize turns if Slurm refuses, the owner opts out or the queue is too long. It then goes through the same states on
+its way back to the job's old shape (`ResizeRecord.back`). A job that others hold, or that waits for its earliest start,
+gets its old shape without another hold. Slurm does not show whether such a job would ever start at the new shape.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class State(str, Enum):
     WAITING = "waiting"
     STARTING = "starting"
     PREPARING = "preparing"
-    """Blocks that are to join are held, and given their shapes."""
+    """Blocks that will join are held and reshaped."""
     OPENING = "opening"
-    """The job is ordered to train with other blocks, and the joining ones are released."""
+    """The job gets the order to train with other blocks, and the joining blocks are released."""
     JOINING = "joining"
-    """The job trains on until all joining blocks are ready, and reports the new membership."""
+    """The job trains on until all joining blocks are ready, then reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that left end and are put back into a hold; on the way back, those that were to join."""
+    """Blocks that left end and are put back into a hold. On the way back, the joining blocks are put back."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -51,7 +51,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Direction of a resize before and after a step: forward or on the way back."""
+    """Direction of a resize before and after a step; each value lists pairs of `Stage.back`."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -78,7 +78,7 @@ class Edge(NamedTuple):
     """A transition that the table allows."""
 
     mechanism: str
-    """Mechanism that carries out the resize: `REQUEUE`, which is that of a job that waits too, or `BLOCKS`."""
+    """Mechanism that carries out the resize: `BLOCKS`, or `REQUEUE` (also for a job that waits)."""
     before: State
     direction: Direction
     after: State
@@ -128,7 +128,7 @@ EDGES = (
     Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is called off, those to join are in our hold"),
     Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the order came through before it could be called off"),
 )
-"""All transitions but those to `ended`, which may follow any state that is not final."""
+"""All transitions except to `ended`, which may follow any state that is not final."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
 
@@ -141,7 +141,7 @@ def _steps() -> Iterator[tuple[Stage, Stage]]:
 
 
 TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
-"""Stages that may follow each stage that is not final."""
+"""Stages that may follow each stage, for all stages that are not final."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
@@ -152,18 +152,18 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Setting of `config.ResizeSettings` with the longest duration of each state, in seconds."""
+"""Setting of `config.ResizeSettings` with each state's longest duration in seconds."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
-"""States in which the job may stand in a hold of ours; none of them is ever given up before a release."""
+"""States in which the job may stand in a hold of ours; such a resize is never given up before the release."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job or GPUs would stay idle without a companion. In all others the job waits, starts or trains by
-itself."""
+"""States in which a job or GPUs would stay idle without a companion. In all other states the job waits, starts or
+trains by itself."""
 
 
 class IllegalTransition(Exception):
-    """A transition was asked for that the table does not have."""
+    """A transition outside the table was attempted."""
 
 
 def first_state(mechanism: str, *, running: bool = True) -> State:
@@ -174,13 +174,13 @@ def first_state(mechanism: str, *, running: bool = True) -> State:
 
 
 def check_transition(before: Stage, after: Stage) -> None:
-    """Raises `IllegalTransition` for a step that the table does not have."""
+    """Raises `IllegalTransition` for a step outside the table."""
     if after not in TRANSITIONS.get(before, ()):
         raise IllegalTransition(f"a resize does not go from {before} to {after}")
 
 
 def picture() -> str:
-    """The table as a Mermaid state diagram. What leads to `ended` is left out: every state that is not final does."""
+    """Return the table as a Mermaid state diagram, without `ended`, which every state that is not final leads to."""
     lines = [
         "stateDiagram-v2",
         f"    [*] --> {first_state(REQUEUE).value}: the job runs",
