@@ -1,5 +1,4 @@
-"""A job of blocks: which blocks train together, and how they change while they do.
+"""Membership of a job of blocks: which blocks train together, and how blocks join and leave during training.
 
-This room lies below `launch`, which asks `files` whether a block is wanted before torch is imported; so nothing here
-imports `launch`.
+`launch` imports `membership.files` before torch is imported. So no module here imports `launch`.
 """

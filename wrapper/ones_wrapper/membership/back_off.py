@@ -1,6 +1,6 @@
-"""Back-off: blocks whose plan failed, or whose membership was lost soon, are not planned together again for a while.
+"""Back-off: blocks whose plan failed, or whose membership was soon lost, are not planned together again for a while.
 
-Losses are counted in the job's folder, since all blocks start again after one.
+Losses are counted in the job's folder, since all blocks start again after a loss.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.membership.plan import Member
 
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
-"""Wait after the first failure; it doubles with each further one, up to the second figure."""
+"""Seconds to wait after the first failure, and at most; each further failure doubles the wait."""
 SOON_S = 60.0
-"""A membership that lasted this long is no failure. The first one that did not costs no wait: a node may go at any
-time."""
+"""Seconds after which a membership counts as no failure. The first loss before that costs no wait, since a node may
+fail at any time."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100
@@ -32,15 +32,15 @@ def _wait_s(count: int) -> float:
 
 
 class BackOff:
-    """Failures and losses that the leader of one term knows of."""
+    """Failed plans and lost memberships, as the leader of one term knows them."""
 
     def __init__(self, folder: Path | None = None, array: int = 0) -> None:
-        """`folder` and `array` are the job's; without a folder nothing outlives the term."""
+        """`folder` is the job's folder, and `array` its id; without a folder no record outlives the term."""
         self._path, self._array = folder / LOST if folder is not None else None, array
         self._losses = self._read()
-        """Memberships that took blocks in: (times that they began and did not last, Unix time of the last)."""
+        """Losses of memberships that took blocks in, by name: (number of losses, Unix time of the last beginning)."""
         self._failures: dict[str, tuple[int, float]] = {}
-        """Blocks whose plan failed in this term: (failures, monotonic time until which they wait)."""
+        """Failures of plans by name: (failures in this term, monotonic time before which the plan must wait)."""
         for name, (count, at) in self._losses.items():
             left_s = _wait_s(count - 1) - (time.time() - at)
             if left_s > 0:
@@ -48,17 +48,17 @@ class BackOff:
         self._began: tuple[str, float] | None = None
 
     def failed(self, members: Iterable[Member]) -> None:
-        """Note that a plan with these blocks failed."""
+        """Record a failed plan of these members."""
         name = _name(members)
         count = self._failures.get(name, (0, 0.0))[0] + 1
         self._failures[name] = count, time.monotonic() + _wait_s(count)
 
     def refuses(self, members: Iterable[Member]) -> bool:
-        """Return whether these blocks must wait."""
+        """Return whether a plan of these members must wait."""
         return time.monotonic() < self._failures.get(_name(members), (0, 0.0))[1]
 
     def begun(self, members: Iterable[Member], grown: bool) -> None:
-        """Note that these blocks train now; `grown` if some of them are new."""
+        """Record that these members train from now on; `grown` if some of them are new."""
         self._failures.clear()
         self._began = (name := _name(members)), time.monotonic()
         if grown:
@@ -73,13 +73,13 @@ class BackOff:
                 self._write()
 
     def stood_still(self, seconds: float) -> None:
-        """Move all deadlines by the time for which the node was suspended."""
+        """Move all deadlines by the seconds for which the node was suspended."""
         self._failures = {name: (count, at + seconds) for name, (count, at) in self._failures.items()}
         if self._began is not None:
             self._began = self._began[0], self._began[1] + seconds
 
     def _read(self) -> dict[str, tuple[int, float]]:
-        """Losses in the file; none if it is missing or not sound."""
+        """Return the losses in the file; none if the file is missing or invalid."""
         if self._path is None:
             return {}
         try:

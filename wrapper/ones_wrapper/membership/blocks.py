@@ -1,4 +1,4 @@
-"""One rank's part in a job of blocks: it founds or joins a term, obeys plans at step boundaries, and changes over."""
+"""One rank's part in a job of blocks: it begins or joins a term, prepares for plans, and changes at step boundaries."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from ones_wrapper.network.transfer import (
 from ones_wrapper.process.log import log
 
 VERDICT_S = 30.0
-"""A new rank waits this long for the verdict on a change, besides the time that other new ranks may take to receive."""
+"""Seconds that a new rank waits for the verdict on a change, besides the time for the transfer of state."""
 LOOK_S = 0.5
-"""A block's first rank looks this long for a plan; then its other ranks learn that the search goes on."""
+"""Longest wait of a joining block's first rank for a plan, in seconds, before its other ranks get an answer."""
 THROUGH_S = 10.0
-"""A leader that leaves keeps its board this long for the others."""
+"""Most seconds that a leaving leader keeps its board for the other ranks."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Outcome of a plan at its step boundary."""
+    """Outcome of a change to a plan."""
 
     plan: Plan
     leaves: bool
@@ -62,12 +62,11 @@ class Change:
     began: float
     """Unix time at which training paused."""
     rest: dict[str, Any]
-    """State besides the tensors, as a new rank received it."""
+    """State that is no tensor, as a new rank received it; empty on ranks that were members."""
 
 
 class Blocks:
-    """One rank's view of its job of blocks, made from what `entrance.come_in` found. Methods are collective over the
-    group's ranks if they say so."""
+    """One rank's view of its job of blocks. Methods are collective over the group's ranks only if they say so."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Blocks:
         orders: Callable[[int], OrderReader],
         leaving: Callable[[], bool],
     ) -> None:
-        """`orders` makes the reader of a term's orders, and `leaving` says whether this block is asked to end."""
+        """`orders` makes the reader of a term's orders, and `leaving` returns whether this block is asked to end."""
         self.folder = found.folder
         self.block = found.block
         self.leader = found.leader
@@ -93,7 +92,7 @@ class Blocks:
         """The membership; None before this block has joined."""
         self.machine = BlockMachine(found.state, Carrier.MEMORY if found.present is None else Carrier.CHECKPOINT)
         self.stood_still_at = found.stood_still_at
-        """Unix time at which the term before ended, if it announced this one; else 0."""
+        """Unix time at which training paused for this term, if the previous term announced it; else 0."""
         self._former: Former | None = None
         self._told = ("", "")
         self._coordinator: Coordinator | None = None
@@ -122,14 +121,14 @@ class Blocks:
         return self.link.lost
 
     def trains(self, max_local: int) -> None:
-        """Note that torch.distributed is set up, and that this block's devices hold passes of `max_local` samples."""
+        """Record that torch.distributed is set up, and the largest local batch that this block's devices hold."""
         self._backend = dist.get_backend_config()
         self._me = replace(self._me, max_local=max_local)
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: the blocks that it began with, or only this one.
+        """Return the first membership of a term, numbered `generation`: the announced blocks, or only this block.
 
-        A block that begins by itself changes by `carrier` from then on.
+        A block that begins by itself leads, and changes by `carrier` from then on.
         """
         if self.present is not None:
             return self.present
@@ -142,7 +141,7 @@ class Blocks:
         return plan
 
     def close(self) -> None:
-        """End the threads that follow the others: training is over, or this block leaves."""
+        """Stop the threads of the membership: training is over, or this block leaves."""
         self.link.stop()
         if self._coordinator is not None:
             self._coordinator.stop()
@@ -160,7 +159,8 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """Rank 0's proposal: (newest plan, plan to change to now); 0 for none."""
+        """Return (generation of the newest plan, generation to change to now); 0 for none, and on all ranks but rank
+        0."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
@@ -181,8 +181,7 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return whether an order names exactly the present members, or only this block before there are any; true for
-        None."""
+        """Return whether `tasks` are exactly the present members, or this block before it has joined; true for None."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
@@ -197,7 +196,7 @@ class Blocks:
         return self._coordinator is not None and self._coordinator.stop_all
 
     def obey(self, newest: int, change: int) -> bool:
-        """Prepare for the newest plan; return whether to change to it now. Raises `PeersLostError`."""
+        """Prepare for the plan of generation `newest`; return whether to change to it now. Raises `PeersLostError`."""
         if self.lost:
             raise PeersLostError(self.lost)
         if self.machine.state in LAST:
@@ -208,16 +207,18 @@ class Blocks:
         return change > 0 and plan is not None and plan.generation == change
 
     def shapes(self) -> str:
-        """Input of the forward pass, as those who train described it; empty if unknown. Raises `StoreLostError`."""
+        """Return the forward pass's input as the members described it; empty if unknown. Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
-        """(global batch, blocks) that the order in force names; 0 for what it leaves open."""
+        """Return (global batch in samples, number of blocks) of the order in force; 0 for a value that the order leaves
+        open."""
         order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
     def tell_shapes(self, text: str) -> None:
-        """Describe the forward pass's input to newcomers, on each term's board. Not collective: rank 0 calls it."""
+        """Post the description of the forward pass's input on each term's board, for newcomers. Only rank 0 calls
+        this."""
         if self._told != (self._board.place, text):
             self._told = self._board.place, text
             with suppress(StoreLostError):
@@ -232,9 +233,9 @@ class Blocks:
         return self.machine.plan
 
     def announce(self, began: float) -> str:
-        """Announce who trains in the next term, in the job's folder and on the board; return the error, empty if none.
+        """Announce the next term's members, in the job's folder and on the board; return the error, empty for none.
 
-        Not collective: rank 0 calls it once the checkpoint is durable. Training paused at `began`, in Unix time.
+        Only rank 0 calls this, once the checkpoint is durable. Training paused at `began`, in Unix time.
         """
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
@@ -243,7 +244,7 @@ class Blocks:
         return why
 
     def stay(self, why: str) -> None:
-        """Go on with this term, since the next one cannot begin."""
+        """Drop the plan for the reason `why`, and go on with this term."""
         if self._coordinator is not None:
             self._coordinator.dropped(why)
         self._forget()
@@ -258,10 +259,10 @@ class Blocks:
     def change(
         self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]], began: float
     ) -> Change | None:
-        """Send the state to new ranks, try the new groups and change over; None if training goes on as before.
+        """Send the state to new ranks, try the new groups and change over; return None if training goes on as before.
 
-        Collective; training is paused since `began`, in Unix time. `collected` gives the tensors and the rest. Raises
-        `PeersLostError`.
+        Collective; training is paused since `began`, in Unix time. `collected` returns the tensors and all other state.
+        Raises `PeersLostError`.
         """
         plan, present, group = self.coming, self.present, self._group
         assert present is not None
@@ -322,10 +323,10 @@ class Blocks:
         tensors: dict[str, torch.Tensor],
         take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
     ) -> Change:
-        """Say that this block is ready, wait for a plan and change over. Collective over the block.
+        """Announce that this block is ready, wait for a plan and change over. Collective over the block.
 
-        `tensors` are those that this rank trains with, and `take_over` loads the rest. Raises `NotWantedError`,
-        `PeersLostError` if the leader is gone, and `TransferError`.
+        This rank trains with `tensors`, which receive the state, and `take_over` loads all other state. Raises
+        `NotWantedError`, `PeersLostError` if the leader is gone, and `TransferError`.
         """
         receiver = Receiver(self._board.network.secret, self._address)
         try:
@@ -352,9 +353,9 @@ class Blocks:
             receiver.close()
 
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
-        """(the newest plan, why this block is not wanted, why the board is lost), within `LOOK_S`.
+        """Return (newest plan, why this block is not wanted, why the board is lost), within `LOOK_S` seconds.
 
-        The block's first rank calls it.
+        Only the block's first rank calls this.
         """
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
@@ -423,9 +424,9 @@ class Blocks:
         take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
         given_up: Callable[[], str],
     ) -> tuple[dict[str, Any], int, float] | None:
-        """Receive the state on the block's first rank, and share it with the others. Collective over the block.
+        """Receive the state on the block's first rank, and share it with the other ranks. Collective over the block.
 
-        Return (the rest besides tensors, bytes, seconds); None if no state comes. Raises `TransferError`.
+        Return (state that is no tensor, bytes, seconds); None if no state comes. Raises `TransferError`.
         """
         group, held = self._group, list[Received]()
 
@@ -532,7 +533,7 @@ class Blocks:
         connections.drop(former.formed if former is not None else None)
 
     def _become(self, former: Former) -> None:
-        """Change over to what was formed. Not collective: nothing here waits for others."""
+        """Change over to the groups that were formed. Not collective: nothing here waits for other ranks."""
         formed, group = former.formed, self._group
         assert formed is not None
         plan = formed.plan

@@ -1,8 +1,9 @@
-"""The beginning of a term with several blocks, from a checkpoint: its announcement, and how its blocks find each other.
+"""Beginning of a term with several blocks, from a checkpoint: the announcement, and how the announced blocks meet.
 
-Some jobs' state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Their members change in
-three steps. All write one checkpoint at a step boundary. The leader announces in the job's folder who trains next. The
-ranks end, and their launchers fork new ones: the first block announced leads the next term, and the others answer it.
+Some state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Such a job changes its members
+in three steps. All ranks write one checkpoint at a step boundary. The leader announces the next members in the job's
+folder. The ranks end, and their launchers fork new ranks: the first announced block leads the next term, and the other
+blocks answer the leader.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_pla
 from ones_wrapper.process.block import Block
 
 LEAST_S, MOST_S = 10.0, 60.0
-"""Least and most time for which blocks wait for each other while their ranks are forked again. Who comes later joins
-later."""
+"""Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
+join the running term."""
 GATHER = "gather"
-"""Key on the board: the announcement with which this term began, empty if there was none."""
+"""Key on the board for the announcement with which the term began; the text is empty if there was none."""
 _BEGINS = "begins"
 
 
@@ -46,8 +47,8 @@ class Coming:
         return (first.task, first.restart) == (block.task, block.restart)
 
     def patience_s(self) -> float:
-        """Seconds to wait for the other blocks: twice the time that this process took since the announcement, within
-        `LEAST_S` and `MOST_S`."""
+        """Return the seconds to wait for the other blocks: twice the time since the announcement, within `LEAST_S` and
+        `MOST_S`."""
         return min(MOST_S, max(LEAST_S, 2.0 * (time.time() - self.at)))
 
     def encode(self) -> str:
@@ -60,7 +61,7 @@ class Coming:
 
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Coming:
-        """Return the announcement whose fields these are. Raises ValueError."""
+        """Return the announcement from its plain values. Raises ValueError."""
         try:
             plan, began, at = plan_of(data["plan"]), data["began"], data["at"]
         except (KeyError, TypeError) as error:
@@ -71,7 +72,7 @@ class Coming:
 
 
 def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:
-    """Return the term that was announced and has not begun; `leader` is that of the newest one that has."""
+    """Return the announced term that has not begun yet; None if there is none. `leader` is the newest term's leader."""
     data = folder.announced()
     if data is None:
         return None
@@ -90,7 +91,8 @@ def read_coming(board: Board) -> Coming | None:
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """Take the leader's part: return the membership of the blocks that answered in time. Raises `StoreLostError`."""
+    """Act as the announced leader: return the membership of the blocks that answered in time. Raises
+    `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}
@@ -104,7 +106,8 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Take another block's part: return the membership, None if it is without this block. Raises `StoreLostError`."""
+    """Act as another announced block: answer the leader, and return the membership; None if this block is not in it.
+    Raises `StoreLostError`."""
     board.put(f"here-{mine.task}", encode(mine))
     if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:
         return None

@@ -1,8 +1,8 @@
 """Process groups that are formed while training goes on, and the change to them.
 
-A thread forms the raw groups over the board's store; they are tried once training is paused for the change. Then the
-script's default group is left, and one is initialised whose registered backend hands out the formed groups. So
-everything that names no group of its own (the script's collectives, DDP) uses the new ranks.
+A thread forms raw groups over the board's store. Test sums try the groups once training is paused for the change. Then
+the default group is replaced by a group whose registered backend returns the raw groups. So all collectives that name
+no group (the script's, DDP's) use the new ranks.
 """
 
 from __future__ import annotations
@@ -40,61 +40,60 @@ from ones_wrapper.network.store import GroupStore, native_store
 T = TypeVar("T")
 
 FORM_S = 20.0
-"""Time in which few ranks must form a group, or sum over it once; `form_s` is for many."""
+"""Seconds in which a few ranks must form a group, or do one sum over it. `form_s` is for many ranks."""
 MOST_STUCK = 3
-"""Most communicators that are still awaited after their time; then no more are made. Each holds a thread and memory of
-the GPU."""
+"""Most overdue communicators before no more are made. Each holds a thread and memory of the GPU."""
 TRIED = (1, 1 << 18, 1 << 23)
-"""Elements of the sums by which NCCL's groups are tried: it connects ranks in the first collective of each algorithm,
-and takes others for larger sums."""
+"""Elements of the sums that try NCCL's groups. NCCL chooses an algorithm by size, and connects ranks at the first use
+of each algorithm."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
-"""Names on the board by which ranks form a membership's groups, with its generation."""
+"""Names on the board for the groups of a membership; the first number is the generation."""
 _BACKENDS = {"gloo": ("ones_gloo", ["cpu", "cuda"]), "nccl": ("ones_nccl", ["cuda"])}
 _PAIR = "cpu:ones_gloo,cuda:nccl"
-"""Backends of later groups if the script has both."""
+"""Backend configuration of later groups, if the script uses both gloo and NCCL."""
 _kept: deque[Any] = deque(maxlen=8)
-"""Groups that were left, kept for two more changes; a change leaves up to four. The destructor of one that was just
-left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
+"""Abandoned groups, up to four a change, kept for two more changes. The destructor of a group that was just left can
+wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _stores: deque[Store] = deque(maxlen=2)
-"""Stores of the present default group and of the one before."""
+"""Stores of the present default group and of the previous one."""
 _lock = threading.Lock()
 _stuck: list[Future[Any]] = []
-"""Communicators for which nobody waits any more."""
+"""Overdue communicators, which no caller awaits any more."""
 
 
 def form_s(world: int) -> float:
-    """Seconds in which this number of ranks must form a group."""
+    """Return the seconds in which `world` ranks must form a group."""
     return FORM_S + world / 16
 
 
 @dataclass
 class Formed:
-    """The groups of a membership, as one rank holds them."""
+    """The process groups of a membership on one rank."""
 
     plan: Plan
     rank: int
     board: Board
     """Board of the plan's term."""
     data: dict[str, Any]
-    """Raw groups of the script's backends, by name."""
+    """Raw groups of the script's backends, by the backend's name."""
     control: Any
     """A raw gloo group for agreements."""
     store: Store
-    """Store by which torch.distributed's later groups of the same ranks find each other."""
+    """Store by which torch.distributed forms later groups of the same ranks."""
     copies: int = 0
 
     def duplicate(self) -> Any:
-        """Another raw gloo group of the same ranks. Collective."""
+        """Form and return another raw gloo group of the same ranks. Collective."""
         self.copies += 1
         return control_group(self.board, f"copy-{self.plan.generation}-{self.copies}", self.rank, self.plan.world)
 
 
 def forget_groups(board: Board, before: int) -> None:
-    """Remove from the board the texts that formed the groups of earlier generations: some 0.2 KB a rank and group.
+    """Remove from the board the keys of all groups of generations before `before`: some 0.2 KB for each rank and group.
 
-    Nobody may need those groups any more. Raises `StoreLostError`.
+    No rank may need those groups any more. Raises `StoreLostError`.
     """
 
     def past(name: str) -> bool:
@@ -105,12 +104,14 @@ def forget_groups(board: Board, before: int) -> None:
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
-    """Return a raw gloo group of the ranks that all call this. Raises RuntimeError if they don't within the time."""
+    """Form a raw gloo group by a name on the board, and return it. Collective. Raises RuntimeError after
+    `timeout_s`."""
     return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is none of this job's."""
+    """Form a raw gloo group of ranks that meet at a store, and return it. Raises `ProofError` if a rank is none of this
+    job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))
@@ -127,7 +128,7 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
 
 
 def _start(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run the function in a thread of its own, which nobody has to wait for."""
+    """Run the function in a daemon thread, and return the future of its result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -141,9 +142,9 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def in_time(function: Callable[[], T], timeout_s: float) -> T:
-    """Return the result of a function, called in a thread, since it may wait for ever for a process that hangs.
+    """Return the result of a function that may wait for ever, called in a thread.
 
-    Raises `StoreLostError` if it takes longer; its thread is then left to itself.
+    Raises `StoreLostError` after `timeout_s` seconds; the thread is then left to itself.
     """
     try:
         return _start("ones-ask", function).result(timeout_s)
@@ -152,10 +153,10 @@ def in_time(function: Callable[[], T], timeout_s: float) -> T:
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:
-    """Return the communicator that `make` makes, if it comes in time; one that comes later is aborted.
+    """Return the communicator that `make` makes within `within_s` seconds; a later communicator is aborted.
 
-    ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread of
-    its own waits. Raises RuntimeError if none comes in time, and at once if `MOST_STUCK` are still awaited.
+    ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread
+    waits for it. Raises RuntimeError after the time, and at once if `MOST_STUCK` communicators are overdue.
     """
     _stuck[:] = [one for one in _stuck if not one.done()]
     if len(_stuck) >= MOST_STUCK:
@@ -172,17 +173,19 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 
 class Trial:
-    """Test sums over a plan's groups, before anybody relies on them. Collective over its ranks, whose devices are idle.
+    """Test sums over a plan's groups before training uses them. Collective over the plan's ranks, whose devices are
+    idle.
 
-    A link that does not work shows here, while training can still go on as before. The time to connect is part of the
-    pause. All ranks that reach each other find the same.
+    A broken link shows here, while training can still go on as before. The time to connect is part of the pause. All
+    ranks that reach each other get the same result.
     """
 
     def __init__(self, formed: Formed, device: torch.device) -> None:
         self._why = _start("ones-try", partial(_try_all, formed, device))
 
     def result(self, within_s: float, given_up: Callable[[], object] = bool) -> str:
-        """Return why the groups cannot be used; empty if they can, or once `given_up` says that nobody will."""
+        """Return why the groups cannot be used; empty if they can. Also empty once `given_up` is true: no rank will use
+        them."""
         until = time.monotonic() + within_s
         while not wait((self._why,), 0.002).done and not given_up():
             if time.monotonic() > until:
@@ -218,22 +221,23 @@ def _try_sum(group: Any, elements: int, world: int, device: torch.device) -> Non
 
 
 class Former(threading.Thread):
-    """Forms the groups of a plan in the background."""
+    """Thread that forms the groups of a plan."""
 
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
-        """`board` is a connection of this thread's own to the present term's board, and `address` is this host's.
+        """`board` is this thread's own connection to the present term's board, and `address` is this node's.
 
-        `backend` is as `backends_of` takes it. A new rank is `listening` on this port for its state.
+        `backend` is a configuration as in `backends_of`. `listening` is the port on which a new rank waits for its
+        state.
         """
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
         self.formed: Formed | None = None
-        """The groups, once they are there."""
+        """The groups once they are formed; None before, and if that failed."""
         self.error = ""
-        """Reason that there are none."""
+        """Reason that the groups could not be formed."""
         self._listening = listening
 
     def run(self) -> None:
@@ -305,7 +309,7 @@ def backends_of(config: str) -> set[str]:
 
 
 def enter(formed: Formed) -> None:
-    """Make the formed groups the process's default group, in place of the present one. Not collective."""
+    """Replace the process's default group by the formed groups. Not collective."""
     name = _register(next(iter(formed.data)))
     hook = sys.excepthook
     destroy()
@@ -320,10 +324,10 @@ def enter(formed: Formed) -> None:
 
 
 def _add_nccl(group: Any) -> None:
-    """Give the default group, which is gloo's, NCCL for CUDA.
+    """Add NCCL for CUDA to the default group, which uses gloo.
 
-    torch keeps one backend for all names that it does not know: two of ours by `init_process_group` would be the first
-    one, for both devices.
+    torch keeps one backend for all names that it does not know. Two names of ours in `init_process_group` would be one
+    backend, the first, for both devices.
     """
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
@@ -333,9 +337,9 @@ def _add_nccl(group: Any) -> None:
 
 
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
-    """Extend `group`, and torch.distributed's default group if it was set up, to all ranks with which a term begins.
+    """Extend `group`, and torch.distributed's default group if there is one, to all ranks with which a term begins.
 
-    Collective over these ranks. Raises `StoreLostError` if they do not all come in time.
+    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds.
     """
     if len(plan.members) == 1:
         return

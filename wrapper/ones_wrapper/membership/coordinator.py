@@ -1,6 +1,7 @@
-"""The leader's part: it reads orders, learns who is ready and who is gone, and publishes the next membership.
+"""Coordinator on the leading rank: reads orders, tracks ready and lost blocks, and publishes the next membership.
 
-The link's thread takes its turns, and training never waits for it: rank 0 asks for its proposal at step boundaries.
+The link's thread runs the coordinator, and training never waits for it: rank 0 asks for its proposal at step
+boundaries.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ones_wrapper.process.standstill import Standstill
 from ones_wrapper.protocol.fields import MAX_TEXT
 
 SILENCE_S = 0.5
-"""Time between two looks for ranks that are silent."""
+"""Seconds between two checks for silent ranks."""
 DEAD_S = 5.0
-"""A rank that has given no sign for this long is lost."""
+"""Seconds without a heartbeat after which a rank counts as lost."""
 UNWANTED_S = 3.0
-"""A newcomer that no order names waits this long for one: a file system may show a new order late."""
+"""Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""A published plan is dropped this long after all should have formed it. So is a plan by terms if no step ended."""
+"""Seconds beyond `form_s` after which a published plan is dropped: its groups were not formed, or no step ended."""
 
 
 class Coordinator:
-    """Steers the memberships of one term."""
+    """Coordinator of the memberships of one term."""
 
     def __init__(
         self,
@@ -43,10 +44,10 @@ class Coordinator:
         hot: bool = True,
         back_off: BackOff | None = None,
     ) -> None:
-        """`superseded` says whether another leads by now, and `fits` whether the job can train with a number of ranks.
+        """`superseded` returns whether another block leads by now, and `fits` whether the job can train with N ranks.
 
         If state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
-        beforehand. `back_off` knows the failures of earlier terms. Raises `StoreLostError`.
+        beforehand. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board = board
@@ -63,16 +64,17 @@ class Coordinator:
         self._formed = self._offered = False
         self._last = present.generation
         self._before: Plan | None = None
-        """The membership before the present one, until the board was cleared of those before that."""
+        """Previous membership, until the board is cleared of the groups of older memberships."""
         self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
-        """Monotonic time at which each newcomer came."""
+        """Monotonic time at which each newcomer registered, by uid."""
         self._ready: dict[str, float] = {}
-        """Monotonic time at which each newcomer was ready, the first one first."""
+        """Monotonic time at which each newcomer was ready, by uid, the first newcomer first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members that were asked to end since that order: nobody waits for them, unless they start again."""
+        """Tasks of members that were asked to end since the order came: no plan waits for them, unless they start
+        again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
@@ -84,13 +86,13 @@ class Coordinator:
         """Reason that this membership cannot go on; empty while it can."""
 
     def stop(self) -> None:
-        """Take no turn any more, and wait for the end of one."""
+        """Stop taking turns, and wait for the end of a turn under way."""
         with self._turning:
             self._stopped = True
 
     @property
     def alive(self) -> bool:
-        """True while it still takes turns."""
+        """True while the coordinator takes turns."""
         return not (self._stopped or self.lost)
 
     def look(self) -> None:
@@ -110,7 +112,7 @@ class Coordinator:
             return plan.generation, plan.generation if self._offered else 0
 
     def committed(self, plan: Plan) -> None:
-        """Note that the change was made."""
+        """Record that the ranks changed to the plan."""
         with self._lock:
             self._before, self._present, self._plan = self._present, plan, None
             self._formed = self._offered = False
@@ -132,7 +134,7 @@ class Coordinator:
         self._board.put(f"verdict-{plan.generation}", "dropped")
 
     def turn(self) -> str:
-        """Take one of several turns a second; return why the membership cannot go on, empty while it can."""
+        """Take a turn: the coordinator's regular work. Return why the membership cannot go on, empty while it can."""
         with self._turning:
             try:
                 if self.alive:
@@ -172,7 +174,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """Remove, after a change, the board's texts of groups older than those that were just left."""
+        """Remove, after a change, the groups' keys from the board that are older than the previous membership."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -200,7 +202,7 @@ class Coordinator:
                 self._ready[uid] = time.monotonic()
 
     def _hear_signs(self) -> None:
-        """Find blocks one of whose ranks is silent."""
+        """Count a block as lost if one of its ranks is silent."""
         members = (*self._present.members, *self._registered.values())
         ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
         ages = self._board.silent_s([*ranks])
@@ -209,7 +211,7 @@ class Coordinator:
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Count blocks as lost, or forget them if they have not joined. `whys` has the reasons, by uid."""
+        """Set `lost` if a member is in `whys`, which has reasons by uid, and forget newcomers that are in it."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
@@ -221,7 +223,7 @@ class Coordinator:
                 self._drop(why, failed=False)
 
     def _told(self, kind: str) -> set[str]:
-        """Return the blocks one of whose ranks has posted a text of this kind."""
+        """Return the uids of blocks one of whose ranks has posted a key of this kind."""
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:
@@ -277,7 +279,7 @@ class Coordinator:
         return fits
 
     def _turn_away(self, wanted: tuple[int, ...] | None) -> None:
-        """Tell newcomers that no order wants them."""
+        """Turn away newcomers that the order in force does not name, after `UNWANTED_S` seconds."""
         now = time.monotonic()
         for uid, member in list(self._registered.items()):
             if wanted is not None and member.task not in wanted and now - self._since[uid] > UNWANTED_S:
@@ -286,7 +288,7 @@ class Coordinator:
                 self._ready.pop(uid, None)
 
     def _check(self, plan: Plan) -> None:
-        """Look whether all ranks have formed the plan's groups; drop the plan if one cannot, or is late."""
+        """Check whether all ranks have formed the plan's groups; drop the plan if a rank cannot, or is late."""
         if not self._formed:
             told = [self._board.heard(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
             failed = [text for text in told if text is not None and text.startswith("failed")]

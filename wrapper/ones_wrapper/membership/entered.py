@@ -1,7 +1,7 @@
-"""The entry of a process into its run: with the ranks of its start, in a job of blocks also with those of other blocks.
+"""Entry of a process into its run: its ranks meet, and in a job of blocks also the ranks of other blocks.
 
-If a change begins a term, blocks meet before the script's first line: a Trainer copies the number of ranks, and so
-finds the right one. Else `init` lets them meet, while others train on.
+If each change begins a term, blocks meet before the script's first line: a Trainer copies the number of ranks, and must
+find the right number. Else blocks meet in `init`, while other blocks train on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ones_wrapper.process.placement import Placement
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 300.0
-"""Time in which the ranks of a block must find each other: as long as torch's own."""
+"""Seconds in which the ranks of a block must find each other: as long as torch's own limit."""
 _ELSEWHERE = (
     "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with: "
     "all blocks of a job run the same script"
@@ -47,7 +47,7 @@ _ELSEWHERE = (
 
 
 class Entered:
-    """Ranks that have met and will make a run."""
+    """Ranks that have met, before the run is made of them."""
 
     def __init__(self, group: Group, blocks: Blocks | None = None) -> None:
         self.group = group
@@ -56,7 +56,7 @@ class Entered:
         self.early = False
         """True until torch.distributed is set up, if the ranks met before the script."""
         self.begun = False
-        """True once a run has been made of them."""
+        """True once the run has been made."""
 
     @property
     def leads(self) -> bool:
@@ -65,15 +65,15 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Context before the run is made: ends the process if other blocks are lost in it."""
+        """Context for code before the run is made: ends the process if other blocks are lost."""
         assert self.blocks is not None
         with _looking_again(self.blocks.block, self.blocks.local_rank, self):
             yield
 
     def keep_ranks(self) -> None:
-        """Let each change of ranks begin a term, for a framework that copies rank and world size.
+        """Have each change of ranks begin a term, for a framework that copies rank and world size.
 
-        Ends a block that found others training from memory to memory.
+        Ends a block that found other blocks changing from memory to memory.
         """
         if self.blocks is None:
             return
@@ -83,7 +83,8 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """Take over `group`: the ranks that met before the script have set up torch.distributed."""
+        """Take over control group and device of `group`: ranks that met before the script have set up
+        torch.distributed."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)
@@ -91,7 +92,8 @@ class Entered:
         mine.device, self.early = group.device, False
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return the exit code and reason of a script's error before there is a run; None if it is the script's own.
+        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; None for any other
+        error.
 
         Not collective.
         """
@@ -105,10 +107,11 @@ class Entered:
 
 
 def enter_before_script() -> Entered | None:
-    """Let a block's ranks meet before the script, if its last run said that the job changes by terms; else None.
+    """Have a block's ranks meet before the script, if the last run reported that the job changes by terms; else return
+    None.
 
-    The launcher's variables, by which the script knows its ranks, are then true for all blocks together. CUDA and
-    torch.distributed are not set up: the script might want them otherwise.
+    Afterwards the launcher's variables, from which the script learns its ranks, are true for all blocks together. CUDA
+    and torch.distributed are not set up: the script might want them otherwise.
     """
     env = os.environ
     again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
@@ -140,10 +143,10 @@ def enter_before_script() -> Entered | None:
 
 
 def enter_block(group: TorchGroup, block: Block) -> Entered:
-    """Find those who train, or lead. Collective over the block, whose ranks `group` has.
+    """Find the members that train, or become the leader. Collective over `group`, which has the block's ranks.
 
     Afterwards `group` has the ranks with which this block begins. Ends the process if the job is over, or if the ranks
-    have to start again.
+    must start again.
     """
     env = os.environ
     directory = find_job_directory(env, Path.cwd())
@@ -190,10 +193,10 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
-    """Set the launcher's variables for the ranks that there are now.
+    """Set the launcher's variables for the present ranks.
 
-    init_process_group finds the others by the leader's board, in the role of the store of torch's agents. Some releases
-    of torch read it by the count of starts, so all ranks need the same count: the term's.
+    init_process_group uses the leader's board like the store of torch's agents. Some releases of torch put the number
+    of starts into its keys, so all ranks need the same number: the term.
     """
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
@@ -205,7 +208,7 @@ def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: 
 
 @contextmanager
 def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]:
-    """End the process if the job is over, or if the ranks have to start again."""
+    """Context that ends the process if the job is over, or if the ranks must start again."""
     try:
         yield
     except NextTermError:

@@ -1,4 +1,5 @@
-"""The entrance of a block that starts: it leads its job, begins a term with others, or joins those who train."""
+"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins the blocks that
+train."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.log import log
 
 MODE = "mode"
-"""Key on the board: the carrier by which those who train take blocks in."""
+"""Key on the board for the carrier by which the present members take blocks in."""
 _TURN_S = 0.5
-"""Longest time of one look; then the ranks of the block learn that the wait goes on."""
+"""Longest wait of the block's first rank for news, in seconds, before its other ranks get an answer."""
 _LOOK_S = 0.02
 
 
 class NextTermError(Exception):
-    """The next term begins, with this block: its ranks start again."""
+    """Raised if the next term begins with this block: its ranks must start again."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,22 @@ class FoundBlocks:
     local: int
     """This rank's number within its block."""
     address: str
-    """Name by which other nodes find this one."""
+    """Name or address by which other nodes reach this node."""
     state: BlockState
     present: Plan | None = None
-    """The membership of the term that begins with several blocks."""
+    """Membership of a term that begins with several blocks; None for any other start."""
     stood_still_at: float = 0.0
-    """Unix time at which the term before ended, if it announced this one; else 0."""
+    """Unix time at which training paused for this term, if the previous term announced it; else 0."""
 
 
 def come_in(
     group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
 ) -> FoundBlocks:
-    """Find the job's leader, or lead, or begin a term with other blocks, whose ranks `group` then has.
+    """Find the job's leader, become the leader, or begin a term with announced blocks; then `group` gets all their
+    ranks.
 
-    Collective over the block. `ready` is called before a term is claimed, with the term before. Raises `NotWantedError`
-    if the job is over, and `StoreLostError`.
+    Collective over the block. Before a term is claimed, `ready` is called with the previous term's number. Raises
+    `NotWantedError` if the job is over, and `StoreLostError`.
     """
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
@@ -107,10 +109,10 @@ def come_in(
 
 
 def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Callable[[], bool]) -> None:
-    """Wait until those who train say how they take blocks in; return if state moves from memory to memory.
+    """Wait until the present members name their carrier; return if state moves from memory to memory.
 
-    Else the block waits for the next term. Collective over the block. `leaving` says whether it is asked to end. Raises
-    `NextTermError`, `NotWantedError` and `StoreLostError`.
+    Else the block waits for the next term. Collective over the block. `leaving` returns whether the block is asked to
+    end. Raises `NextTermError`, `NotWantedError` and `StoreLostError`.
     """
     registered = False
 
@@ -140,14 +142,14 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Announce on the board that a block can join. Its first rank calls it once all its ranks sign. Raises
-    `StoreLostError`."""
+    """Announce on the board that the block `me` can join. Only its first rank calls this, once all its ranks send
+    heartbeats. Raises `StoreLostError`."""
     board.put(f"join-{board.count('joined', 1)}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 
 
 def _look(found: FoundBlocks, link: Link, leaving: Callable[[], bool], registered: bool) -> str:
-    """Return the next step, in the words of `wait_for_term`; empty for none. The block's first rank calls it."""
+    """Return the next step as a word for `wait_for_term`; empty for none. Only the block's first rank calls this."""
     uid, until = found.me.uid, time.monotonic() + _TURN_S
     while time.monotonic() < until:
         if leaving():

@@ -2,14 +2,15 @@
 
 ::
 
-    leader-<term>.json   where the leader of a term is (`Leader`); each is made once, and the highest term counts
-    over                 the job has ended: a block that starts now has nothing to do
-    secret               by which the job's processes prove themselves to each other (`network.secret`)
-    node-<name>.json     what a node took when a block of it came (`node_check`)
-    coming.json          the blocks that train in the next term, if it begins from a checkpoint
+    leader-<term>.json   address of the term's leader (`Leader`), made once; the highest term counts
+    over                 mark that the job has ended: a block that starts now has nothing to do
+    secret               key by which the job's processes authenticate each other (`network.secret`)
+    node-<name>.json     measurements of a node, made as a block of the node came (`node_check`)
+    coming.json          blocks that train in the next term, if the term begins from a checkpoint
 
-Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them
-can do. Only the standard library is imported: `ones-run` looks here before torch is there.
+Several blocks may look for a leader at once. A block claims a term by linking a complete file to the term's name, which
+succeeds for one block only. Only the standard library is imported: `ones-run` reads this folder before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ones_wrapper.protocol import HOT
 OVER = "over"
 COMING = "coming.json"
 KEPT = 8
-"""Leader files that stay, for people who look what happened."""
+"""Number of leader files that are kept for inspection by people."""
 MOST_BYTES = 4096
 MOST_COMING = 1 << 20
 _MOST_ENTRIES = 10_000
@@ -46,27 +47,28 @@ _PLACE = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
 
 
 class FolderError(Exception):
-    """The folder can't be used; the message says why, and what to do."""
+    """Raised if the folder cannot be used; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """Leader of a term, and the address of its board."""
+    """Leading block of a term, and the address of the term's board."""
 
     term: int
-    """Number from 0, as restarts are counted."""
+    """Number of the term, from 0: the job's reports have it in place of Slurm's restart count."""
     host: str
     port: int
-    """Port of the store that has the term's board."""
+    """Port of the store server with the term's board."""
     place: str
-    """The board's name in that store. No secret: who comes proves himself."""
+    """Name of the board in the store server. Not secret: every caller proves that it has the job's secret."""
     task: int
     restart: int
     """Slurm's count of the task's requeues."""
 
 
 def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
-    """Return whether the leader's board is there. Nobody else can answer for it."""
+    """Return whether the leader's board answers within `timeout_s`. No process without the secret can answer for the
+    leader."""
     try:
         StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
     except StoreLostError:
@@ -75,7 +77,7 @@ def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
 
 
 class HotFolder:
-    """The folder of one job."""
+    """The folder `hot/` of one job."""
 
     def __init__(self, job_dir: Path, array: int) -> None:
         self.path = job_dir / HOT
@@ -83,7 +85,7 @@ class HotFolder:
         self._said: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the folder, which only its owner can read, or check the one that is there. Raises `FolderError`."""
+        """Make the folder, readable by its owner only, or check the existing folder. Raises `FolderError`."""
         try:
             self.path.mkdir(0o700)
         except FileExistsError:
@@ -97,7 +99,8 @@ class HotFolder:
             self.path.chmod(0o700)
 
     def newest(self) -> Leader | None:
-        """The leader of the highest term whose file is sound; None if there is none. The log names the others once."""
+        """Return the leader of the highest term with a valid file; None if there is none. Invalid files are logged
+        once."""
         for term in self._terms():
             leader = self._read(term)
             if leader is not None:
@@ -105,10 +108,10 @@ class HotFolder:
         return None
 
     def next_term(self, after: Leader | None) -> int:
-        """The term to claim once the leader `after`, the newest one seen, is lost: the next that no unsound file has.
+        """Return the term to claim once `after`, the newest leader seen, is lost. Terms with invalid files are skipped.
 
-        A term that another block has claimed since is returned too, so that the claim fails: the one after it would
-        replace a leader that lives.
+        A term that another block has claimed since is returned too, so that the claim fails. The next term's claim
+        would replace a living leader.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
@@ -117,9 +120,10 @@ class HotFolder:
         return term
 
     def claim(self, leader: Leader) -> bool:
-        """Make the term this leader's. False if that term or a later one is another's, or the file can't be written.
+        """Claim the term of this leader; return whether the claim succeeded.
 
-        Of several that claim a term at once one gets it. Raises ValueError for a leader that nobody could read.
+        A claim fails if another block has this or a later term, or if the file cannot be written. One of several
+        concurrent claims succeeds. Raises ValueError for a leader whose file would be invalid.
         """
         text = json.dumps(asdict(leader) | {"array": self._array}).encode()
         self._decoded(text, leader.term)
@@ -156,7 +160,7 @@ class HotFolder:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
     def announce(self, coming: Mapping[str, Any]) -> str:
-        """Write down how the next term begins; return the error, empty if there is none."""
+        """Write the announcement of the next term; return the error, empty for none."""
         text = json.dumps(dict(coming) | {"array": self._array})
         try:
             replace_small(self.path / COMING, text.encode(), 0o600)
@@ -167,7 +171,8 @@ class HotFolder:
         return ""
 
     def announced(self) -> dict[str, Any] | None:
-        """The last announcement; None if it is not this job's, or cannot be read, which is logged once."""
+        """Return this job's last announcement; None if there is none or the file cannot be read, which is logged
+        once."""
         try:
             data = json.loads(read_small(self.path / COMING, MOST_COMING))
         except FileNotFoundError:
@@ -180,7 +185,7 @@ class HotFolder:
         return data if ours else None
 
     def _terms(self) -> list[int]:
-        """Terms in the names of files, the highest first."""
+        """Return the terms of all leader files, the highest first."""
         found: list[int] = []
         try:
             with os.scandir(self.path) as entries:
@@ -195,7 +200,7 @@ class HotFolder:
         return sorted(found, reverse=True)
 
     def _later(self, term: int) -> bool:
-        """Return whether a sound file is of a later term."""
+        """Return whether a valid file has a later term."""
         newest = self.newest()
         return newest is not None and newest.term > term
 
@@ -233,7 +238,8 @@ class HotFolder:
         return leader
 
     def _prune(self, newest: int) -> None:
-        """Remove the oldest files: only of terms that nobody can be claiming any more."""
+        """Remove leader files whose terms no block can be claiming any more, and the files of claims that were
+        killed."""
         for term in self._terms():
             if term <= newest - KEPT:
                 with suppress(OSError):

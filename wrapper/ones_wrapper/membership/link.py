@@ -1,8 +1,7 @@
-"""The background thread of one rank that keeps its membership.
+"""The background thread of one rank that keeps up its membership: heartbeats, news from the board, groups of plans.
 
-It signs the leader's board, takes in what that pushes, and has the leader's coordinator take its turns. It begins to
-form the groups of plans before the ranks agree on them. It works on while the script's thread waits in a collective
-that never ends.
+On the leading rank the thread also runs the coordinator. It begins to form a plan's groups before the ranks agree on
+the plan. It runs on while the script's thread waits in a collective that never ends.
 """
 
 from __future__ import annotations
@@ -20,30 +19,32 @@ from ones_wrapper.membership.plan import Plan, decode_plan
 from ones_wrapper.network.client import StoreLostError, rest_idle
 
 SIGN_S = 1.0
-"""Time between two signs."""
+"""Seconds between two heartbeats of a rank."""
 LOOK_S = 0.1
-"""Longest time until the others learn that this block is asked to end, and between two turns of the coordinator."""
+"""Longest wait for news, in seconds. After each wait the thread checks whether its block is asked to end, and runs the
+coordinator."""
 LEADER_S = 20.0
-"""A leader that has given no sign for this long is lost. The time is longer than for others: everybody starts again for
-it, and its script may hold the interpreter's lock."""
+"""Seconds without a heartbeat after which the leader counts as lost. Longer than for other ranks: all blocks start
+again after this loss, and the leader's script may hold the interpreter's lock."""
 MAIN_S = 1.0
-"""Time in which the script's thread must notice that others are lost, before this one ends the process."""
+"""Seconds that the script's thread has to notice the loss of other ranks, before this thread ends the process."""
 _KINDS = ("lost", "mode", "leave", "newest", "plan", "verdict")
 
 Make = Callable[[Plan, int, Board], Former]
 
 
 class Link(threading.Thread):
-    """The thread of one rank."""
+    """The background thread of one rank, connected to its leader's board."""
 
     def __init__(self, board: Board, name: str, leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
-        """`name` is the rank's, and `leaving` says whether its block is asked to end. Raises `StoreLostError`."""
+        """`name` is the rank's name in heartbeats, and `leaving` returns whether the block is asked to end. Raises
+        `StoreLostError`."""
         super().__init__(name="ones-link", daemon=True)
         self._name, self._leaving = name, leaving
         self.abandon = abandon
-        """Ends a process whose membership is lost."""
+        """Called with the reason once the membership is lost; ends the process."""
         self.lost = ""
-        """Reason that the others count as lost; empty while they don't."""
+        """Reason that the membership is lost; empty while it is not."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
         self._signed_at, self._told = 0.0, False
@@ -51,12 +52,12 @@ class Link(threading.Thread):
         self._make: Make | None = None
         self._next, self._uid = 0, ""
         self._formers: dict[int, Former] = {}
-        """Formers of the plans that were begun and not taken. A later plan ends none of them: rank 0 may have changed
-        over, and the leader published the next plan, before this rank asks for its groups."""
+        """Formers of plans, by generation, until `take` returns them. A later plan ends no former: this rank may ask
+        for a plan's groups after the leader has published the next plan."""
         self.follow(board)
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
-        """Follow this board from now on; `coordinator` steers on it if this rank leads. Raises `StoreLostError`."""
+        """Follow this board from now on, and run `coordinator` on the leading rank. Raises `StoreLostError`."""
         board.follow(*_KINDS)
         board.will(f"gone-{self._name}", "1")
         self._sign(board)
@@ -68,7 +69,7 @@ class Link(threading.Thread):
         return self._board.heard(key)
 
     def stop(self) -> None:
-        """End as planned, so that nobody takes this rank for lost."""
+        """Stop the thread as planned, so that this rank does not count as lost."""
         self._stop_asked.set()
         with suppress(StoreLostError):
             self._board.will()
@@ -76,16 +77,15 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """Form the groups of plans that come after the generation `present`, from now on.
+        """Form the groups of all plans after the generation `present` that name the block `uid`, from now on.
 
-        `uid` is this rank's block, and `make` takes a plan, its first rank of that block, and a board.
+        `make` returns a former, given a plan, the rank of the block's first process, and a board.
         """
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """Return the former of this plan's groups. None if this thread has not begun it: it never will, so the caller
-        must."""
+        """Return the former of a plan's groups; None if this thread has not begun to form them, and the caller must."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -108,7 +108,7 @@ class Link(threading.Thread):
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Take turns until the thread is stopped, or others are lost and the process ends for that."""
+        """Take turns until the thread is stopped, or until the membership is lost, which ends the process."""
         while not self._stop_asked.is_set():
             board = self._board
             try:

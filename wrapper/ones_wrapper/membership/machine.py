@@ -1,8 +1,8 @@
-"""The states of a block in its job, which may follow which and why; each of its ranks holds the same one.
+"""States of a block in its job, and the table of allowed transitions. All ranks of a block have the same state.
 
-Only `BlockMachine.go` changes a state. A step that the table does not have is a fault of ours: it is taken and logged,
-since nobody's training may end for it. The picture in docs/how_blocks_work.md is made from the table:
-``python -m ones_wrapper.membership.machine``.
+Only `BlockMachine.go` changes a state. A transition that the table lacks is a fault of ours: it is made and logged,
+since no training may end for it. The picture in docs/how_blocks_work.md is made from the table: ``python -m
+ones_wrapper.membership.machine``.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from ones_wrapper.process.log import log
 
 
 class BlockState(Enum):
-    """The part of a block in its job."""
+    """State of a block in its job."""
 
     OUTSIDE = "outside"
-    """Its ranks have started, and know of nobody."""
+    """The block's ranks have started, and have found no other block."""
     ADMITTED = "admitted"
-    """Others train, and it is to join them."""
+    """Other blocks train, and this block waits to join them."""
     LEADING = "leading"
-    """It trains, and has rank 0."""
+    """The block trains, and its first process has rank 0."""
     MEMBER = "member"
-    """It trains, and another block has rank 0."""
+    """The block trains, and another block has rank 0."""
     CHANGING = "changing"
-    """It prepares for a plan, and goes on as before."""
+    """The block prepares for a plan, and trains or waits as before."""
     PARTING = "parting"
-    """Others go on without it, or the next term begins."""
+    """The block's ranks end: other blocks train on without them, or the next term begins."""
     OVER = "over"
-    """All is trained."""
+    """Training is finished."""
     LOST = "lost"
-    """Ranks of other blocks are gone, or the leader."""
+    """The leader or ranks of other blocks are gone."""
 
 
 class Carrier(Enum):
-    """The way by which the state of training reaches the next membership's ranks. A plain job's is its requeue."""
+    """Way by which the training state reaches the ranks of the next membership. A plain job has only the requeue."""
 
     MEMORY = "memory"
-    """Memory to memory, while the ranks stay."""
+    """Transfer from memory to memory; ranks that stay keep running."""
     CHECKPOINT = "checkpoint"
-    """A checkpoint, from which the ranks of the next term begin."""
+    """Checkpoint, from which the ranks of the next term begin."""
 
 
 class BlockEdge(NamedTuple):
-    """A step that a block may take."""
+    """A transition that a block may make, and its reason."""
 
     before: BlockState
     after: BlockState
@@ -76,27 +76,27 @@ BLOCK_EDGES = (
     BlockEdge(_PARTING, _OUTSIDE, "the next term is to begin with it: its launcher forks its ranks again"),
     BlockEdge(_LOST, _OUTSIDE, "its launcher forks its ranks again"),
 )
-"""The table. Besides, any state but the last ones may be followed by `lost`."""
+"""Table of transitions. Besides these, `lost` may follow any state that is not in `LAST`."""
 
 LAST = frozenset({_PARTING, _OVER, _LOST})
-"""A process that came to one of these ends, and what follows is another's."""
+"""Final states: the process ends, and the block's next state belongs to another process."""
 
 _STEPS = {state: {edge.after for edge in BLOCK_EDGES if edge.before is state} | {_LOST} for state in BlockState}
 
 
 class BlockMachine:
-    """The state of one rank's block, with the carrier of its next change, and its plan."""
+    """State of one rank's block, with the carrier and the plan of its next change."""
 
     def __init__(self, state: BlockState, carrier: Carrier) -> None:
         self.state = self.settled = state
         """Present state; `settled` is the state before the change under way, or before the end."""
         self.carrier = carrier
         self.plan: Plan | None = None
-        """The plan of the change that is under way."""
+        """Plan of the change under way; None for none."""
         self._lock = threading.Lock()
 
     def go(self, to: BlockState) -> None:
-        """Change the state, unless it is a last one: a thread may find others lost while the script's goes on."""
+        """Change to the state `to`, unless the present state is in `LAST`. Any thread may call this."""
         with self._lock:
             if self.state in LAST or to is self.state:
                 return
@@ -113,13 +113,14 @@ class BlockMachine:
         self.plan = plan
 
     def back(self) -> None:
-        """Return to the state before a change that came to nothing."""
+        """Return to the settled state after a change that failed; do nothing if no change is under way."""
         if self.state is _CHANGING:
             self.go(self.settled)
 
 
 def block_picture() -> str:
-    """The table as a Mermaid state diagram. What leads to `lost` is left out: every state that is not last does."""
+    """Return the table as a Mermaid state diagram, without the transitions to `lost`, which all states outside `LAST`
+    have."""
     steps = [f"    {before.value} --> {after.value}" for before, after, _ in BLOCK_EDGES]
     return "\n".join(["stateDiagram-v2", "    [*] --> outside", *steps, "    parting --> [*]", "    over --> [*]"])
 

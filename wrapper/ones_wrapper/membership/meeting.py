@@ -1,4 +1,4 @@
-"""Finds a block's leader, or makes the block lead; and the errors that show that other blocks are gone."""
+"""Search for the job's leader, claim of a term, and the errors that show that other blocks are gone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ones_wrapper.process.block import Block
 from ones_wrapper.process.faults import Fault, fault_of
 
 DYING_S = 15.0
-"""Time in which a leader must end after it said that its membership is lost."""
+"""Seconds in which a leader must end after it posted that its membership is lost."""
 _TRY_S = 2.0
-"""Time in which a leader that lives must let somebody in."""
+"""Seconds in which a living leader must accept a connection."""
 
 
 class PeersLostError(RuntimeError):
-    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block looks again."""
+    """Raised if the leader or ranks of other blocks are lost: this block's ranks must start again."""
 
 
 class NotWantedError(Exception):
-    """This block has nothing to do; the message says why."""
+    """Raised if this block has nothing to do; the message gives the reason."""
 
 
 def is_peer_lost(error: BaseException) -> bool:
@@ -41,9 +41,10 @@ def is_peer_lost(error: BaseException) -> bool:
 def find_or_found(
     folder: HotFolder, block: Block, network: JobNetwork, ready: Callable[[int], None]
 ) -> tuple[Leader | None, Board | None]:
-    """Return (the leader, its board if this process leads); (None, None) if the job is over.
+    """Return (leader, its board); None for the board unless this process leads, and twice if the job is over.
 
-    If a term was announced and has not begun, the block that it names first leads it, and the others wait for that.
+    The first block of an announced term leads that term, and other blocks wait for it. Before a term is claimed,
+    `ready` is called with the previous term's number.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None

@@ -1,8 +1,7 @@
 """Check of a node before its block joins: a node that hangs, is slow or lacks memory would hold up all ranks.
 
-Each rank multiplies matrices, and all ranks of the block sum over each other. Their times are written into the job's
-folder, and compared with those of the job's other nodes. The number of GPUs is checked as ranks choose theirs
-(`devices.choice`).
+Each rank multiplies matrices, and the block's ranks sum a tensor together. Their times are written into the job's
+folder, and compared with the times of the job's other nodes. `devices.choice` checks the number of GPUs.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.fields import build, types_of
 
 CHECK_S = 10.0
-"""Most time for the whole check."""
+"""Most seconds for the whole check."""
 SLOWER = 4.0
-"""A node that takes this many times the median of the others is unfit, unless it takes less than `NOISE_S`."""
+"""Multiple of the other nodes' median time above which a node is unfit, unless its time is below `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""Noise of a host's other work, by the kind of device."""
+"""Seconds that a host's other work may cost, by type of device: a shorter time is never unfit."""
 LEAST_FREE = 0.8
-"""Least free memory of a node's GPUs, as a part of the others' median."""
+"""Least free memory of a node's GPUs, as a share of the other nodes' median."""
 REPEATS = 5
 _PRODUCTS = {"cpu": (256, 4, torch.float32), "cuda": (4096, 50, torch.float16)}
-"""Edge of the matrices, products in a row, and type."""
+"""Edge of the matrices, number of products, and dtype, by type of device."""
 _SUMMED = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements that are summed over the ranks."""
+"""Elements of the tensor that is summed over the ranks, by type of device."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", re.ASCII)
 _MOST_BYTES, _MOST_NODES = 4096, 1024
 
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Times of a node of the job: the slowest of its ranks in a block, each by the best of `REPEATS`."""
+    """Measurements of one of the job's nodes: times of its slowest rank in a block, each the best of `REPEATS`."""
 
     name: str
     device: str
-    """Nodes with unlike devices are not compared."""
+    """Name of the device; only nodes with the same device are compared."""
     ranks: int
-    """Ranks of the block, over which it summed."""
+    """Number of ranks of the block, which summed together."""
     free: int
     """Bytes of memory on its fullest GPU; 0 for a CPU."""
     product_s: float
@@ -64,7 +63,7 @@ class NodeFigures:
 
 
 def why_unfit(mine: NodeFigures, others: Sequence[NodeFigures]) -> str:
-    """Return why a node cannot join those of the job; empty if it can."""
+    """Return why a node cannot join the job's other nodes; empty if it can."""
     alike = [one for one in others if one.name != mine.name and one.device == mine.device]
     if alike:
         free = statistics.median(one.free for one in alike)
@@ -85,12 +84,12 @@ class NodeCheck:
     """Check of one block's nodes."""
 
     def __init__(self, group: TorchGroup, folder: Path, array: int, env: Mapping[str, str] = os.environ) -> None:
-        """`folder` and `array` are the job's."""
+        """`folder` is the job's folder, and `array` its id."""
         self._group, self._folder, self._array = group, folder, array
         self._name = env.get("SLURMD_NODENAME") or os.uname().nodename
 
     def take(self) -> None:
-        """Write down the times of this block's nodes, for others to be compared with. Collective."""
+        """Measure this block's nodes and write the times down, for comparison with later nodes. Collective."""
         try:
             nodes = self._measured()
             self._group.on_first(lambda: self._write(nodes))
@@ -126,7 +125,7 @@ class NodeCheck:
         return ""
 
     def _measured(self) -> list[NodeFigures]:
-        """The figures of each of the block's nodes, on every rank."""
+        """Return the measurements of all the block's nodes, on every rank. Collective."""
         group, device = self._group, self._group.device
         free, kind = 0, device.type
         if device.type == "cuda":
@@ -178,7 +177,7 @@ def _took(work: Callable[[], None], device: torch.device) -> float:
 
 
 def _multiplier(device: torch.device) -> Callable[[], None]:
-    """Multiplies on the device, without a random number."""
+    """Return a function that multiplies matrices on the device, and draws no random numbers."""
     edge, times, dtype = _PRODUCTS[device.type]
     ones = torch.ones(edge, edge, dtype=dtype, device=device)
     out = torch.empty_like(ones)
@@ -191,7 +190,7 @@ def _multiplier(device: torch.device) -> Callable[[], None]:
 
 
 def _sum(group: TorchGroup) -> None:
-    """Sum over the ranks, by the backend with which they train if it is set up."""
+    """Sum a tensor over the ranks, by the training's backend if torch.distributed is set up."""
     device = group.device if dist.is_initialized() else torch.device("cpu")
     ones = torch.ones(_SUMMED[device.type], device=device)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Memberships as data, and the decision which one comes next. Pure: no torch, no files, no clock."""
+"""Memberships as data, and the choice of the next membership. Pure: no torch, no files, no clock."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Any
 from ones_wrapper.protocol.fields import MAX_INT
 
 PATIENCE_S = 3.0
-"""Blocks that are ready wait this long for others that the same order wants."""
+"""Seconds that ready blocks wait for further blocks that the same order names."""
 MAX_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Member:
-    """A block, as it presents itself."""
+    """A block's task, start and size, as the block announces them."""
 
     task: int
     restart: int
     uid: str
-    """Tells starts of the same block's ranks apart."""
+    """Name of this start of the block's ranks; every start has another name."""
     ranks: int
     nodes: int
     ranks_per_node: int
     max_local: int = 0
-    """Most samples of a pass that its devices hold."""
+    """Largest local batch, in samples, that the block's devices hold."""
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name of the block in logs."""
         return f"block {self.task}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A membership, present or planned."""
+    """A present or planned membership: the blocks that train together."""
 
     generation: int
     term: int
     members: tuple[Member, ...]
     """Blocks in rank order; the first leads."""
     order: int | None = None
-    """Number of the order that asked for the plan; None for none."""
+    """Number of the order that asked for this plan; None if no order did."""
     batch: int = 0
-    """Global batch from the change on, in samples; 0 leaves it unchanged."""
+    """Global batch after the change, in samples; 0 keeps the present batch."""
     why: str = "order"
     ready_s: float = 0.0
     """Seconds from the order until the last new block was ready."""
@@ -54,32 +54,32 @@ class Plan:
 
     @property
     def world(self) -> int:
-        """Ranks of all members."""
+        """World size: the number of ranks of all members."""
         return sum(member.ranks for member in self.members)
 
     @property
     def nodes(self) -> int:
-        """Nodes of all members; one that two blocks share counts twice."""
+        """Number of nodes of all members; a node that two blocks share counts twice."""
         return sum(member.nodes for member in self.members)
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of each node; 0 if nodes have different numbers."""
+        """Number of ranks on each node; 0 if the nodes differ."""
         each = {member.ranks_per_node for member in self.members}
         return each.pop() if len(each) == 1 else 0
 
     @property
     def max_local(self) -> int:
-        """Most samples of a pass that the devices of all members hold."""
+        """Largest local batch, in samples, that the devices of all members hold."""
         return min(member.max_local for member in self.members)
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Tasks of the members, in rank order."""
+        """Array task ids of the members, in rank order."""
         return tuple(member.task for member in self.members)
 
     def first_rank(self, uid: str) -> int | None:
-        """The rank of a block's first process; None if the block is no member."""
+        """Return the rank of the first process of the block `uid`; None if the block is no member."""
         before = 0
         for member in self.members:
             if member.uid == uid:
@@ -88,32 +88,32 @@ class Plan:
         return None
 
     def nodes_before(self, uid: str) -> int:
-        """Nodes of the members in front of a block."""
+        """Return the number of nodes of the members that precede the block `uid` in rank order."""
         return sum(member.nodes for member in self.members[: [member.uid for member in self.members].index(uid)])
 
     def newcomers(self, present: Plan) -> tuple[Member, ...]:
-        """Members that are none of `present`."""
+        """Return the members that are not in the membership `present`."""
         known = {member.uid for member in present.members}
         return tuple(member for member in self.members if member.uid not in known)
 
 
 def encode(value: Member | Plan) -> str:
-    """Return it as JSON."""
+    """Return a member or plan as JSON."""
     return json.dumps(asdict(value), separators=(",", ":"))
 
 
 def decode_member(text: str) -> Member:
-    """The member that `encode` was given. Raises ValueError."""
+    """Return the member from the JSON of `encode`. Raises ValueError."""
     return _member(_object(text))
 
 
 def decode_plan(text: str) -> Plan:
-    """The plan that `encode` was given. Raises ValueError."""
+    """Return the plan from the JSON of `encode`. Raises ValueError."""
     return plan_of(_object(text))
 
 
 def plan_of(data: Any) -> Plan:
-    """The plan whose fields these plain values are. Raises ValueError."""
+    """Return the plan from its fields as plain values, after checks. Raises ValueError."""
     try:
         members = tuple(_member(member) for member in data["members"])
         plan = Plan(**{**data, "members": members})
@@ -130,7 +130,7 @@ def plan_of(data: Any) -> Plan:
 
 
 def is_time(value: Any) -> bool:
-    """Return whether this is a time in seconds, since 1970 or shorter: no infinity, and no NaN."""
+    """Return whether `value` is a finite number of seconds from 0 to `MAX_INT`."""
     return type(value) in (int, float) and 0 <= value <= MAX_INT
 
 
@@ -156,11 +156,11 @@ def _member(data: Any) -> Member:
 
 @dataclass(frozen=True)
 class Choice:
-    """Members of the next membership, and its cause."""
+    """Members of the next membership, and the cause of the change."""
 
     members: tuple[Member, ...]
     why: str
-    """order or leaving."""
+    """Cause of the change: order or leaving."""
 
 
 def next_plan(
@@ -173,13 +173,12 @@ def next_plan(
     """Return the members that shall train next; None if nothing changes.
 
     `present` train now, in rank order. `wanted` are the tasks that the order in force names, the preferred leader
-    first; None if it leaves that to the job. `ready` are newcomers that could join, and `waited_s` is the wait of the
-    first of them. `leaving` are the uids of members that are asked to end.
+    first; None if no order names tasks. `ready` are newcomers that could join, and the first of them has waited
+    `waited_s`. `leaving` are the uids of members that are asked to end.
 
-    Blocks that are there stay in front, so ranks move as little as possible. If the leader goes, the order's first of
-    those who stay leads. A block that is no longer wanted leaves once all that are wanted are there: a replacement
-    comes before the block that it replaces goes. Somebody always stays: if all are leaving and nobody is ready,
-    nothing changes here.
+    Members that stay keep their order, so ranks move as little as possible. If the leader goes, the first task of
+    `wanted` that stays leads. A block that is no longer wanted leaves once all wanted blocks are there: a replacement
+    comes before the replaced block goes. If all members are leaving and no block is ready, nothing changes.
     """
     able = [member for member in present if member.uid not in leaving]
     tasks = {member.task for member in able}

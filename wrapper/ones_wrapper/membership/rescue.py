@@ -1,8 +1,8 @@
-"""The checkpoint of a membership that is lost: who writes it, and the next term's wait for it.
+"""Rescue checkpoint of a lost membership: which rank writes it, and how the next term waits for it.
 
-Two empty files in the job's folder: one claims, the other says that it is over. The first of the ranks that notice
-writes; no other does. On a GPU only a step whose event is done is written: a collective whose peer died never ends, and
-what waits for it is a model that is behind its progress.
+The first rank that notices the loss claims the checkpoint by an empty file in the job's folder. Renaming the file ends
+the claim. On a GPU only a step whose event is done is written. A collective whose peer died never ends, and a model
+that waits for the collective is behind its progress.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
-"""A new leader waits this long for a checkpoint that a process of the term before is writing. One that is written later
-does not count."""
+"""Seconds that a new leader waits for a rescue checkpoint of the previous term. A checkpoint that is written later does
+not count."""
 
 
 class Ending:
-    """The end of a rank that lost its peers, by the thread that notices first: the script's, or the watch's.
+    """End of a rank that lost other ranks, by the thread that notices first: the script's thread, or the link's.
 
-    The deadline runs before anything is waited for, the lock included.
+    The deadline begins before any wait, also before the wait for the lock.
     """
 
     def __init__(
@@ -38,13 +38,14 @@ class Ending:
         forget: Callable[[], None],
         deadline: Callable[[float, int], EndTimer] = EndTimer,
     ) -> None:
-        """`write` writes the checkpoint if this rank's model is whole, and `forget` drops what waits for the device."""
+        """`write` writes the checkpoint if the model is whole; `forget` drops metrics that still wait for the
+        device."""
         self.marks = Marks(device)
         self._device, self._write, self._forget, self._deadline = device, write, forget, deadline
         self._running: EndTimer | None = None
         self._starting = threading.Lock()
         self._one = threading.Lock()
-        """Held while the checkpoint is written: the other thread's exit must not cut it short."""
+        """Lock held while the checkpoint is written, so that the other thread does not end the process meanwhile."""
         self._over = False
 
     def _start(self) -> EndTimer:
@@ -53,7 +54,8 @@ class Ending:
             return self._running
 
     def by_script(self, say: Callable[[], None]) -> None:
-        """End for an error of the script's thread. `say` tells the log and the others."""
+        """Call `say`, which informs log and other ranks, and write the checkpoint, after an error in the script's
+        thread."""
         deadline = self._start()
         with self._one:  # kept for ever by the watch's thread, if that came first
             self._over = True
@@ -61,9 +63,9 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """End from the watch's thread while the script's thread waits for lost ranks.
+        """End the process by `end` from the link's thread, while the script's thread waits for lost ranks.
 
-        Returns only if that thread noticed at last, and ends the process itself; else `end` does.
+        Returns only if the script's thread has begun to end the process itself.
         """
         deadline = self._start()
         with self._one:
@@ -91,7 +93,7 @@ class Ending:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Claim the rescue checkpoint of a term; return whether this process got it, and so writes."""
+    """Claim the rescue checkpoint of a term; return whether this process got the claim, and so writes."""
     if _done(folder, term).exists():
         return False
     try:
@@ -102,13 +104,14 @@ def claim(folder: Path, term: int) -> bool:
 
 
 def done(folder: Path, term: int) -> None:
-    """Mark the rescue checkpoint of a term as over: written, or impossible."""
+    """Mark the rescue checkpoint of a term as over: written, or given up."""
     with suppress(OSError):
         _path(folder, term).rename(_done(folder, term))
 
 
 def wait(folder: Path, term: int) -> None:
-    """Wait up to `WAIT_S` for the term's rescue checkpoint, if a process writes it. Removes older terms' files."""
+    """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint. Removes the marks of older
+    terms."""
     until = time.monotonic() + WAIT_S
     while _path(folder, term).exists() and time.monotonic() < until:
         time.sleep(0.02)

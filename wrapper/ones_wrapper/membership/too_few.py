@@ -1,4 +1,4 @@
-"""The wait of blocks for others, if the job's strategy cannot train with the ranks that are left."""
+"""Wait for further blocks, if the job's strategy cannot train with the ranks that are left."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 
 WAIT_S = 1800.0
-"""Longest wait; then the strategy says what is wrong, which ends them."""
+"""Longest wait, in seconds; then the strategy's error ends the ranks."""
 _LOOK_S = 0.1
 
 
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
-    """Wait for other blocks until the strategy can use the number of ranks; return if nobody came. Collective.
+    """Wait for other blocks until the strategy can use the number of ranks; return if no block came. Collective.
 
-    With them the next term begins, from the checkpoint that there is. Ends the process if it, or the job, is asked to
-    end. Raises `NextTermError`, `NotWantedError` if this block is none of that membership, and `PeersLostError`.
+    The next term then begins from the newest checkpoint, which raises `NextTermError`, or `NotWantedError` if this
+    block is no member. Ends the process if the block or the job is asked to end. Raises `PeersLostError`.
     """
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
@@ -41,9 +41,9 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
-    """Return the exit code with which this rank ends, 0 if nobody came. Collective. Raises as `wait_for_others` does.
+    """Return the exit code with which this rank ends; 0 if no block came. Collective. Raises as `wait_for_others` does.
 
-    A block that is asked to end does so at once, since nobody trains; the others look again who is there.
+    A block that is asked to end does so at once, since no block trains; the other blocks start again.
     """
     until = time.monotonic() + WAIT_S
     while True:
