@@ -1,10 +1,10 @@
-"""History of a cluster's jobs: a database, and the store that reads and writes it.
+"""Database with the history of a cluster's jobs, and the store that reads and writes this database.
 
-Usable by itself, from a notebook say::
+The package works without the companion, for example in a notebook::
 
-from ones_db import Store
+    from ones_db import Store
 
-with Store.open("sqlite:///ones.sqlite", "cluster-name", read_only=True) as store:
+    with Store.open("sqlite:///ones.sqlite", "cluster-name", read_only=True) as store:
         for row in store.job_summaries():
             print(row.job_id, row.jct_s, row.accuracy)
 

@@ -1,4 +1,4 @@
-"""Interface to each kind of database beyond what SQLAlchemy covers, and the package's errors."""
+"""Protocol of a database of each kind, beyond what SQLAlchemy covers; and the package's errors."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from sqlalchemy.exc import DBAPIError
 
 
 class StoreError(Exception):
-    """The database could not do what was asked; nothing of the failed call was stored. The message says why."""
+    """A call to the database failed, and nothing of the call was stored. The message says why."""
 
 
 class SchemaError(StoreError):
-    """The database is absent, older or newer than this version, or not ours; the message says what to run."""
+    """The database is absent, not of slurm-ones, or of another schema than this version's. The message says what to
+    run."""
 
 
 class StoreBusy(StoreError):
-    """Another process kept the database locked for too long; the call may be repeated."""
+    """Another process kept the database locked for longer than `BUSY_S`; the call may be repeated."""
 
 
 class StoreLost(StoreError):
-    """The server cannot be reached, or went away during the call. The call may be repeated: it connects again, and
-    changes nothing if the lost call was durable already."""
+    """The server cannot be reached, or went away during the call. The call may be repeated: the store connects again,
+    and stores nothing twice if the lost call was durable already."""
 
 
 class NotLeader(StoreError):
-    """Another companion of the cluster leads, or may lead by now; this one must not act."""
+    """Another companion of the cluster leads, or may lead by now; the caller must not act."""
 
 
 class UnknownRecord(StoreError):
@@ -37,64 +38,65 @@ class UnknownRecord(StoreError):
 
 
 class ResizeConflict(StoreError):
-    """The job has another resize open, or the resize that the call names has ended."""
+    """The job has another open resize, or the resize that the call names has ended."""
 
 
 BUSY_S = 30.0
-"""Time that a call waits for another process's write to end."""
+"""Longest wait of a call for another process's write to end, seconds."""
 
 UPGRADE = "slurm-ones db upgrade"
 
 Mode = Literal["read", "watch", "write", "upgrade"]
-"""Purpose of connections: reading, repeated reading, writing, or changing the schema."""
+"""Purpose of an engine's connections: read once, read repeatedly, write, or change the schema."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
 
 def this_process() -> str:
-    """Name of this process as a leader: host:process id."""
+    """Return the name under which this process leads: host:process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Backend(Protocol):
-    """One database of one kind. `ones_db.engine.backend_of` finds it; nothing else knows which kinds there are."""
+    """One database of one kind, made by `ones_db.engine.backend_of`; no other function knows which kinds exist."""
 
     place: str
-    """Its place, as people may read it: a path, or a URL without its password."""
+    """Place of the database for messages: a path, or a URL without the password."""
 
     def prepare(self) -> None:
-        """Create what a new database needs, such as its directory; raises `StoreError` if the place cannot be used."""
+        """Create what a new database needs first, such as a directory; raises `StoreError` if the place cannot be
+        used."""
 
     def exists(self) -> bool:
-        """Tell whether there is a database, with tables or without."""
+        """Tell whether the database exists, with tables or without."""
 
     def stamp(self) -> object:
-        """Return a value that changes with each write, without a query; None if only a query would tell."""
+        """Return, without a query, a value that changes with each write; None if only a query could show a write."""
 
     def engine(self, mode: Mode) -> Engine:
-        """Return an engine whose connections have the settings that the store's contract needs."""
+        """Return an engine for this purpose; its connections have the settings that `Store`'s contract needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Return the connection options for one transaction."""
+        """Return SQLAlchemy's execution options for a transaction that writes or only reads."""
 
     def explained(self, error: DBAPIError) -> StoreError:
         """Return the driver's error as a `StoreError` that says what to do."""
 
     def back_up(self, revision: str) -> str | None:
-        """Copy the whole database before its upgrade, and return the place; None if copies are the administrator's
-        business."""
+        """Copy the whole database before an upgrade from this revision, and return the place of the copy; None if
+        copies are the administrator's business."""
 
     def orphans(self, connection: Connection) -> list[str]:
-        """Return rows whose parents are missing, if the database did not enforce foreign keys in this transaction."""
+        """Return rows whose parents are missing; empty if the database enforced foreign keys in this transaction."""
 
     def insert(self, table: Table) -> Any:
-        """An INSERT with the `on_conflict` clauses that SQLAlchemy has for each dialect."""
+        """Return an INSERT with the dialect's own `on_conflict` clauses."""
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert many rows as fast as the driver can; those whose key is there stay as they are.
+        """Insert many rows as fast as the driver can; rows whose key is stored already stay as they are.
 
-        Each has a value for every column of the table, in its order.
+        Each row has a value for every column of the table, in the table's order.
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Continue the table's generated keys above the highest, after rows were inserted with their own."""
+        """Let the table generate keys above the highest stored key, after rows were inserted with keys of their own."""

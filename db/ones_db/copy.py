@@ -1,7 +1,7 @@
-"""Moving a site: copies all rows of one database into another of any kind, and verifies them.
+"""Copy all rows of one database into another of any kind, and verify the copy, to move a site.
 
-Both are walked in pages by their keys. A page that is the same on both sides is left alone. So a copy that was killed
-goes on from there, and one that is made again, once the companion has stopped, brings what is new.
+Source and target are read in pages by their keys, and equal pages are left alone. So a copy that was killed goes on
+where it ended, and a second copy, after the companion has stopped, adds only new rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ones_db.engine import (
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 PAGE = 20_000
-"""Rows compared, and copied in one transaction."""
+"""Rows of a page, which are compared at once and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
 """Callback of progress: the action (compared, copied or verified), the table, rows done and rows in all."""
@@ -47,14 +47,14 @@ class Moved:
     rows: int
     """Rows in both databases."""
     copied: int
-    """Rows that this call stored; the others were there."""
+    """Rows that this call stored; the target had the others."""
     checksum: str
     """SHA-256 of all rows in the order of their keys."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """The rows of a table whose key lies above `after` and not above `last`; None is without a bound."""
+    """Rows of a table whose key is above `after` and at most `last`; None stands for no bound."""
 
     table: Table
     after: Row | None
@@ -67,7 +67,7 @@ class _Page:
         return query if self.last is None else query.where(key <= self.last)
 
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
-        """Rows in the order of their keys, with text as this version stores it."""
+        """Return the rows in the order of their keys, with text in the form in which this version stores text."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
         words = {
             i: column.type.bind_processor(connection.dialect) or (lambda value: value)
@@ -81,12 +81,12 @@ class _Page:
 def copy(
     source: str, target: str, progress: Progress = lambda what, table, done, total: None, page: int = PAGE
 ) -> list[Moved]:
-    """Bring every row of the source into the target, and compare each table there row by row.
+    """Copy every row of the source into the target, then compare all tables row by row.
 
-    The source is read as of one moment, and may be written meanwhile. The target is created if it is absent. It
-    may hold what a copy of this source brought before, also one that was killed; nothing else: raises `StoreError`,
-    with nothing changed, if it has a row that the source has not. No store opens a target whose copy was not
-    finished. Raises `SchemaError` if either has another schema than this version's.
+    The source is read as of one moment, and may be written meanwhile. An absent target is created. The target may hold
+    rows of an earlier copy of this source, also of a killed copy, and no others: raises `StoreError`, with nothing
+    changed, if the target has a row that the source lacks. No store opens a target whose copy is unfinished. Raises
+    `SchemaError` if source or target has another schema than this version's.
     """
     if backend_of(source).place == backend_of(target).place:
         raise StoreError(f"{backend_of(source).place}: source and target are the same database")
@@ -126,7 +126,7 @@ def _mark(connection: Connection, revision: str) -> None:
 
 
 def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
-    """Split the table into pages by key; the last has no end."""
+    """Yield the table's pages by key, each with its rows; the last page has no upper bound."""
     places = [list(table.columns).index(column) for column in table.primary_key]
     after: Row | None = None
     while True:
@@ -140,16 +140,16 @@ def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_P
 
 class _Compared(NamedTuple):
     differ: list[tuple[_Page, bool]]
-    """The pages that differ, each with whether the target has rows in it."""
+    """Pages that differ, each with True if the target has rows in the page."""
     rows: int
     checksum: str
-    """Checksum of the source."""
+    """SHA-256 of the source's rows."""
 
 
 def _compared(
     what: str, table: Table, source: Connection, target: Connection, progress: Progress, size: int
 ) -> _Compared:
-    """Compare the table page by page. Raises `StoreError` for a row of the target that the source has not."""
+    """Compare the table page by page. Raises `StoreError` for a row of the target that the source lacks."""
     total = int(source.scalar(select(func.count()).select_from(table)) or 0)
     differ, done, checksum = [], 0, hashlib.sha256()
     for page, rows in _pages(table, source, size):
@@ -167,7 +167,7 @@ def _compared(
 def _refuse_others(
     table: Table, rows: Sequence[Row], there: Sequence[Row], source: Connection, target: Connection
 ) -> None:
-    """Raise `StoreError` if this page of the target has a row whose keys the source does not have."""
+    """Raise `StoreError` if this page of the target has a row whose keys are in no row of the source."""
     indexes = [index for index in table.indexes if index.unique]
     uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
     keys: list[Any] = [table.primary_key, *uniques, *indexes]
@@ -186,7 +186,7 @@ def _refuse_others(
 def _fill(
     table: Table, pages: Sequence[tuple[_Page, bool]], source: Connection, target: Engine, progress: Progress
 ) -> int:
-    """Copy the pages that differ, one transaction each; return the number of rows stored."""
+    """Copy these pages, one transaction each; return the number of rows stored."""
     parent = any(key.column.table is table for other in METADATA.tables.values() for key in other.foreign_keys)
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]

@@ -1,5 +1,5 @@
-"""Decisions, with the reason for each job; resizes, and their states. Each step of a resize is stored before it is
-acted on."""
+"""Decisions with a reason for each job, and resizes with all their states. Each step of a resize is stored before the
+companion carries the step out (WAL)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """Alternatives that decisions weighed, for these jobs (jobs.id) or all, by decision and job."""
+    """Return the alternatives that these decisions weighed for these jobs (jobs.id) or all, by decision and job."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -58,11 +58,12 @@ def _alternatives(
 
 
 class DecisionStore(Transactions):
-    """The decisions and resizes of a `Store`."""
+    """Part of a `Store`: decisions and resizes."""
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs; return its id. A decision of the same time and policy is stored once."""
+        """Store a decision with its jobs; return the decision's id. A repeated call, with the same time and policy,
+        stores nothing."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -134,10 +135,10 @@ class DecisionStore(Transactions):
         before: int | None = None,
         changes: bool = False,
     ) -> list[DecisionRecord]:
-        """The newest decisions, newest first, each with its jobs.
+        """Return the newest decisions, newest first, each with its jobs.
 
-        `before` leaves those before that id, `user` the jobs of that user, and `changes` what was carried out. `most`
-        bounds the jobs of each: those come first that get another size.
+        `before` selects decisions with lower ids, `user` only that user's jobs, and `changes` only changes that were
+        carried out. `most` limits the jobs of each decision; jobs that get another size come first.
         """
         query = (
             select(DECISIONS)
@@ -174,7 +175,8 @@ class DecisionStore(Transactions):
 
     @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
-        """Store a resize before it begins; return it with its id. Raises `ResizeConflict` if the job has one open."""
+        """Store a resize before it begins; return the record with its id. Raises `ResizeConflict` if the job has an
+        open resize."""
         job = key_of(connection, self._cluster, record.job_id)
         values = {**row_of(record), "job_id": job}
         del values["id"]
@@ -207,9 +209,9 @@ class DecisionStore(Transactions):
         order_number: int | None = None,
         deadline: float | None = None,
     ) -> ResizeRecord:
-        """Store the state that a resize enters, before its action is taken; return the resize.
+        """Store the state that a resize enters, before the state's action is taken; return the resize.
 
-        The deadline is that of the new state, None for none; the order's number stays unless another is given.
+        `deadline` is the new state's deadline, or None; the number of the order stays unless another number is given.
         """
         before = self._resize(connection, resize_id)
         if before.ended is not None:
@@ -228,7 +230,7 @@ class DecisionStore(Transactions):
         time: float,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """End a resize; return it. State `RESIZE_DONE` means that it took effect."""
+        """Store the end of a resize; return the resize. The state `RESIZE_DONE` means that the resize took effect."""
         before = self._resize(connection, resize_id)
         if before.ended is not None:
             if (before.state, before.ended) == (state, time):
@@ -255,14 +257,14 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store which tasks of a job of blocks are put into the companion's hold after a resize: Slurm had preempted
-        them or may do so. `let_go` are those still out of it. Returns how the resize stands."""
+        """Store the tasks of a job of blocks that the companion holds after a resize, since Slurm preempted these tasks
+        or may do so. `let_go` are the tasks that are still out of the hold. Return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
 
     def open_resizes(self) -> list[ResizeRecord]:
-        """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll
-        back."""
+        """Return the resizes that have not ended, oldest first; a starting companion finishes or rolls back each of
+        these."""
         return sorted(self._open_resizes().values(), key=lambda one: (one.started, one.id))
 
     @remembering("open resizes")
@@ -274,7 +276,7 @@ class DecisionStore(Transactions):
         return known.get(resize_id) or _found(connection, self._cluster, resize_id)
 
     def _noted(self, record: ResizeRecord) -> ResizeRecord:
-        """Return the record after remembering it as stored."""
+        """Put a stored resize into the cache; return the resize."""
         if (known := self._remembered("open resizes").get(())) is not None:
             known[record.id] = record
             if record.ended is not None:
@@ -286,7 +288,7 @@ class DecisionStore(Transactions):
     def _changed(
         self, connection: Connection, before: ResizeRecord, after: ResizeRecord, step: ResizeStepRecord | None = None
     ) -> ResizeRecord:
-        """Store the changed fields of a resize, and its step."""
+        """Store the changed fields of a resize, and a step; return the changed resize."""
         was, now = row_of(before), row_of(after)
         values = {name: value for name, value in now.items() if value != was[name]}
         change_rows(connection, RESIZES, tuple(values), [{**values, "key": after.id}])
@@ -296,8 +298,8 @@ class DecisionStore(Transactions):
 
     @remembering("resizes")
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
-        """Return a job's resizes by id, in the order in which they were begun. Empty if the job is not known. The
-        dictionary is the store's own: read it only."""
+        """Return a job's resizes by id, in the order of their begin; empty for an unknown job. The dictionary belongs
+        to the store's cache: callers must not change it."""
         query = _with_job(self._cluster).where(newest(self._cluster), JOBS.c.job_id == job_id).order_by(RESIZES.c.id)
         return {row["id"]: _record(row) for row in connection.execute(query).mappings()}
 
@@ -305,7 +307,8 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """The resizes of a job, or of all, oldest first; with `decisions` only those that carry these out."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions` only resizes for these
+        decisions."""
         query = _with_job(self._cluster).order_by(RESIZES.c.started)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
@@ -315,15 +318,15 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_steps(self, connection: Connection, resize_id: int) -> list[ResizeStepRecord]:
-        """The states a resize went through."""
+        """Return the states that a resize went through, in order."""
         _found(connection, self._cluster, resize_id)
         query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
         return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Seconds that the phases of these resizes took, by the resize's id and the phase's column in `resize_cost`.
-        What is not known is left out."""
+        """Return the seconds of each phase of these resizes, by the resize's id and the phase's column in
+        `resize_cost`. Unknown phases are left out."""
         query = text(
             f"SELECT {', '.join(PHASES)} FROM resize_cost "
             "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
@@ -337,10 +340,10 @@ class DecisionStore(Transactions):
 
 
 _MEANT = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
-"""Columns of what a resize is meant to do: the same resize again has the same."""
+"""Columns with the aim of a resize, which are equal if a call stores the same resize again."""
 
 PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s") and one.name != "total_s")
-"""Columns of the view `resize_cost` that say how long something took."""
+"""Columns of the view `resize_cost` with the seconds of a phase."""
 
 
 @cache
@@ -376,7 +379,7 @@ def _has_ended(resize: ResizeRecord) -> ResizeConflict:
 
 
 def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
-    """Store the step unless it equals the last one, so that a call repeated after a crash changes nothing."""
+    """Store the step unless the last stored step is equal, so that a call repeated after a crash changes nothing."""
     last = record_of(ResizeStepRecord, connection.execute(_LAST_STEP, {"key": step.resize_id}).mappings().one())
     if replace(last, sequence=0) != step:
         _step(connection, replace(step, sequence=last.sequence + 1))

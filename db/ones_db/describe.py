@@ -1,6 +1,6 @@
 """Generator of the documentation of tables and views, from their definitions.
 
-``python -m ones_db.describe docs/database.md`` writes it again between the marks in the file; a test compares.
+``python -m ones_db.describe docs/database.md`` replaces the text between the marks in the file; a test compares both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def diagram() -> str:
 
 
 def tables() -> str:
-    """Every column of every table."""
+    """Return a Markdown table of the columns of each table."""
     lines = []
     for table in _tables():
         lines += [f"### `{table.name}`", "", f"{_sentence(table.comment or '')}", "", *_HEAD]
@@ -53,7 +53,7 @@ def tables() -> str:
 
 
 def views() -> str:
-    """Every column of every view."""
+    """Return a Markdown table of the columns of each view."""
     lines = []
     for view in VIEWS.values():
         lines += [
@@ -70,13 +70,13 @@ def views() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
-"""Generator of each part, by the name in its marks."""
+"""Generator of each part of the document, by the name in the part's marks."""
 
 _HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
 
 
 def renewed(document: str) -> str:
-    """Return the document with the parts between its marks generated again. Raises `ValueError` if a mark is
+    """Return the document with each part between its marks generated again. Raises `ValueError` if a mark is
     missing."""
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"

@@ -1,7 +1,6 @@
-"""Choice of a database by its URL, transactions over it, and the check of its schema.
+"""Transactions over the database at a URL, inserts and updates of rows, the schema check, and the base of a store.
 
-Here are also rows that may be there already, and the transactions of a store, fenced by the term of a leader. Nothing
-here needs alembic, so that commands start quickly.
+A store's writes are fenced by the term of a leader. Nothing here imports alembic, so that commands start quickly.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FORMS = "write sqlite:///PATH (sqlite:////PATH from the root) or postgresql://US
 
 
 def backend_of(url: str) -> Backend:
-    """The database that a URL names; raises `StoreError` if it names none."""
+    """Return the database that a URL names; raises `StoreError` for any other text."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # its port is no number
@@ -41,7 +40,7 @@ def backend_of(url: str) -> Backend:
 
 
 def names_password(url: str) -> bool:
-    """Tell whether a password is written in the URL, where lists of processes and shells' histories would show it."""
+    """Tell whether the URL contains a password, which lists of processes and shells' histories would show."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -50,7 +49,7 @@ def names_password(url: str) -> bool:
 
 
 def backend_behind(source: Engine | Connection) -> Backend:
-    """The database behind an engine that a backend made, or behind one of its connections."""
+    """Return the backend that made this engine, or the engine of this connection."""
     return cast(Backend, source.get_execution_options()["ones_backend"])
 
 
@@ -65,7 +64,8 @@ def _existing(url: str) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Context with connections to the database. Raises `SchemaError` if there is none to read."""
+    """Context with an engine for the database at a URL. Raises `SchemaError` if the database to be read does not
+    exist."""
     backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
@@ -75,8 +75,8 @@ def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
 
 
 def checked(url: str) -> Engine:
-    """Return an engine for reading. Raises `SchemaError`, with nothing left open, unless the schema is this
-    version's."""
+    """Return an engine for reading the database at a URL. Raises `SchemaError`, with nothing left open, unless the
+    database has this version's schema."""
     engine = _existing(url).engine("read")
     try:
         with transaction(engine) as connection:
@@ -89,9 +89,9 @@ def checked(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
-    """Context of one transaction: durable when the context is left, or rolled back.
+    """Context of one transaction: durable when the context is left, rolled back if the context raises.
 
-    One that reads sees one moment. Writers take turns, and readers do not wait for them.
+    A reading transaction sees the database of one moment. Writers take turns; readers do not wait for writers.
     """
     backend = backend_behind(engine)
     try:
@@ -105,18 +105,18 @@ def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
 
 
 OF_JOBS = ("positions", "reported", "members", "histories", "resizes")
-"""Names of queries whose results a store may cache by job."""
+"""Names of the queries whose results a store caches by job."""
 Known = TypeVar("Known", bound=Hashable)
 Found = TypeVar("Found")
 UNFINISHED = " copying"
-"""Suffix of the revision of a database that `ones_db.copy` has not finished."""
+"""Suffix of the schema revision in a database whose copy by `ones_db.copy` was not finished."""
 
 
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
-    """Return the schema revision of the database, None if it is empty.
+    """Return the schema revision of the database; None for an empty database.
 
-    Raises `SchemaError` if it holds tables and none of ours, or a copy that was not finished, unless that is
-    expected.
+    Raises `SchemaError` for a database with only tables of other programs. Raises it for an unfinished copy too, except
+    with `unfinished`.
     """
     place = backend_behind(connection).place
     tables = inspect(connection).get_table_names()
@@ -131,7 +131,7 @@ def revision_of(connection: Connection, *, unfinished: bool = False) -> str | No
 
 
 def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
-    """Raise `SchemaError`, saying what to run, unless the schema is this version's."""
+    """Raise `SchemaError`, which says what to run, unless the database has this version's schema."""
     place, found = backend_behind(connection).place, revision_of(connection, unfinished=unfinished)
     if found is None:
         raise SchemaError(f"{place}: an empty database; run `{UPGRADE}`")
@@ -148,7 +148,7 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
 
 
 def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows whose keys are new; existing rows stay as they are. One statement for any number."""
+    """Insert rows whose keys are new; existing rows stay as they are. One statement serves any number of rows."""
     if rows:
         connection.execute(_adding(backend_behind(connection).insert, table), rows)
 
@@ -159,12 +159,12 @@ def _adding(insert: Callable[[Table], Any], table: Table) -> Any:
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    """`add_new` for many rows, each with a value for every column of the table in its order."""
+    """`add_new` for many rows, each with a value for every column of the table in the table's order."""
     backend_behind(connection).add_rows(connection, table, rows)
 
 
 def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, or give those with the same key these values. All rows name the same columns."""
+    """Insert rows, and update stored rows with the same key. All rows name the same columns."""
     if rows:
         connection.execute(_replacing(backend_behind(connection).insert, table, tuple(key), tuple(rows[0])), rows)
 
@@ -177,7 +177,8 @@ def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str],
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update columns of rows; `key` names the parameter with a row's id. Does nothing without columns or rows."""
+    """Update the named columns of rows, each a mapping with the row's id under `key`. Without columns or rows do
+    nothing."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -188,7 +189,7 @@ def _changing(table: Table, names: Sequence[str]) -> Any:
 
 
 class LeaderRecord(NamedTuple):
-    """The companion that leads a cluster, or did last, from the table `leaders`."""
+    """The companion that leads a cluster, or led the cluster last; a row of the table `leaders`."""
 
     term: int
     holder: str
@@ -197,17 +198,17 @@ class LeaderRecord(NamedTuple):
 
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
-    """The companion that leads, or did last; None if none ever did."""
+    """Return the companion that leads the cluster (clusters.id) or led last; None if no companion ever led."""
     columns = (LEADERS.c[name] for name in LeaderRecord._fields)
     row = connection.execute(select(*columns).where(LEADERS.c.cluster_id == cluster)).one_or_none()
     return None if row is None else LeaderRecord(*row)
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:
-    """Raise `NotLeader` unless this term is the newest.
+    """Raise `NotLeader` unless this term is the cluster's newest.
 
-    A transaction that writes has its turn among writers by now, and so has whoever begins a term: what a leader of an
-    older term was in the middle of storing is either before the new term, or does not happen.
+    Writers take turns, and whoever begins a term writes too. So a transaction of an older term is either committed
+    before the new term begins, or fails here.
     """
     found = leader_of(connection, cluster)
     if found is None or found.term != term:
@@ -217,7 +218,7 @@ def check_term(connection: Connection, cluster: int, term: int) -> None:
 
 
 class Transactions:
-    """Base of every part of a `Store`: how it reads and writes, for one cluster."""
+    """Base of every part of a `Store`: transactions over one cluster's data, and the cache of results."""
 
     def __init__(
         self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
@@ -228,16 +229,16 @@ class Transactions:
         self._cluster = cluster_key
         self._term = term
         self._thread = local()
-        """Connection over which each thread reads now."""
+        """Open connection of each thread that reads, as its attribute `connection`."""
         self._memory: dict[str, dict[Any, Any]] | None = None
-        """Answers by question and by what was asked about; None for a store that remembers none."""
+        """Cached results by query name and arguments; None for a store without a cache."""
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Context in which all reads of this thread see one moment, over one connection."""
+        """Context in which all reads of this thread see the database of one moment, over one connection."""
         if getattr(self._thread, "connection", None) is not None:
             yield
             return
@@ -268,14 +269,15 @@ class Transactions:
             raise
 
     def remember(self) -> None:
-        """Cache results from now on, until a write of this store changes them. Only one thread may then use the store,
-        and no other process may write: the leader does so. A failed write empties the cache."""
+        """Cache results from now on; writes of this store update the cache, and a failed write empties it. Only the
+        leader may call this: from then on one thread uses the store, and no other process writes."""
         self._memory = {}
 
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the cached result for each key; missing ones are read together, and cached if found."""
+        """Return the result for each key that has one: cached results, and the others read by one call of `ask` and
+        cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -283,12 +285,12 @@ class Transactions:
         return {one: known[one] for one in about if one in known}
 
     def _remembered(self, question: str) -> dict[Any, Any]:
-        """Return the cached results of a query; a writer changes them along with the rows."""
+        """Return the cached results of a query; whoever writes the query's rows updates this dictionary in place."""
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Drop cached results of these queries, or of all; with `of`, only those of jobs for which it is true. Keys are
-        job ids, or tuples that begin with one."""
+        """Drop cached results of these queries, or of all; with `of`, only results of jobs for whose id `of` is true.
+        Keys of the cache are job ids, or tuples that begin with a job id."""
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)
             for one in [one for one in known if of is None or of(one[0] if isinstance(one, tuple) else one)]:
@@ -302,7 +304,7 @@ Given = ParamSpec("Given")
 def reading(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method that takes a connection: it runs in one reading transaction, and callers give the other
+    """Decorate a method that takes a connection: the method runs in one reading transaction, and callers give the other
     arguments."""
 
     @wraps(method)
@@ -316,7 +318,7 @@ def reading(
 def remembering(
     question: str,
 ) -> Callable[[Callable[Concatenate[Part, Connection, Given], Found]], Callable[Concatenate[Part, Given], Found]]:
-    """`reading`, for a method whose results a store may cache, under the name of this query."""
+    """Decorate a method like `reading`, and let a store cache the results under this query's name."""
 
     def remembered(
         method: Callable[Concatenate[Part, Connection, Given], Found],
@@ -335,7 +337,7 @@ def remembering(
 def noting(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method that takes a connection: it runs in one writing transaction, and keeps the cache up to date
+    """Decorate a method that takes a connection: the method runs in one writing transaction, and updates the cache
     itself."""
 
     @wraps(method)
@@ -349,7 +351,7 @@ def noting(
 def writing(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """`noting`, for a method after which the cache is emptied."""
+    """Decorate a method like `noting`, and empty the cache before the method runs."""
 
     @wraps(method)
     def call(self: Part, connection: Connection, /, *given: Given.args, **named: Given.kwargs) -> Found:

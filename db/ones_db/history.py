@@ -1,10 +1,8 @@
-"""Jobs' histories for learning, read with a constant number of queries.
+"""Jobs' histories for learning, read by a constant number of queries.
 
-Reports are only ever added, and their numbers rise within a run. So what was read of a run stays true, and only
-what came since is read: a tick costs as much in a job's last hour as in its first.
-
-A store keeps what it has read of runs. That cache is never the truth: it all follows from the database, and clearing it
-costs only time.
+Reports are only ever added, and their numbers rise within a run. So a store caches the reports of each run, and reads
+only newer reports: a tick costs as much in a job's last hour as in its first. All cached data follow from the database,
+and to clear the cache costs only time.
 """
 
 from __future__ import annotations
@@ -42,34 +40,34 @@ from ones_db.shape import PARKED, Shape
 from ones_db.tables import BATCHES, BLOCKS, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 SPEEDS = 5
-"""Newest throughput samples kept of each shape and batch (ONES §3.2)."""
+"""Number of newest throughput samples kept of each shape and batch (ONES §3.2)."""
 NOISES = 8
-"""Newest gradient noise scales kept of a job."""
+"""Number of newest gradient noise scales kept of a job."""
 SPARE = 250
-"""Jobs cached beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
+"""Cached jobs beyond the most that one call asked for; the least recently used are dropped first (LRU)."""
 
 
 Row: TypeAlias = Any
-"""A row of SQLAlchemy, its columns by name."""
+"""A row of SQLAlchemy with columns as attributes."""
 
 
 @dataclass
 class CachedRun:
-    """The reports of one run, up to a number."""
+    """Cached reports of one run, up to a report number."""
 
     restart: int
     number: int = 0
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
-    """Each epoch that ended, with the samples used in it."""
+    """Each ended epoch by its number, with the samples used in the epoch."""
     speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
-    """The newest at each size and global batch; None for the size of the run, which comes with its kind of GPU."""
+    """Newest throughput samples by size and global batch; the size None stands for the run's own shape."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
     """The memberships of a term, in order."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput sample newer than those before. One without samples, from a script that does not report
-        them, measures no throughput."""
+        """Add a throughput report, newer than all before. A report of 0 samples, from a script that does not count
+        samples, measures no throughput."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -77,8 +75,8 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Return the size at which a sample was measured: the membership's at that time, or `MIXED` if blocks changed
-        meanwhile."""
+        """Return the size at which a sample was measured: the membership's size, None without memberships, or `MIXED`
+        if blocks changed during the sample."""
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
             return None
@@ -86,14 +84,14 @@ class CachedRun:
         return size_of(member) if row.time - row.seconds >= member.time - MARGIN * row.seconds else MIXED
 
     def add_epoch(self, row: Any) -> None:
-        """Add an epoch's end newer than those before; it replaces an earlier end of the same epoch."""
+        """Add an epoch's end, newer than all before; the new end replaces an earlier end of the same epoch."""
         point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
         self.epochs[row.epoch] = (point, row.samples)
 
 
 @dataclass
 class CachedJob:
-    """A job's runs, and its history as its rows stood when it was last made."""
+    """Cached runs of a job, and the job's history with the state of the rows from which the history was made."""
 
     runs: dict[int, CachedRun] = field(default_factory=dict)
     state: Any = None
@@ -102,26 +100,26 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample that may lie before a change of blocks, since clocks are read a moment apart."""
+"""Share of a sample's time that may precede a change of blocks, since clocks are read a moment apart."""
 
 
 def size_of(member: MembershipRecord) -> Shape:
-    """The size of a membership; one node with all GPUs where nodes give unequally many."""
+    """Return the size of a membership; one node with all GPUs stands for nodes that give unequally many."""
     report = member.report
     return Shape(report.nodes, report.gpus_per_node) if report.gpus_per_node else Shape(1, report.world)
 
 
 class HistoryCache:
-    """Cache of the histories that one store has read. Not for several threads at a time."""
+    """Cache of the histories that one store has read. One thread at a time may use a cache."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, CachedJob] = {}
         self._most = 0
         self.finished: tuple[Any, list[JobHistory]] | None = None
-        """The histories of the finished jobs, and the state of their rows then."""
+        """State of the finished jobs' rows, and the histories made from that state."""
 
     def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """Return the cached values of these jobs, empty for new jobs; they become the last to be dropped."""
+        """Return the cached values of these jobs, empty for new jobs, and make these jobs the last to be dropped."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
@@ -164,7 +162,7 @@ def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> lis
 
 @cache
 def _runs() -> Select[Any]:
-    """The runs of each job in order, each with its end and with the global batch last in force."""
+    """Return the query of each job's runs in order, each with its end and with the global batch last in force."""
     last = BATCHES.alias("last")
     changed = (
         select(func.max(last.c.number))
@@ -198,7 +196,7 @@ _FIRST_EPOCHS = _EPOCH.where(keyed(EPOCHS.c.run_id)).order_by(EPOCHS.c.number)
 
 
 def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
-    """Add reports since the last read to the cached runs."""
+    """Read the reports since the last call, and add these to the cached runs."""
     started: dict[int, CachedRun] = {}
     known: dict[int, CachedRun] = {}
     for job, row in runs:
@@ -234,7 +232,7 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """The newest samples of each run and batch, oldest first; where `hot`, of each membership too."""
+    """Return the query of the newest samples of each run and batch, oldest first; if `hot`, of each membership too."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
@@ -251,13 +249,13 @@ _RESIZED = (
     .where(keyed(RESIZES.c.job_id), RESIZES.c.ended.is_not(None))
     .order_by(RESIZES.c.ended, RESIZES.c.id)
 )
-"""The resizes of each job that ended, in the order in which they did."""
+"""Query of each job's ended resizes, in the order of their ends."""
 _PREEMPTED = (
     select(BLOCKS.c.job_id, BLOCKS.c.end_time)
     .where(keyed(BLOCKS.c.job_id), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))
     .order_by(BLOCKS.c.end_time)
 )
-"""The blocks of each job that Slurm preempted, in the order in which they ended."""
+"""Query of each job's blocks that Slurm preempted, in the order of their ends."""
 
 
 def _by_job(connection: Connection, query: Select[Any], keys: Sequence[int]) -> dict[int, list[Row]]:
@@ -325,7 +323,8 @@ def _shape(run: Row) -> Shape:
 
 
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
-    """Optimizer steps since the size of the job last changed, by its own count of steps; None if it never did."""
+    """Return the optimizer steps since the job's size last changed, by the job's count; None if the size never
+    changed."""
     size: int | None = None
     changed: int | None = None
     step = 0
@@ -339,8 +338,8 @@ def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) ->
 
 
 def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
-    """GPUs that a run trained on, each with the step from which on: what the run before had reached is where it began,
-    or a little later. A run that never said a step did not train."""
+    """Return (GPUs, first step) of each size on which a run trained. A run begins about at `step`, which the run before
+    reached. A run that reported no step did not train."""
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
     gpus = _shape(run).gpus
@@ -348,8 +347,8 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Return ranks and GPUs of a run if they are known and differ, as when something other than `ones-run` started the
-    ranks."""
+    """Return ranks and GPUs of a run if both are known and differ, as if a tool other than `ones-run` started the
+    ranks; else None."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -376,13 +375,13 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _is_nobodys(resize: Row) -> bool:
-    """Tell whether a resize without effect is no failure, and no reason to wait."""
+    """Tell whether a resize without effect counts neither as a failure nor as a reason to wait."""
     overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
     return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:
-    """Tell whether the resize paused its job's training: not if the job waited, or was never requeued."""
+    """Tell whether the resize paused the job's training: not if the job waited, or was never requeued."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
@@ -408,7 +407,7 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
-    """The newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
+    """Return the newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
     kept: dict[tuple[Shape, int, str], list[ThroughputPoint]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
@@ -422,7 +421,7 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
 
 
 def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[PlacedPoint, ...]:
-    """Measurements of each run at each batch, of runs whose nodes are known."""
+    """Return the measurements at each batch of each run whose nodes are known."""
     found = []
     for run in runs:
         names = tuple(run.node_list.split(",")) if run.node_list else ()
@@ -445,7 +444,7 @@ def _elastic(cluster: int) -> Select[Any]:
 
 
 class HistoryStore(Transactions):
-    """The histories of jobs in a `Store`, and the cache of what it has read of them."""
+    """Part of a `Store`: jobs' histories, and their cache."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -462,11 +461,10 @@ class HistoryStore(Transactions):
                 raise
 
     def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
-        """History of each job so far.
+        """Return the history of each of these jobs by job id; None stands for all elastic jobs that have not ended.
 
-        None stands for all elastic jobs that have not ended. The number of queries is constant up to hundreds of jobs,
-        and only what was reported since the last call is read. A job that has shown nothing new gets the very same
-        object again.
+        The number of queries is constant up to hundreds of jobs, and only reports since the last call are read. A job
+        without new rows gets the same object as in the last call.
         """
 
         def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
@@ -486,9 +484,9 @@ class HistoryStore(Transactions):
 
     @remembering("finished")
     def finished_histories(self, connection: Connection, limit: int = 200) -> list[JobHistory]:
-        """The elastic jobs that completed last and ended at least one epoch, newest first.
+        """Return the histories of the elastic jobs that completed last with at least one epoch, newest first.
 
-        The very same list again while there is nothing new.
+        Without new rows the call returns the same list as the last call.
         """
         with self._cached() as cache:
             trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)

@@ -1,5 +1,5 @@
-"""Jobs, their runs and promises of deadlines; blocks of jobs that are job arrays, from Slurm; and memberships, as jobs
-report them."""
+"""Jobs with their runs and promised deadlines; and blocks (tasks of job arrays) from Slurm, with the memberships that
+jobs report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[
 
 
 def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    """Return `column IN` a parameter that takes a list of numbers, for a statement that is compiled once: SQLAlchemy
+    """Return `column IN` a parameter with a list of numbers. The statement can then be compiled once: SQLAlchemy
     compiles slower than the database answers."""
     return column.in_(bindparam(name, expanding=True, literal_execute=True))
 
@@ -73,10 +73,10 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 
 
 def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElement[bool]:
-    """The condition that a job of the cluster has not ended, or not before `since`.
+    """Return the condition that a job of the cluster has not ended, or not before `since`.
 
-    Condition by the job's key, so that databases find it by the index of ends however many jobs have ended. Add no
-    condition on the cluster to it, since SQLite would then scan all its jobs.
+    The condition is on the job's key, so that databases use the index of ends however many jobs have ended. Callers
+    must add no condition on the cluster, since SQLite would then scan all jobs of the cluster.
     """
     key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
     keys = [key.where(JOBS.c.end_time.is_(None))]
@@ -86,23 +86,23 @@ def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElem
 
 
 def run_end() -> ColumnElement[float | None]:
-    """End of a run, in a query of runs joined with jobs; null while it goes on. As `ones_db.view` has it."""
+    """Return `ones_db.view.end_of` as a column for a query of runs joined with jobs."""
     return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
 def lasted(cluster: int) -> ColumnElement[bool]:
-    """Tell whether a run of the cluster goes on, or ended after `since`, a parameter; in a query as of `run_end`."""
+    """Return the condition, in a query of runs joined with jobs, that a run of the cluster had not ended by `since`."""
     since = bindparam("since", type_=Float())
     return alive(cluster, since) & (func.coalesce(run_end(), since) >= since)
 
 
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:
-    """The key of the newest submission with this job id; raises `UnknownRecord`."""
+    """Return the key (jobs.id) of the newest submission with this job id; raises `UnknownRecord`."""
     return keys_of(connection, cluster, [job_id])[job_id]
 
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    """Return the keys of several job ids; raises `UnknownRecord` naming the first unknown one."""
+    """Return the keys (jobs.id) of several job ids; raises `UnknownRecord`, which names the first unknown id."""
     rows = connection.execute(_keys(cluster), {"keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
@@ -114,17 +114,17 @@ def _keys(cluster: int) -> Select[Any]:
 
 @cache
 def with_ids(cluster: int) -> Select[Any]:
-    """The jobs with the ids `keys`, in the order of their submission."""
+    """Return the query of the jobs with the ids in the parameter `keys`, sorted by submission."""
     order = (JOBS.c.submit_time, JOBS.c.job_id)
     return select(JOBS).where(newest(cluster), keyed(JOBS.c.job_id)).order_by(*order)
 
 
 STARTS = select(RUNS).where(keyed(RUNS.c.job_id), keyed(RUNS.c.restart, "restarts"))
-"""Runs of the jobs (jobs.id) `keys`, and of any of these `restarts`."""
+"""Query of the runs whose job (jobs.id) is in the parameter `keys`, and whose restart is in `restarts`."""
 
 
 def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
-    """Return what was found, if all were; raises `UnknownRecord`."""
+    """Return `found` if it has all these job ids; else raise `UnknownRecord`."""
     for job_id in job_ids:
         if job_id not in found:
             raise UnknownRecord(f"job {job_id} is not in the database; record_jobs stores it first")
@@ -132,29 +132,28 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
 
 
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
-    """Tell whether the record is of the submission in the row, not of a later one with the same job id.
+    """Tell whether record and row are of one submission, and not of two jobs with the same job id.
 
-    Slurm gives a requeued job a new submission time, after it raised the restart count; a new job starts from
-    0.
+    Slurm gives a requeued job a new submission time after raising its restart count; a new job begins with restart 0.
     """
     return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
 
 
 def observed() -> ColumnElement[bool]:
-    """The condition that a companion has seen the job, in a query of jobs: it is not only from accounting."""
+    """Return the condition, in a query of jobs, that a companion has seen the job: it is not only from accounting."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
 def encode_limits(limits: StrategyLimits) -> str:
-    """Encode limits as the column's text. Names were read as printable text, so that every database takes it for
-    JSON."""
+    """Return a strategy's limits as JSON for the column `limits`. Names are printable text already, so that every
+    database takes the JSON."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
 @lru_cache(maxsize=256)
 def decode_limits(text: str) -> StrategyLimits:
-    """Decode limits from the column's text, cached, since many jobs have the same. Raises `ProtocolError` for what this
-    version does not believe."""
+    """Return a strategy's limits from the text of the column `limits`, cached, since many jobs have equal limits.
+    Raises `ProtocolError` for text that fails this version's checks."""
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -175,18 +174,18 @@ def spec_record(row: Mapping[Any, Any]) -> Spec | None:
 
 
 def spec_columns(spec: Spec) -> dict[str, Any]:
-    """The columns of `jobs` that hold a spec."""
+    """Return the columns of `jobs` that hold a spec, with the spec's values."""
     limits = spec.limits
     told = {"strategy": limits and limits.strategy, "limits": limits and encode_limits(limits)}
     return {**{name: getattr(spec, name) for name in SPEC_COLUMNS if name not in told}, **told}
 
 
 SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
-"""Those columns."""
+"""Columns of `jobs` that hold a spec."""
 
 
 def _told(record: RunRecord) -> dict[str, Any]:
-    """Return the columns for which the record has a value."""
+    """Return the columns of a run whose value the record knows."""
     unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
     apart = ("job_id", "report_offset", "report_number")
     return {
@@ -197,14 +196,14 @@ def _told(record: RunRecord) -> dict[str, Any]:
 
 
 class JobStore(Transactions):
-    """The jobs, their runs, deferrals and deadlines of a `Store`."""
+    """Part of a `Store`: jobs with their runs, deferrals and deadlines."""
 
     @noting
     def record_jobs(self, connection: Connection, records: Iterable[JobRecord]) -> None:
-        """Store jobs as they are now; what did not change is not written.
+        """Store the present state of jobs; unchanged jobs are not written.
 
-        A record with restart 0 and a later submission time than the stored one is a new job that got an old
-        id. What the job asked for, and when it was submitted, stay as first seen.
+        A record with restart 0 and a later submission time than the stored job's is a new job with an old id. The
+        requested shape and the submission time stay as first seen.
         """
         given = {record.job_id: record for record in records}
         found = connection.execute(with_ids(self._cluster), {"keys": [*given]})
@@ -233,8 +232,8 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
-        does how far the run's reports were read."""
+        """Store runs from Slurm. Columns that a record does not know (None, 0 nodes) stay as stored, and so does the
+        position in the run's report file."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})
@@ -261,7 +260,7 @@ class JobStore(Transactions):
 
     @reading
     def jobs(self, connection: Connection, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
-        """Jobs by id, in the order of their submission: those named, or all."""
+        """Return these jobs, or all jobs of the cluster, by id, sorted by submission."""
         if job_ids is None:
             query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
             found = connection.execute(query)
@@ -271,7 +270,7 @@ class JobStore(Transactions):
 
     @remembering("live")
     def live_jobs(self, connection: Connection) -> frozenset[int]:
-        """The jobs that have not ended, by id."""
+        """Return the ids of the jobs that have not ended."""
         query = select(JOBS.c.job_id).where(newest(self._cluster), JOBS.c.end_time.is_(None))
         live = frozenset(connection.scalars(query))
         self._forget(*OF_JOBS, of=lambda job_id: job_id not in live)
@@ -279,7 +278,7 @@ class JobStore(Transactions):
 
     @reading
     def runs(self, connection: Connection, job_id: int) -> list[RunRecord]:
-        """The runs of a job, first to last."""
+        """Return the runs of a job, first to last."""
         key = key_of(connection, self._cluster, job_id)
         query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
         return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
@@ -294,7 +293,7 @@ class JobStore(Transactions):
 
     @noting
     def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
-        """Store which deadlines were promised or refused, in place of what those jobs had before."""
+        """Store which deadlines were promised or refused, in place of earlier records of the same jobs."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -302,7 +301,8 @@ class JobStore(Transactions):
 
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
-        """Promises and refusals of the deadlines of these jobs, or of all that have not ended, by job id."""
+        """Return promise or refusal of the deadline of each of these jobs, or of all jobs that have not ended, by job
+        id."""
         query = (
             select(PROMISES, JOBS.c.job_id.label("slurm_job"))
             .join(JOBS, JOBS.c.id == PROMISES.c.job_id)
@@ -353,7 +353,7 @@ def _memberships() -> Any:
 
 
 def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Iterable[Row[Any]]:
-    """The memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
+    """Return, in order, the memberships of runs after a report, given (runs.id, report number) of each run."""
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
     return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
@@ -362,8 +362,8 @@ def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> It
 def all_members(
     connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
 ) -> dict[int, list[MembershipRecord]]:
-    """All memberships of a cluster's jobs, by the run (runs.id), in order. `since` leaves only runs that lasted until
-    then, and `job_id` only jobs with that id."""
+    """Return the memberships of a cluster's jobs, by runs.id, in order. `since` selects runs that had not ended by
+    then, and `job_id` jobs with this id."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
     query, given = _all_members(cluster, recent=since is not None), {} if since is None else {"since": since}
     if job_id is not None:
@@ -384,7 +384,7 @@ def _with_jobs() -> Any:
 
 
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
-    """The record of a row of memberships, with its term."""
+    """Return the record of a row of memberships that was selected with its run's term."""
     return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
 
 
@@ -392,11 +392,11 @@ _WITH_JOBS = str(_with_jobs())
 
 
 class BlockStore(Transactions):
-    """The blocks and memberships of a `Store`."""
+    """Part of a `Store`: blocks and memberships."""
 
     @noting
     def record_blocks(self, connection: Connection, records: Iterable[BlockRecord]) -> None:
-        """Store starts of blocks as Slurm has them."""
+        """Store starts of blocks from Slurm."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -405,14 +405,14 @@ class BlockStore(Transactions):
 
     @reading
     def blocks(self, connection: Connection, job_id: int) -> list[BlockRecord]:
-        """The starts of a job's blocks, first to last."""
+        """Return the starts of a job's blocks, first to last."""
         query = select(BLOCKS).where(BLOCKS.c.job_id == key_of(connection, self._cluster, job_id))
         query = query.order_by(BLOCKS.c.start_time, BLOCKS.c.task, BLOCKS.c.restart)
         return [record_of(BlockRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
 
     @reading
     def open_blocks(self, connection: Connection) -> list[BlockRecord]:
-        """The blocks that have not ended."""
+        """Return the blocks that have not ended."""
         query = (
             select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
             .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
@@ -423,7 +423,7 @@ class BlockStore(Transactions):
 
     @reading
     def guest_runs(self, connection: Connection, since: float) -> list[GuestRun]:
-        """The guests that ran at that time or later, first to last."""
+        """Return the guest blocks that ran at that time or later, first to last."""
         query = (
             select(JOBS.c.partition, BLOCKS.c.start_time, BLOCKS.c.end_time, BLOCKS.c.state == "PREEMPTED")
             .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
@@ -435,22 +435,22 @@ class BlockStore(Transactions):
 
     @reading
     def held(self, connection: Connection) -> list[HeldRecord]:
-        """The GPUs that running jobs hold on each node, a record for each node of a job or block."""
+        """Return the GPUs that running jobs hold, one record for each node of a job or block."""
         found = [row for query in _held(self._cluster) for row in connection.execute(query).all()]
         rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
         return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
 
     @remembering("members")
     def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest of `memberships`; None for a job that is not one of blocks."""
+        """Return the first of `memberships` with these arguments; None without any."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 
     @reading
     def memberships(
         self, connection: Connection, job_id: int, limit: int = 100, order: int | None = None
     ) -> list[MembershipRecord]:
-        """The blocks of a job that train together, by its own reports, newest first; with an order's number those that
-        name it."""
+        """Return the memberships that a job of blocks reported, newest first; with an order's number, only memberships
+        that this order brought about."""
         query = (
             _memberships()
             .where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))

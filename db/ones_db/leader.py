@@ -1,8 +1,8 @@
-"""The lead among the companions of one cluster: a lock that dies with its holder, and a term that fences it.
+"""Leadership among the companions of one cluster: a lock that dies with its holder, and a term as fencing token.
 
-The lock says who may lead; each kind of database has one of its own. Whoever has it begins a term, one above the last.
-A companion that was paused or cut off may have lost the lock without knowing. It finds a newer term, or the lock gone,
-before it next writes (`engine.check_term`) or acts (`LeaderLock.check`).
+The lock, of a kind for each database, says who may lead. A companion that takes the lock begins a term, one above the
+last. A companion that was paused or cut off may have lost the lock without notice. Such a companion finds a newer term,
+or the lock gone, before its next write (`engine.check_term`) or act (`LeaderLock.check`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ones_db.store import Store
 from ones_db.tables import LEADERS
 
 FREED_S = 5.0
-"""Longest time that a server takes to end a session on request."""
+"""Longest time that a PostgreSQL server takes to end a session on request, seconds."""
 
 # Two numbers make the key: the table's own, which tells one schema from another, and the cluster's.
 _KEY = "(to_regclass('leaders')::oid::int8 << 32) | :cluster"
@@ -47,7 +47,7 @@ _END_SESSIONS = text(f"""
 
 
 class LeaderLock:
-    """One candidate for the lead of a cluster. May be used by several threads; does not survive a fork."""
+    """A candidate for the lead of a cluster. Several threads may share one; a forked child may not use its parent's."""
 
     def __init__(self, url: str, cluster: str) -> None:
         """Prepare a candidate without taking the lead. Raises what `Store.open` raises."""
@@ -57,16 +57,16 @@ class LeaderLock:
         self.place = backend.place
         self.holder = this_process()
         self.term: int | None = None
-        """Term of this candidate while it leads, as far as it knows."""
+        """Term of this candidate while the candidate leads, to its own knowledge; else None."""
         self._engine = backend.engine("write")
         self._lock = _lock_of(backend, self._engine, cluster, self._cluster)
 
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
-        """Take the lead if it is free; return the new term, or None if another companion leads.
+        """Take the lead if the lead is free; return the new term, or None if another companion leads.
 
-        A leader that is `hung` has it taken away, where the database can do that and unless that leader has sent a
-        heartbeat since. `now` is stored, Unix seconds. Raises `StoreError` if the database cannot be asked, or does not
-        let us.
+        From the leader `hung` the lead is taken by force if that leader has sent no heartbeat since; only PostgreSQL
+        can do so. `now`, Unix seconds, becomes the start of the term. Raises `StoreError` if the database cannot be
+        reached or refuses.
         """
         if self.term is not None:
             self._lose()
@@ -85,8 +85,8 @@ class LeaderLock:
         return term
 
     def check(self) -> None:
-        """Raise `NotLeader` unless this candidate leads at this moment: the lock is still its own, and its term the
-        newest. If the database cannot be asked it does not lead either."""
+        """Raise `NotLeader` unless this candidate leads at this moment: holds the lock, and has the newest term.
+        Without an answer from the database the candidate does not lead either."""
         term = self._own_term()
         try:
             with self._lock.held() as connection:
@@ -98,15 +98,16 @@ class LeaderLock:
             raise NotLeader(f"nobody can say whether this companion leads: {error}") from error
 
     def beat(self, now: float) -> None:
-        """Send a heartbeat: the standbys know by it that this candidate runs. Raises `NotLeader` as `check` does, or
-        `StoreError` if this could not be stored."""
+        """Store a heartbeat, which shows standbys that this candidate runs. Raises `NotLeader` as `check` does, or
+        `StoreError` if the heartbeat could not be stored."""
         term = self._own_term()
         with self._lock.held(write=True) as connection:
             check_term(connection, self._cluster, term)
             connection.execute(self._row(term).values(beat=now))
 
     def leave(self, now: float) -> None:
-        """Give the lead back. Raises `StoreError` if that could not be stored; the lead is free all the same."""
+        """Give the lead back. Raises `StoreError` if the end of the term could not be stored; the lock is free even
+        so."""
         term, self.term = self.term, None
         try:
             if term is not None:
@@ -116,12 +117,12 @@ class LeaderLock:
             self._lock.release()
 
     def leader(self) -> LeaderRecord | None:
-        """Return the companion that leads, or did last, as stored."""
+        """Return the stored companion that leads or led last; None if no companion ever led."""
         with transaction(self._engine) as connection:
             return leader_of(connection, self._cluster)
 
     def close(self) -> None:
-        """Let go of the lock, if it is held, and of the database."""
+        """Release the lock if this candidate holds the lock, and close all connections to the database."""
         self._lose()
         self._engine.dispose()
 
@@ -145,33 +146,33 @@ class LeaderLock:
 
 
 class Lock(Protocol):
-    """A lock for the lead of one cluster, held by one process at a time. It is free as soon as its holder is gone,
-    however it ended."""
+    """Lock for the lead of one cluster, held by one process at a time, and free as soon as that process has ended."""
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
-        """Take the lock if it is free; return whether this process has it. The sessions of a holder that hangs are
-        ended first, if the database has any and it still is what `hung` says. Raises `StoreError`."""
+        """Take the lock if the lock is free; return whether this process holds the lock now. First end the database
+        sessions of the holder `hung`, if there are any and `hung` is still the stored leader. Raises `StoreError`."""
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Open a transaction in which this process has the lock; raises `NotLeader` if it has not, and `StoreError`."""
+        """Open a transaction while this process holds the lock; raises `NotLeader` if the lock is lost, and
+        `StoreError`."""
 
     def release(self) -> None:
-        """Release the lock if this process has it. Raises nothing."""
+        """Release the lock if this process holds the lock. Raises nothing."""
 
 
 def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
-    """The lock that fits the database, for a cluster (its name, and its clusters.id), not taken yet."""
+    """Return the lock of a cluster (its name, and clusters.id) of the kind for this database, not taken yet."""
     if isinstance(backend, SQLite):
         return FileLock(backend.path, engine, cluster)
     return SessionLock(backend, key)
 
 
 class FileLock:
-    """Over SQLite: an advisory lock (`flock`) on the file `DATABASE.CLUSTER.lead`, mode 600, one for each cluster.
+    """Lock for SQLite: an advisory lock (`flock`) on a file `DATABASE.CLUSTER.lead` of mode 600 for each cluster.
 
-    The kernel frees it when its holder is gone. A holder that is stopped keeps it: nobody can take it from a process
-    but by ending that, which is not ours to do, nor can two ever act. The file is never deleted, since whoever waits
-    for it would wait for one that nobody else finds.
+    The kernel frees the lock when the holder has ended. A stopped holder keeps the lock: only the end of that process
+    would free the lock, and ending processes is not ours to do. So two companions never act at once. The file is never
+    deleted, since a process that has the deleted file open would lock a file that no other process finds.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:
@@ -228,7 +229,7 @@ class FileLock:
         return file
 
     def _in_place(self, file: int) -> bool:
-        """Tell whether the opened file is still the one at the lock's path."""
+        """Tell whether this open file is still the file at the lock's path."""
         try:
             there = self.path.lstat()
         except OSError:
@@ -238,10 +239,10 @@ class FileLock:
 
 
 class SessionLock:
-    """Over PostgreSQL: an advisory lock of a session of its own.
+    """Lock for PostgreSQL: an advisory lock of a database session that serves nothing else.
 
-    The server frees it when the session ends: at once when its process is gone; when its host is gone, or it hangs, as
-    soon as one that stands by ends the session.
+    The server frees the lock when the session ends: at once if the holder's process has ended. If the holder hangs or
+    its host is down, a standby ends the session.
     """
 
     def __init__(self, backend: Backend, key: int) -> None:
@@ -250,7 +251,7 @@ class SessionLock:
         self._cluster = key
         self._connection: Connection | None = None
         self._pid: int | None = None
-        """Process id of the session that has the lock."""
+        """Process id, on the server, of the session that holds the lock."""
         self._using = threading.Lock()
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
@@ -297,7 +298,7 @@ class SessionLock:
         return bool(got)
 
     def _end_sessions(self, hung: LeaderRecord) -> bool:
-        """End the sessions of a hung holder; return whether there were any."""
+        """End the database sessions of a hung holder; return whether the holder had any."""
         about: dict[str, Any] = {"cluster": self._cluster, "term": hung.term, "beat": hung.beat}
         about |= {"named": named(hung.holder), "mine": named(this_process())}
         try:
@@ -318,7 +319,7 @@ class SessionLock:
             yield self._connection
 
     def _end(self) -> None:
-        """End the session, which frees the lock."""
+        """End the session, so that the server frees the lock."""
         connection, self._connection, self._pid = self._connection, None, None
         if connection is not None:
             with suppress(SQLAlchemyError):

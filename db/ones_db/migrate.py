@@ -1,4 +1,4 @@
-"""Creating and upgrading the database, and which schema it has."""
+"""Create and upgrade the database, and read its schema revision."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST = "0018"
-"""The oldest schema that is upgraded."""
+"""Oldest schema revision that `upgrade` takes."""
 SCRIPTS = Path(__file__).with_name("migrations")
 
 Step = Callable[[str, str], None]
-"""Callback after each migration, or the creation of a database: the revision, and what was done."""
+"""Callback after each migration: the new revision, and the migration's title."""
 
 
 def head() -> str:
@@ -32,7 +32,7 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """Return the schema revision of a database; None if it does not exist yet."""
+    """Return the schema revision of the database at a URL; None if the database is absent or empty."""
     if not backend_of(url).exists():
         return None
     with opened(url) as engine, transaction(engine) as connection:
@@ -40,13 +40,14 @@ def current(url: str) -> str | None:
 
 
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:
-    """Create the database or bring it to the newest schema; returns the schemas before and after.
+    """Create the database or upgrade it to the newest schema; return the schema revisions before and after.
 
-    An SQLite file with content is first copied next to itself (`NAME.SCHEMA-TIME.bak`, named in the log), which needs
-    room. On PostgreSQL the database itself must be there, and copies are its administrator's. The upgrade is one
-    transaction: when it fails, or is killed, the database is what it was, and running it again does it all. Raises
-    `SchemaError` if the database holds a newer schema, one before `FIRST` or somebody else's tables. Raises `StoreBusy`
-    while a companion or a long reader keeps it from its turn, and `StoreError` if it cannot be written.
+    An SQLite file with content is first copied in its directory (to `NAME.SCHEMA-TIME.bak`, named in the log), which
+    takes space on the disk. On PostgreSQL the database must exist, and copies are the administrator's business. The
+    upgrade is one transaction: if the upgrade fails or is killed, the database is unchanged, and the call may be
+    repeated. Raises `SchemaError` if the database has a newer schema, a schema before `FIRST`, or another program's
+    tables. Raises `StoreBusy` while a companion or a long reader keeps the database locked, and `StoreError` if the
+    database cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()
@@ -82,7 +83,7 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
 
 
 def _alembic() -> Any:
-    """Alembic, which a notebook does without. Raises `StoreError` if it is missing."""
+    """Return the package alembic, which a notebook need not install. Raises `StoreError` if alembic is missing."""
     try:
         import alembic.command
         import alembic.config

@@ -1,9 +1,9 @@
-"""Plots of the views by one call each, for notebooks: they draw on given axes or new ones, and return them.
+"""Plots of the views for notebooks, each by one call that draws on the given axes or new axes, and returns the axes.
 
     ones = ones_db.connect("sqlite:///ones.sqlite")
     ones_db.plots.scaling(ones, job_id=7)
 
-Need matplotlib (``pip install 'ones-db[notebook]'``), which is imported when something is drawn.
+Plots need matplotlib (``pip install 'ones-db[notebook]'``), which is imported at the first call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None) -> Axes:
-    """Throughput of a job at each number of GPUs, a line for each global batch, next to the ideal."""
+    """Plot a job's throughput by its number of GPUs, a line for each global batch, and the ideal line."""
     found = _some(ones.scaling(job_id=job_id), job_id)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
@@ -29,7 +29,7 @@ def scaling(ones: Database, job_id: int, axes: Axes | None = None) -> Axes:
 
 
 def learning_curve(ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss") -> Axes:
-    """Loss, or `y="accuracy"`, of a job by the hours since its submission, with its GPUs at each epoch's end."""
+    """Plot a job's loss, or `y="accuracy"`, by the hours since submission, and the job's GPUs at each epoch's end."""
     found = _some(ones.query(saved_query("learning_curve"), job_id=job_id), job_id)
     axes, hours = axes or _axes(), found["since_s"] / 3600.0
     axes.plot(hours, found[y].astype("float64"), marker=".", label=y)
@@ -40,8 +40,8 @@ def learning_curve(ones: Database, job_id: int, axes: Axes | None = None, *, y: 
 
 
 def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
-    """GPUs that jobs held over time, one on another; `where` names some of them, as ``user_name="alice"``. Of a job of
-    blocks its memberships."""
+    """Plot the GPUs that jobs held over time, stacked; `where` selects jobs, as ``user_name="alice"``. A job of blocks
+    is drawn by its memberships."""
     runs, changes = ones.run_timeline(**where), ones.membership_timeline(**where)
     columns = ["job_id", "start_time", "end_time", "gpus"]
     rows = [*runs[~runs["job_id"].isin(set(changes["job_id"]))][columns].itertuples(index=False)]
@@ -61,7 +61,7 @@ def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
 
 
 def _open(at: Any) -> bool:
-    """Tell whether a time is none: what began goes on."""
+    """Tell whether a time is missing (NaN or NaT): the run goes on."""
     return bool(at != at)
 
 

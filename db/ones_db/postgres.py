@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, many rows come by COPY."""
+"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, and many rows are stored by COPY."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ones_db import backend
 from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
 
 LOCK = 0x6F6E6573
-"""The advisory lock that a transaction takes before it writes."""
+"""Key of the advisory lock that a transaction takes before its first statement if it writes."""
 FEW = 50
-"""Number of rows up to which a plain INSERT is faster than COPY."""
+"""Number of rows below which a plain INSERT is faster than COPY."""
 ABOUT = ("hostaddr", "host", "port", "service")
 """Keys of a URL's query that locate the server."""
 
@@ -35,12 +35,12 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 def named(holder: str) -> str:
-    """Name of a process's sessions, by its host:process id; the server keeps 63 characters."""
+    """Return the application name of a process's sessions from its host:process id; the server keeps 63 characters."""
     return f"slurm-ones {holder[-50:]}"
 
 
 class PostgreSQL:
-    """A database of a server. Its password comes from libpq's own places, or from the URL, and is never shown."""
+    """A database of a PostgreSQL server. The password comes from libpq's own places or the URL, and is never shown."""
 
     def __init__(self, url: URL) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
@@ -136,7 +136,7 @@ class PostgreSQL:
         return StoreError(f"{place}: {words}")
 
     def back_up(self, revision: str) -> None:
-        """The upgrade is one transaction; copies of a server's databases are its administrator's."""
+        """Make no copy: the upgrade is one transaction, and copies are the business of the server's administrator."""
 
     def orphans(self, connection: Connection) -> list[str]:
         return []
@@ -144,8 +144,8 @@ class PostgreSQL:
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows by COPY. A key that is there fails it, which hardly happens: the caller knows what it stored. Then
-        the rows go through a temporary table."""
+        """Add rows by COPY, which fails if a key is stored already; then the rows go through a temporary table. That is
+        rare, since callers know which rows they stored."""
         if not rows:
             return
         names = [column.name for column in table.columns]
@@ -187,9 +187,10 @@ _TAIL = struct.pack(">h", -1)
 
 
 def stream_of(table: Table, rows: Sequence[Sequence[Any]]) -> bytes | None:
-    """The rows as COPY's binary form has them; None if not every column is a number of 64 bits.
+    """Return the rows in COPY's binary format; None if a column is not a number of 64 bits.
 
-    Raises `OverflowError` for a number beyond that. A field is its length and its value, or -1 for none.
+    A field in that format is a length and a value, or the length -1 for NULL. Raises `OverflowError` for a larger
+    number.
     """
     kinds = _kinds(table)
     if kinds is None:
@@ -228,7 +229,7 @@ def _layout(kinds: str, known: tuple[bool, ...]) -> struct.Struct:
 def copied(
     connection: Connection, table: str, names: Sequence[str], stream: bytes | None, rows: Sequence[Sequence[Any]]
 ) -> None:
-    """COPY the stream, or else the rows, into a table; the driver's errors come as SQLAlchemy's."""
+    """COPY the stream, or the rows if the stream is None, into a table; raises the driver's errors as SQLAlchemy's."""
     driver: Any = connection.connection.driver_connection
     columns = ", ".join(f'"{name}"' for name in names)
     form = "" if stream is None else " (FORMAT BINARY)"

@@ -1,13 +1,13 @@
-"""Read-only SQL queries of a database, and its views as pandas frames, for notebooks::
+"""Read-only SQL queries of a database, and the database's views as pandas frames, for notebooks::
 
-import ones_db
+    import ones_db
 
-ones = ones_db.connect("sqlite:///ones.sqlite")
+    ones = ones_db.connect("sqlite:///ones.sqlite")
     ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
 
-The database itself keeps questions from changing it: an SQLite file is opened for reading and set to take queries only.
-On PostgreSQL the transaction is made read-only before the question is sent. Besides, what is asked is one statement,
-and a query. Frames need pandas (``pip install 'ones-db[notebook]'``).
+The database itself refuses changes: an SQLite file is opened for reading and set to take queries only, and on
+PostgreSQL each transaction is made read-only first. Besides, only a single SELECT, WITH or VALUES statement is sent.
+Frames need pandas (``pip install 'ones-db[notebook]'``).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
-"""Time that a question may take unless another is given (on SQLite up to its last row, on PostgreSQL each look for more
-rows). Meanwhile a reader keeps SQLite's log from being emptied."""
+"""Default time limit of a query, seconds: on SQLite until the last row, on PostgreSQL for each fetch of rows. A running
+query keeps SQLite's write-ahead log from being emptied."""
 ROWS = 1_000
-"""Rows that are fetched at a time."""
+"""Rows fetched at once."""
 
 _QUERIES = ("SELECT", "WITH", "VALUES")
 # What may hold a semicolon or a colon that is no part of the SQL itself, then the two.
@@ -49,12 +49,12 @@ _PARTS = re.compile(
 
 
 class QueryError(StoreError):
-    """The question cannot be answered as it is; the message says what to change."""
+    """The query cannot be answered as written; the message says what to change."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows of a query as they come, within the query's context."""
+    """Result of a query: column names, and rows that are fetched while the query's context is open."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -63,7 +63,7 @@ class Answer:
 def one_query(sql: str) -> str:
     """Return the single query in the text, without comments and semicolon, for SQLAlchemy's `text`.
 
-    Raises `QueryError` if there is none, more than one, or something that is no query.
+    Raises `QueryError` for text without a statement, with several, or with a statement that is no query.
     """
     kept: list[str] = []
     place = 0
@@ -92,7 +92,7 @@ def _blank(sql: str) -> bool:
 
 
 def saved_queries() -> dict[str, str]:
-    """The queries that come with this package, by name, each with what it tells in a sentence."""
+    """Return the names of this package's saved queries, each with a sentence about the query's result."""
     found = {}
     for path in sorted(_SAVED.glob("*.sql")):
         text_of = " ".join(line[3:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("-- "))
@@ -101,14 +101,15 @@ def saved_queries() -> dict[str, str]:
 
 
 def saved_query(name: str) -> str:
-    """The SQL of a query that comes with this package; raises `QueryError` naming those that there are."""
+    """Return the SQL of a saved query of this package; raises `QueryError`, which lists the names, for another name."""
     if name not in saved_queries():
         raise QueryError(f"no query is called {name!r}; there are {', '.join(saved_queries())}")
     return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def parameters_of(sql: str) -> dict[str, str]:
-    """The kinds of the parameters that the SQL declares, by lines such as ``--: since time``. Raises `QueryError`."""
+    """Return the kind of each parameter that the SQL declares by lines such as ``--: since time``. Raises
+    `QueryError`."""
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:
@@ -117,8 +118,8 @@ def parameters_of(sql: str) -> dict[str, str]:
 
 
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
-    """The SQL that reads a view: the columns named, or all, where those in `where` equal the parameters of their
-    names. Raises `QueryError` if there is no such view or column."""
+    """Return the SQL that reads these columns of a view, or all. Each column in `where` must equal the parameter of the
+    same name. Raises `QueryError` if no such view or column exists."""
     if name not in VIEWS:
         raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
     view = VIEWS[name]
@@ -135,22 +136,22 @@ class Reader:
     """Read-only access to the database at a URL."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises `StoreError` and `SchemaError` as `Store.open` does, and leaves nothing open."""
+        """Open the database; raises `StoreError` and `SchemaError` as `Store.open` does, with nothing left open."""
         self._engine = checked(url)
         self._backend = backend_behind(self._engine)
         self._timeout_s = timeout_s
         self.place = self._backend.place
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections to the database."""
         self._engine.dispose()
 
     @contextmanager
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
-        """Context with the answer to one query, given values for its ``:parameters``. Rows are fetched as they are
-        taken, all of one moment.
+        """Context with the answer to one query, given values for the query's ``:parameters``. All rows are of one
+        moment, and are fetched as the caller iterates.
 
-        Raises `QueryError` if the SQL is no single query, names what is not there, or takes too long.
+        Raises `QueryError` if the SQL is no single query, names an unknown table or column, or takes too long.
         """
         question, values = text(one_query(sql)), dict(parameters or {})
         _check_parameters(set(question._bindparams), set(values))
@@ -200,11 +201,11 @@ def _check_parameters(asked: set[str], given: set[str]) -> None:
 
 
 _TYPES = {"int": "Int64", "float": "float64", "text": "string", "day": "string", "bool": "boolean"}
-"""pandas' type of each kind of column; all take missing values."""
+"""pandas' type for each kind of column; every type takes missing values."""
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Database:
-    """The database at `url`, such as ``sqlite:///build/demo/ones.sqlite`` or ``postgresql://host/ones``, for reading.
+    """Open the database at `url` for reading: ``sqlite:///build/demo/ones.sqlite`` or ``postgresql://host/ones``, say.
 
     Raises `StoreError` if pandas is missing, and as `Store.open` does.
     """
@@ -221,11 +222,11 @@ def _reads(name: str) -> Callable[..., DataFrame]:
 
 
 class Database:
-    """The views, each as a method that returns a frame.
+    """The views of a database, each as a method that returns a pandas frame.
 
-    Columns are as docs/database.md has them, with pandas' types that know missing values. Times are in UTC with their
-    time zone (`datetime64`), so the same times as text are left out. Conditions are by name: ``job_id=7``,
-    ``user_name="alice"``. A frame is of one moment, and the next may be of a later one.
+    Frames have the columns of docs/database.md, in pandas' types that take missing values. Times are `datetime64` in
+    UTC with their time zone; columns with the same times as text are left out. Keywords select rows: ``job_id=7``,
+    ``user_name="alice"``. Each frame shows the database of one moment, and the next frame may show a later moment.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -234,7 +235,7 @@ class Database:
         self._reader = Reader(url, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections to the database."""
         self._reader.close()
 
     def __enter__(self) -> Database:
@@ -256,9 +257,9 @@ class Database:
     size_limits = _reads("size_limits")
 
     def view(self, name: str, **where: Any) -> DataFrame:
-        """A view by its name, in its own order: the rows whose columns equal what `where` names.
+        """Return the rows of a view that have the values in `where`, in the view's own order.
 
-        Raises `QueryError` if there is no such view or column.
+        Raises `QueryError` if no such view or column exists.
         """
         pandas = _pandas()
         with self._reader.ask(view_query(name, list(where)), where) as answer:
@@ -270,9 +271,9 @@ class Database:
         )
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
-        """The answer to one query of your own, with values for its ``:parameters``; times stay Unix seconds.
+        """Return the answer to a query in SQL, given values for the query's ``:parameters``; times stay Unix seconds.
 
-        Raises `QueryError` if it cannot be answered.
+        Raises `QueryError` if the query cannot be answered.
         """
         with self._reader.ask(sql, parameters) as answer:
             frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))

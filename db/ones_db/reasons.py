@@ -1,7 +1,7 @@
-"""Reasons for a job's size, or for leaving it as it is: a code and its arguments, rendered here and nowhere else.
+"""Reasons for changing or keeping a job's size: a code with arguments, and the sentence of each code.
 
-A reason is data, so that causes can be counted, stored and compared; its sentence stands for itself, whatever is
-printed around it. A new reason is one line of `SENTENCES`.
+A reason is data, so that causes can be counted, stored and compared. Each sentence is complete, whatever is printed
+around the sentence. To add a reason, add a line to `SENTENCES`.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ SENTENCES: dict[str, str] = {
     "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
     "stands_no_start_report": "it {now} at {shape}, and has not reported its start",
 }
-"""The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
+"""Sentence of each code. ``{gpus:GPU|GPUs}`` is a number followed by the singular or plural; ``{seconds:.0f}`` is as in
 `str.format`."""
 
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
@@ -257,7 +257,7 @@ SITE_LIMITS = frozenset(
         "growth_cost",
     }
 )
-"""Codes of limits that a site has set."""
+"""Codes of reasons that come from a site's limits."""
 
 CAUSES = {
     "account_cap": "capped by account",
@@ -331,14 +331,14 @@ CAUSES = {
     "opted_out": "no longer opted in",
     "blocks_no_more": "no longer blocks by their comment",
 }
-"""Groups of reasons under which jobs without another size are counted, if there are many."""
+"""Phrase for each code under which a report counts jobs that keep their size."""
 
 
 def cause_of(refusal: str, outcome: str, given: str) -> str:
-    """Return the code of `CAUSES` that counts a job without another size; empty if there is none.
+    """Return the code of `CAUSES` under which a job that keeps its size is counted; empty if no code fits.
 
-    `refusal` is the code of why it is left alone, `outcome` of what became of the newest decision about it, and `given`
-    of why it was decided so.
+    `refusal` is the code why the job is not elastic; `outcome` and `given` are the newest decision's codes for the
+    outcome and the reason.
     """
     code = refusal or outcome or (given if given in WRONG else "")
     return code if code in CAUSES else ""
@@ -346,9 +346,9 @@ def cause_of(refusal: str, outcome: str, given: str) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """A code of `SENTENCES` and its arguments, in the order in which they were given, made by `reason`; false for none.
+    """A code of `SENTENCES` with arguments in the given order, made by `reason`; false if the code is empty.
 
-    A number among the arguments that is not finite comes back from the database as text.
+    A number that is not finite comes back from the database as text.
     """
 
     code: str
@@ -358,7 +358,7 @@ class Reason:
         return bool(self.code)
 
     def __str__(self) -> str:
-        """The sentence, for a job's owner."""
+        """Return the sentence of this reason for the job's owner."""
         return render(self.code, dict(self.arguments))
 
 
@@ -367,7 +367,7 @@ NO_REASON = Reason("")
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
-    """The reason of that code. Raises KeyError for a code, or an argument, that `SENTENCES` does not know or lacks."""
+    """Return the reason with this code. Raises KeyError for an unknown code, and for unknown or missing arguments."""
     wanted = _arguments_of(code)
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
@@ -375,7 +375,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """Return the reason in words for a job that is the only one, without mention of others."""
+    """Return the reason with the code for a cluster's only elastic job, whose sentence mentions no others."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found
@@ -389,7 +389,7 @@ def _arguments_of(code: str) -> frozenset[str]:
 
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
-    """The sentence of a code. A code of a newer version, as a database may hold it, is shown with its arguments."""
+    """Return the sentence of a code. For an unknown code, as of a newer version, return the code and its arguments."""
     if sentence := SENTENCES.get(code):
         # What another version stored may lack an argument, or have text for a number.
         with suppress(KeyError, ValueError):

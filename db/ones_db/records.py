@@ -1,9 +1,9 @@
 """Plain frozen data that goes into the store and comes out of it.
 
-A field that is a column of `ones_db.tables` means what that column says. A batch is a global batch in samples, and all
-times are Unix seconds. Text is stored as it came: whoever prints it guards the terminal. `ones_wrapper.protocol`
-defines what jobs report. Records of only one subject stand with it: nodes, actions and health in `ones_db.site`, lines
-and bars for people in `ones_db.summary`.
+A field with the name of a column in `ones_db.tables` has that column's meaning. A batch is a global batch in samples,
+and all times are Unix seconds. Text may hold control characters: callers escape text before printing. Reports of jobs
+are defined in `ones_wrapper.protocol`, records of nodes, actions and health in `ones_db.site`, and summaries for people
+in `ones_db.summary`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ones_wrapper.protocol import Membership, Report, Spec
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job as the newest snapshot has it."""
+    """State of a job in the newest snapshot."""
 
     job_id: int
     name: str
@@ -43,8 +43,8 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One start of a job. None if not known (yet), zeros for a shape. The last start of its ranks counts, but for
-    `hello_time`."""
+    """One start of a job. None stands for an unknown value, and zeros for an unknown shape. Except for `hello_time`,
+    values are of the last start of the ranks within the run."""
 
     job_id: int
     restart: int
@@ -83,7 +83,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """One start of a block: of a task of a job array whose tasks train together."""
+    """One start of a block, which is a task of a job array whose tasks train together."""
 
     job_id: int
     task: int
@@ -98,7 +98,7 @@ class BlockRecord:
 
 
 class GuestRun(NamedTuple):
-    """One start of a guest."""
+    """One start of a guest block."""
 
     partition: str
     start_time: float
@@ -108,7 +108,7 @@ class GuestRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipRecord:
-    """The blocks of a job that train together from a moment on."""
+    """Report of the blocks of a job that train together from a moment on."""
 
     job_id: int
     term: int
@@ -118,7 +118,7 @@ class MembershipRecord:
 
 
 class HeldRecord(NamedTuple):
-    """GPUs that a running job, or a block of one, holds on a node."""
+    """GPUs that a running job, or one of its blocks, holds on a node."""
 
     job_id: int
     node: str
@@ -127,14 +127,14 @@ class HeldRecord(NamedTuple):
 
 
 RESIZE_DONE = "done"
-"""Final state of a resize that took effect; in any other final state the job kept its old shape."""
+"""Final state of a resize that took effect; after any other final state the job has its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
 """Final state of a resize that interrupted its job without effect."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Outcome code if a job started before it had its new shape. For a pending job it is no failure, and no reason to
-wait."""
+"""Outcome code if a job started before it had its new shape. For a job that was pending this is no failure, and no
+reason to wait."""
 RESIZE_PREEMPTED = "block_preempted"
-"""Outcome code if Slurm preempted a block before it joined: no failure either."""
+"""Outcome code if Slurm preempted a block before the block joined; this is no failure either."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -158,7 +158,7 @@ class PromiseRecord:
 
 @dataclass(frozen=True)
 class DecisionJobRecord:
-    """A decision's shape and batch for one job, or None (it waits)."""
+    """Shape and batch that a decision gives one job, or None for both if the job waits."""
 
     job_id: int
     shape: Shape | None
@@ -169,7 +169,7 @@ class DecisionJobRecord:
     acted: bool = False
     outcome: Reason = NO_REASON
     alternatives: tuple[AlternativeRecord, ...] = ()
-    """The best few for this job, best first, what it got among them or not; where the policy tells."""
+    """Best few sizes for this job, best first, with or without the chosen size; empty if the policy gives none."""
 
     def __hash__(self) -> int:
         return hash((self.job_id, self.batch, self.reason.code, self.outcome.code))
@@ -177,7 +177,7 @@ class DecisionJobRecord:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """One schedule of a policy. `score` is None (or NaN, stored as None) where the policy has none."""
+    """One schedule of a policy. `score` is None, or NaN which is stored as None, if the policy gives no score."""
 
     time: float
     policy: str
@@ -192,11 +192,11 @@ class DecisionRecord:
 
 @dataclass(frozen=True)
 class ResizeRecord:
-    """A resize of one job, stored before it begins."""
+    """A resize of one job, stored before the resize begins."""
 
     job_id: int
     restart: int
-    """-1 if the job waited."""
+    """Restart count of the run that the resize ends; -1 if the job waited."""
     old_shape: Shape
     old_batch: int | None
     new_shape: Shape
@@ -215,26 +215,26 @@ class ResizeRecord:
     """Set by the store."""
     mechanism: str = "requeue"
     added: tuple[tuple[int, Shape], ...] = ()
-    """Task and shape of each joining block; for a pending job, of the block that it starts with."""
+    """Task and shape of each joining block; for a pending job, of its first block."""
     dropped: tuple[int, ...] = ()
     guests: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     old_kind: str = ""
     new_kind: str = ""
     let_go: tuple[int, ...] = ()
-    """Tasks seen out of the companion's hold since; a later hold is not the companion's."""
+    """Tasks seen released from the companion's hold since; a later hold of these tasks is not the companion's."""
     preempted: tuple[int, ...] = ()
-    """Tasks that the companion held after this resize, since Slurm preempted them or may do so."""
+    """Tasks that the companion held after this resize, since Slurm preempted these tasks or may do so."""
 
     @property
     def stage(self) -> str:
-        """State of the resize and whether it is on its way back, in one word."""
+        """State of the resize, with the suffix `_back` while the job returns to its old shape."""
         return self.state + "_back" * self.back
 
 
 @dataclass(frozen=True)
 class ResizeStepRecord:
-    """One step of a resize; sequence 0 is its beginning."""
+    """State that a resize entered; sequence 0 is the begin of the resize."""
 
     resize_id: int
     sequence: int
@@ -245,12 +245,12 @@ class ResizeStepRecord:
 
     @property
     def stage(self) -> str:
-        """See `ResizeRecord.stage`."""
+        """State, with the suffix `_back`, as in `ResizeRecord.stage`."""
         return self.state + "_back" * self.back
 
 
 class EpochPoint(NamedTuple):
-    """An epoch as the last run that trained it ended it."""
+    """End of an epoch in the last run that trained the epoch."""
 
     epoch: int
     loss: float | None
@@ -267,11 +267,11 @@ class ThroughputPoint(NamedTuple):
     samples_per_s: float
     time: float
     kind: str = ""
-    """Kind of its GPUs; empty if it is unknown."""
+    """Kind of GPU; empty if unknown."""
 
 
 class PlacedPoint(NamedTuple):
-    """Throughput that a run measured last at a global batch, and its nodes."""
+    """Newest throughput of a run at a global batch, with the run's nodes."""
 
     restart: int
     node_names: tuple[str, ...]
@@ -280,9 +280,9 @@ class PlacedPoint(NamedTuple):
     samples_per_s: float
     """Median of the newest few measurements."""
     time: float
-    """Time of the newest."""
+    """Time of the newest measurement."""
     kind: str = ""
-    """Kind of its GPUs; empty if it is unknown."""
+    """Kind of GPU; empty if unknown."""
 
 
 class NoisePoint(NamedTuple):
@@ -294,75 +294,76 @@ class NoisePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class JobHistory:
-    """History of a job: all that learning needs."""
+    """History of a job, with all that learning reads."""
 
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Ascending, each epoch once. One that a lost checkpoint undid is not there until it is done again."""
+    """Ended epochs, ascending, each once. An epoch undone by a lost checkpoint is left out until its next end."""
     throughput: tuple[ThroughputPoint, ...]
-    """The newest few for each shape and batch, oldest first."""
+    """Newest few samples at each shape and batch, oldest first."""
     samples: float
     """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
     batch: int | None
-    """Global batch in force in the last run that said."""
+    """Global batch last in force; None if no run reported a batch."""
     ended_runs_s: float
-    """Seconds that its ended runs took in all."""
+    """Seconds of all ended runs together."""
     running_since: float | None
-    """Start of the run in progress."""
+    """Start of the run in progress; None if no run goes on."""
     resizes: int
-    """Resizes of a job that ran and that took effect, by whatever mechanism: those of a waiting job do not count, being
-    parked does."""
+    """Number of resizes of the running job that took effect, by requeue or by blocks. Parking counts; resizes while the
+    job waited do not."""
     last_resize_end: float | None
-    """End of the last resize, also of one that was rolled back: it interrupted the job as well."""
+    """End of the last resize, rolled-back resizes included, since these interrupt the job too."""
     epochs_since_change: int
-    """Epochs that ended after the last resize did, or the last change of its blocks; or all."""
+    """Number of epochs that ended after the last resize or change of blocks; all epochs if there was neither."""
     first_loss: float | None
     failures: int = 0
-    """Resizes that did not take effect since the last one that did, but for those that a start of the job overtook."""
+    """Number of resizes without effect since the last with effect, except resizes that a start of the job overtook."""
     first_batch: int | None = None
-    """Global batch that its first run began with."""
+    """Global batch with which the job's first run began."""
     noise: tuple[NoisePoint, ...] = ()
-    """The newest few gradient noise scales, oldest first."""
+    """Newest few gradient noise scales, oldest first."""
     progress: float | None = None
-    """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
+    """Newest reported progress since the job's first run, in samples of the base batch; never above `samples`."""
     pause_s: float | None = None
-    """Mean pause of its last few resizes by requeue that took effect, if it is known."""
+    """Mean pause of the last few resizes by requeue that took effect, seconds; None if unknown."""
     interrupted: tuple[float, ...] = ()
-    """Start times of the resizes that interrupted it, ascending, rolled back ones included. Blocks that join or leave
-    do not interrupt it."""
+    """Start times, ascending, of the resizes that interrupted the job, rolled-back resizes included. Blocks that join
+    or leave do not interrupt the job."""
     epoch_samples: float | None = None
-    """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
+    """Mean samples of the ended epochs, which stands for an epoch's length if the job does not know its dataset's."""
     ran: tuple[tuple[Shape, float], ...] = ()
-    """Shapes on which it has run, and for how many seconds in all: by Slurm's clock, of a run that has
-    not ended until its newest report. One node with all GPUs stands for nodes that give unequally many."""
+    """Each shape on which the job ran, with the seconds by Slurm's clock; an unended run counts until its newest
+    report. One node with all GPUs stands for nodes that give unequally many."""
     membership: MembershipRecord | None = None
-    """Newest membership of a job of blocks."""
+    """Newest membership of a job of blocks; None for any other job."""
     switch_s: float | None = None
-    """Mean pause of the last few ordered changes of a job of blocks, if it is known."""
+    """Mean pause of the last few ordered changes of blocks, seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of those changes in which blocks joined, if known: sending them the job's state takes long."""
+    """Mean pause of the last few ordered changes in which blocks joined, which receive the job's state; None if
+    unknown."""
     moved_in_vain: int = 0
-    """Number of newest ordered changes of blocks in a row that neither changed the GPUs nor lowered the number of
-    nodes."""
+    """Number of the newest consecutive ordered changes of blocks that neither changed the GPUs nor lowered the number
+    of nodes."""
     misfit: tuple[int, int] | None = None
-    """Ranks and GPUs of the newest run that said hello, if they differ; never of a job of blocks."""
+    """Ranks and GPUs of the newest run that reported ranks, if these differ; always None for a job of blocks."""
     steps_since_change: int | None = None
-    """Optimizer steps since its number of GPUs last changed; None if it never did, or has not said."""
+    """Optimizer steps since the job's number of GPUs last changed; None without a change or a report of steps."""
     preempted: tuple[float, ...] = ()
-    """Times at which blocks of it were preempted, ascending."""
+    """Times at which Slurm preempted blocks of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Measurements of its runs by their nodes, oldest run first; none of a job of blocks, whose nodes change within a
-    run."""
+    """Measurements of the job's runs with their nodes, oldest run first; empty for a job of blocks, whose nodes change
+    within a run."""
 
     def running_s(self, now: float) -> float:
-        """Seconds it has run in all."""
+        """Return the seconds for which the job has run in all."""
         return self.ended_runs_s + (max(0.0, now - self.running_since) if self.running_since else 0.0)
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """One line of a run's report file, as numbered and timed by the job."""
+    """One line of a run's report file, with the number and time that the job gave the line."""
 
     number: int
     time: float
@@ -371,14 +372,14 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class RunReports:
-    """The reports of one run that were read in one look, in the order of their numbers."""
+    """Reports of one run from one read of its file, in the order of their numbers."""
 
     job_id: int
     restart: int
     offset: int
-    """Bytes of the report file that were read with them."""
+    """Bytes of the report file that have been read, these reports included."""
     number: int | None
-    """Number of the last report in those bytes, believed or not; None if they held none."""
+    """Number of the last report in the bytes of this read, believed or not; None without any report."""
     spec: Spec | None = None
-    """Spec of the job, if it was read too; without a report it creates no run."""
+    """Spec of the job, if read too; a spec without a report creates no run."""
     lines: Sequence[ReportLine] = ()

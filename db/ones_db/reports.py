@@ -1,4 +1,4 @@
-"""Reports of runs, each row keyed by the number of its report, so that replaying a file changes nothing."""
+"""Reports of runs. Rows are keyed by the report's number, so that to store a report file twice changes nothing."""
 
 from __future__ import annotations
 
@@ -40,28 +40,27 @@ def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]
 _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 
 MOST = 2**53
-"""Upper limit of any count that a job reports."""
+"""Upper limit of a run's sum of steps without a finite loss, since jobs report these counts."""
 LAST_RUNS = 19
-"""Runs of each job whose places in report files are asked for: more than may be read in one tick."""
+"""Number of a job's last runs whose report positions are read; one tick reads reports of fewer runs."""
 MAX_NOTE = 4_000
-"""Characters kept of what a run says in words; the newest."""
+"""Longest stored note of a run, characters; the newest characters are kept."""
 
 _HELLO = (
     *("batch", "lr_factor", "checkpoint", "queue_s", "launch_s"),
     *("import_s", "group_s", "load_s", "resizes", "world"),
 )
-"""Columns of a run that each hello says again."""
+"""Columns of a run that each Hello overwrites."""
 
 _SELDOM: Mapping[Table, type[Any]] = {CHECKPOINTS: Checkpoint, BATCHES: Batch, MEMBERSHIPS: Membership}
-"""Tables of reports that come a few at a time, each of one kind."""
+"""Report class of each table that gets only a few rows at a time."""
 
 ByKind = Mapping[type[Any], list[Any]]
-"""The lines of one run that are new, by the kind of their report, each kind in the order of its numbers."""
+"""New report lines of one run by the class of the report, each list in the order of the lines' numbers."""
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
-    """Return the lines numbered above the last stored report of their run; others are stored already, or not
-    believed."""
+    """Return the lines with numbers above `known`, the run's last stored report, by the class of the report."""
     found: dict[type[Any], list[Any]] = defaultdict(list)
     for line in lines:
         if line.number > known:
@@ -89,7 +88,7 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
-    """Return the rows of the runs; a run that no snapshot saw gets a row now."""
+    """Return the rows of these runs by jobs.id and restart; insert a row for a run that no snapshot saw."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     keys, restarts = {job for job, _ in asked}, {restart for _, restart in asked}
 
@@ -122,7 +121,7 @@ def _last(new: ByKind) -> list[ReportLine]:
 
 
 def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
-    """Return the row of the run after these new reports."""
+    """Return the columns of the run that these new reports set, with their new values."""
     return {
         "report_offset": max(run["report_offset"], look.offset),
         "report_number": max([run["report_number"], look.number or 0, *(line.number for line in _last(new))]),
@@ -133,8 +132,8 @@ def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
 
 
 def _reached(run: Row, new: ByKind) -> dict[str, Any]:
-    """Position of the run. It only grows, so that the last report of each kind has it. But a start of the ranks goes on
-    from its checkpoint."""
+    """Return the columns for the run's position after these reports. The position only grows, so the last report of
+    each class suffices; but each start of the ranks begins again at its checkpoint."""
     after: dict[str, Any] = {}
     begun = new[Hello][-1].number if new[Hello] else None
     last = [line for line in _last(new) if begun is None or line.number >= begun]
@@ -155,7 +154,7 @@ def _reached(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _measured(run: Row, new: ByKind) -> dict[str, Any]:
-    """Losses and gradients that the run measured."""
+    """Return the columns for loss, noise, progress and steps without a finite loss after these reports."""
     after: dict[str, Any] = {}
     if run["first_loss"] is None:
         losses = (line.report.loss for line in (*new[Throughput], *new[Epoch]))
@@ -176,7 +175,8 @@ def _measured(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
-    """Reports of the run about its starts and its end. Of several starts the last counts, with the notes of all."""
+    """Return the columns for the run's start and end after these reports: of several starts the last, with all
+    notes."""
     after: dict[str, Any] = {}
     starts, firsts, notes, byes = new[Hello], new[First], new[Note], new[Bye]
     if not (starts or firsts or notes or byes):
@@ -210,7 +210,7 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
-    """End of the run's last known step. A checkpoint begins at a step's end; a drained job then only waits."""
+    """Return the end of the run's last known step, Unix seconds. A checkpoint begins at the end of a step."""
     times: list[float | None] = [
         connection.scalar(select(func.max(time)).where(table.c.run_id == run["id"]))
         for table, time in (
@@ -223,15 +223,15 @@ def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
 
 
 class ReportStore(Transactions):
-    """The reports of runs in a `Store`."""
+    """Part of a `Store`: reports of runs."""
 
     @noting
     def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
-        """Store what runs reported, each run once, and with it how far their files were read.
+        """Store new reports of runs, and how far each report file was read; `looks` names each run once.
 
-        Reports that are stored already stay as they are: those whose number is not above the last one stored are left
-        out, and the position never goes back. A run that no snapshot saw is made from its reports. One transaction
-        for all of them: a tick costs one commit however many jobs reported.
+        Reports that are stored already, by their numbers, are left out, and a position never goes back. A run that no
+        snapshot saw is created from its reports. All runs share one transaction: a tick costs one commit however many
+        jobs reported.
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
         _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
@@ -270,9 +270,9 @@ class ReportStore(Transactions):
             change_rows(connection, RUNS, names, rows)
 
     def report_positions(self, job_ids: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
-        """Bytes read of report files, and the number of the last report, by job id and restart.
+        """Return, by job id and restart, the bytes read of a run's report file and the number of the last report read.
 
-        Of each job's last runs, by the restart that it was last seen with; runs never read are left out.
+        Only the last `LAST_RUNS` runs of each job are there, and no run whose file was never read.
         """
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
@@ -290,7 +290,7 @@ class ReportStore(Transactions):
         return self._recall("positions", job_ids, ask)
 
     def reported(self, job_ids: Collection[int]) -> dict[int, int]:
-        """Number of reports that each job has written over all runs, by their numbers."""
+        """Return the number of reports that each job has written over all runs."""
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, int]:
             query = (
@@ -307,8 +307,7 @@ class ReportStore(Transactions):
     def checkpoint_for_order(
         self, connection: Connection, job_id: int, restart: int, order: int
     ) -> tuple[int, float, Checkpoint] | None:
-        """The number, the time and the report of the checkpoint that a run reported in answer to an order, None while
-        there is none."""
+        """Return number, time and report of the newest checkpoint that a run wrote for this order; None before any."""
         query = (
             select(CHECKPOINTS)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
@@ -327,8 +326,8 @@ class ReportStore(Transactions):
 
     @reading
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
-        """Job and seconds of the slowest checkpoint that became durable since then; None if there is none. It counts
-        for jobs of blocks whose changes each begin a term from one."""
+        """Return job id and seconds of the slowest checkpoint since then; None without any. Checkpoints count for jobs
+        of blocks that load one at each change of blocks."""
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
@@ -343,8 +342,8 @@ class ReportStore(Transactions):
 
     @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
-        """Seconds from the last step of the run `restart` to the first report of the next run that spoke; None
-        before that. By the clocks of the job's own nodes."""
+        """Return the seconds from the last step up to run `restart` to the first hello of a later run; None before that
+        hello. Times are of the clocks of the job's own nodes."""
         job = key_of(connection, self._cluster, job_id)
         spoke = select(RUNS).where(RUNS.c.job_id == job, RUNS.c.hello_time.is_not(None))
         after = spoke.where(RUNS.c.restart > restart).order_by(RUNS.c.restart).limit(1)

@@ -1,8 +1,8 @@
 """Retention: rolls up old samples to longer ones and deletes old details, in many small transactions.
 
-A rolled-up sample is a sample like others, of a longer stretch: sums of samples and seconds, means of loss and noise,
-and the position, the progress, the time and the number of its last report. So every query and view reads both alike.
-What learning reads stays as it came: of each run and batch the newest few, the same that `history` asks for.
+A rolled-up sample replaces several: sums of samples and seconds, means of loss and noise, and the position, progress,
+time and number of the last replaced report. So queries and views read rolled-up and other samples alike. The newest few
+samples of each run and batch, which `ones_db.history` reads for learning, stay unchanged.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ from ones_db.tables import (
 
 
 class RolledUp(NamedTuple):
-    """Result of one step of a roll-up, or what it would be."""
+    """Numbers of samples in one step of a roll-up, or in a dry run."""
 
     read: int
-    """Samples that were looked at."""
+    """Samples read."""
     removed: int
-    """Samples that others stand for now."""
+    """Samples deleted, since a rolled-up sample replaces them."""
 
 
 KEPT = max(SPEEDS, NOISES)
-"""Newest samples of each run and batch that stay as they are."""
+"""Number of newest samples of each run and batch that are never rolled up."""
 PIECE = 10_000
-"""Samples that one transaction looks at."""
+"""Samples read in one transaction."""
 
 
 Changes = list[tuple[int, tuple[int, ...]]]
-"""Numbers of the reports of memberships, ascending, each with what tells its size from others."""
+"""Report number and size (nodes, GPUs per node, GPUs) of each membership of a run, ascending."""
 
 
 @dataclass
 class RollUpWork:
-    """A run whose samples are being rolled up."""
+    """Progress of the roll-up of one run's samples."""
 
     run: int
     """runs.id"""
     after: int = 0
-    """Number of the report up to which that is done."""
+    """Number of the last report that is rolled up."""
     kept: set[int] | None = None
-    """Numbers of the reports that stay as they are; None before the first look."""
+    """Numbers of the reports that are not rolled up; None before the first step."""
     changes: Changes | None = None
-    """Changes of its blocks; None before the first look."""
+    """Memberships of the run; None before the first step."""
     done: bool = False
 
 
 def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
-    """Samples of one run that were looked at, and that others stand for now."""
+    """Roll up the next samples of one run; return how many were read and how many deleted."""
     last = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
     number = connection.scalar(last.where(RUNS.c.id == work.run, JOBS.c.end_time < before))
     if number is None:
@@ -101,7 +101,7 @@ def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: fl
 
 
 def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
-    """Numbers of the reports of a run that stay as they are: the newest of each batch and size, and the very last."""
+    """Return the numbers of a run's reports that are not rolled up: the newest of each batch and size, and the last."""
     if changes:
         names = (THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds)
         query = select(*names).where(THROUGHPUT.c.run_id == run).order_by(THROUGHPUT.c.number)
@@ -116,7 +116,7 @@ def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
 
 
 def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
-    """`_kept` if these are all samples of the run."""
+    """Return the same as `_kept`, from all samples of the run."""
     of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
@@ -134,7 +134,7 @@ def _changes_before(row: Any, changes: Changes) -> int:
 
 @dataclass(frozen=True)
 class _Group:
-    """Samples that follow one another and become one."""
+    """Consecutive samples of a run that become one."""
 
     rows: Sequence[Any]
 
@@ -160,7 +160,7 @@ def _finite_samples(row: Any) -> float:
 
 
 def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
-    """The mean of the values that are known, each with its weight; None if none is."""
+    """Return the weighted mean of (value, weight) pairs without unknown values; None if all are unknown."""
     known = [(value, weight) for value, weight in values if value is not None]
     if not known:
         return None
@@ -171,9 +171,10 @@ def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
 
 
 def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Changes) -> Iterator[_Group]:
-    """The samples in the order of their reports, those together that become one.
+    """Yield the groups of consecutive samples that become one, in the order of reports.
 
-    Whoever leaves out samples without a speed, or without noise, finds the same sums in those that are left.
+    Samples with and without a throughput are never in one group, nor samples with and without noise: so sums over only
+    the measured samples stay the same.
     """
 
     def together(row: Any) -> tuple[Any, ...]:
@@ -206,7 +207,7 @@ _UPDATE = (
 
 
 def _led_to_nothing() -> Any:
-    """Condition on a row of decision_jobs: it was not acted on, and no resize of the job refers to it."""
+    """Return the condition that a row of decision_jobs was not acted on, and that no resize of the job refers to it."""
     referred = exists().where(
         RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
     )
@@ -214,11 +215,11 @@ def _led_to_nothing() -> Any:
 
 
 class RetentionStore(Transactions):
-    """Rolling up and deleting old rows of a `Store`."""
+    """Part of a `Store`: rolls up and deletes old rows."""
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """The runs (runs.id) of jobs that ended before then whose samples are not rolled up that far."""
+        """Return the runs (runs.id), of jobs that ended before then, whose samples are not rolled up to this length."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)
@@ -237,8 +238,8 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query))
 
     def roll_up(self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
-        """Put the next samples of these runs together, as many as one short transaction can; those done leave the
-        queue. `dry` only counts."""
+        """Roll up the next samples of these runs in one short transaction; finished runs leave the queue. `dry` only
+        counts."""
         with self._read() if dry else self._write() as connection:
             read = removed = 0
             while works and read < PIECE:
@@ -250,15 +251,15 @@ class RetentionStore(Transactions):
 
     @reading
     def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
-        """The jobs (jobs.id) that ended before then and have decisions that led to nothing, or steps of resizes."""
+        """Return the jobs (jobs.id) that ended before then and have rows that `forget` would delete."""
         idle = exists().where(DECISION_JOBS.c.job_id == JOBS.c.id, _led_to_nothing())
         steps = exists().where(RESIZES.c.job_id == JOBS.c.id, STEPS.c.resize_id == RESIZES.c.id)
         query = select(JOBS.c.id).where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, or_(idle, steps))
         return list(connection.scalars(query.order_by(JOBS.c.id)))
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete what these jobs (jobs.id) weighed, decisions on them that led to nothing, and the steps of their
-        resizes; returns how many rows. Resizes and what they cost stay. `dry` only counts."""
+        """Delete rows of these jobs (jobs.id): alternatives, decisions that led to nothing, and steps of resizes.
+        Return the number of deleted rows. Resizes and their costs stay. `dry` only counts."""
         with self._read() if dry else self._write() as connection:
             ended = select(JOBS.c.id).where(
                 JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
@@ -289,7 +290,7 @@ class RetentionStore(Transactions):
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 JOBS_AT_ONCE = 200
-"""Jobs that lose what is no longer kept in one transaction."""
+"""Jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
 """Shortest rest after a transaction, in seconds."""
 
@@ -299,27 +300,27 @@ class Ages:
     """Retention periods, in seconds after a job's end."""
 
     minutes_s: float
-    """Its samples become one a minute."""
+    """Age from which a job's samples become one a minute."""
     hours_s: float
-    """Its samples become one an hour."""
+    """Age from which a job's samples become one an hour."""
     forget_s: float | None = None
-    """Decisions that led to nothing, and the steps of its resizes, are deleted; None keeps them."""
+    """Age from which a job's decisions without effect, and steps of resizes, are deleted; None keeps these rows."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Result of `maintain`, or what it would be."""
+    """Numbers of rows in a call of `maintain`, or in a dry run."""
 
     runs: int = 0
-    """Runs looked at."""
+    """Runs whose samples were read."""
     read: int = 0
-    """Samples looked at."""
+    """Samples read."""
     removed: int = 0
-    """Samples that others stand for now."""
+    """Samples deleted, since a rolled-up sample replaces them."""
     jobs: int = 0
-    """Jobs that lost decisions or steps."""
+    """Jobs whose decisions or steps were deleted."""
     rows: int = 0
-    """Rows that these were."""
+    """Rows of these jobs that were deleted."""
 
 
 def maintain(
@@ -331,11 +332,11 @@ def maintain(
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Done:
-    """Roll up old samples, and forget what `ages` says; `dry` only counts.
+    """Roll up old samples, and delete old rows, by the periods in `ages`; `dry` only counts.
 
-    Nothing of a job that has not ended is touched, and nothing that learning reads of one that has. The companion gets
-    the database for as long as each step took. `progress` is called with what is being done, how much of it is done,
-    and how much there is.
+    Rows of jobs that have not ended stay, and so do all rows that learning reads. After each step the database is left
+    to the companion for as long as the step took. `progress` is called with the kind of step, the amount done, and the
+    amount in all.
     """
     now = time.time() if now is None else now
     runs: set[int] = set()

@@ -1,8 +1,8 @@
-"""Mapping between records and rows, by the fields of the record; no other place maps them.
+"""Mapping between records and rows, by the fields of the record.
 
-A field is the column of its name, with these exceptions: a shape is two columns (``old_shape``: ``old_nodes`` and
-``old_gpus_per_node``), a reason three (``outcome``, its sentence, ``outcome_code`` and ``outcome_arguments``), a tuple
-one text with commas, and a tuple of records none: these are rows of their own.
+A field is the column of the same name, except that a shape is two columns (``old_shape``: ``old_nodes`` and
+``old_gpus_per_node``), a reason is three (``outcome`` with the sentence, ``outcome_code`` and ``outcome_arguments``),
+and a tuple is one text with commas. A tuple of records has no column: the records are rows of another table.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T")
 Row = Mapping[Any, Any]
 
 COLUMNS = {"user": "user_name", "order": "order_number"}
-"""Columns that are named otherwise than their field: SQL has these words for itself."""
+"""Column of each field whose name is a keyword of SQL."""
 
 
 class _Kind(NamedTuple):
     write: Callable[[str, Any], Mapping[str, Any]]
     read: Callable[[str, Row], Any] | None
-    """None: nothing in the row."""
+    """Function that reads the field from a row; None if the row has no column of the field."""
 
 
 def row_of(record: Any) -> dict[str, Any]:
-    """The columns of a record; a field that is None is NULL in each of its columns."""
+    """Return the columns of a record by name; a field that is None is NULL in each of its columns."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     values = {column: getattr(record, name) for name, column in plain}
@@ -43,7 +43,7 @@ def row_of(record: Any) -> dict[str, Any]:
 
 
 def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
-    """Return the record of a row; the fields `given` are not read from it."""
+    """Return the record of a row; fields in `given` have these values, and are not read from the row."""
     plain, kinds = _fields(kind)
     values = {name: row[column] for name, column in plain if name not in given}
     for name, one in kinds:
@@ -53,18 +53,18 @@ def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
 
 
 KEPT = 4096
-"""Rows whose records are kept: those of one look at a large site."""
+"""Largest number of rows whose records are cached, enough for one read of a large site."""
 
 
 @lru_cache(maxsize=KEPT)
 def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
-    """Return the record of a row with these columns, cached: an equal row gives the same record."""
+    """Return the record of a row with these columns and values; an equal row gives the same cached object."""
     return record_of(kind, dict(zip(names, values, strict=True)))
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, _Kind], ...]]:
-    """The fields that are columns as they are, with these, and the others, with how they are mapped."""
+    """Return (field, column) of each field that is one column as is, and (field, mapping) of the others."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
     kinds = {name: found for name, hint in hints.items() if (found := _kind(hint)) is not None}
     return tuple((name, COLUMNS.get(name, name)) for name in hints if name not in kinds), tuple(kinds.items())
@@ -90,7 +90,7 @@ def _kind(hint: Any) -> _Kind | None:
 
 
 def shape_names(name: str) -> tuple[str, str]:
-    """The columns of a field that is a shape."""
+    """Return the two columns of a field that is a shape."""
     before = name.removesuffix("shape")
     return f"{before}nodes", f"{before}gpus_per_node"
 
@@ -110,7 +110,8 @@ def _shape(name: str, row: Row) -> Shape | None:
 
 
 def reason_columns(name: str, reason: Reason) -> dict[str, str]:
-    """The columns of a reason. JSON has no infinity and PostgreSQL's no lone surrogate: text has."""
+    """Return the columns of a reason. Arguments that JSON or PostgreSQL cannot hold (infinity, surrogates) become
+    text."""
     arguments = {
         storable(key): storable(value)
         if isinstance(value, str)
@@ -124,7 +125,7 @@ def reason_columns(name: str, reason: Reason) -> dict[str, str]:
 
 
 def reason_of(name: str, row: Row) -> Reason:
-    """The reason in the columns of that name."""
+    """Return the reason in the three columns of this field."""
     code, arguments = row[f"{name}_code"], row[f"{name}_arguments"]
     if not code:
         return NO_REASON
@@ -137,7 +138,7 @@ def _list_column(name: str, items: tuple[Any, ...]) -> dict[str, str]:
 
 
 def numbers(listed: str) -> tuple[int, ...]:
-    """The whole numbers in a column that lists them."""
+    """Return the whole numbers in a column that lists numbers with commas."""
     return tuple(map(int, listed.split(","))) if listed else ()
 
 
@@ -146,12 +147,12 @@ def _blocks_column(name: str, blocks: tuple[tuple[int, Shape], ...]) -> dict[str
 
 
 def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
-    """Task and shape of each block in a column that lists them."""
+    """Return task and shape of each block in a column that lists blocks, such as 0:1x4,2:1x4."""
     return tuple((int(task), Shape(int(n), int(g))) for task, n, g in re.findall(r"(\d+):(\d+)x(\d+)", listed))
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """The fields of a record for JSON: shapes and reasons under the names of their columns, arguments as an object."""
+    """Return the fields of a record for JSON: shapes and reasons by their columns, arguments as an object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

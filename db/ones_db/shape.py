@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Nodes × GPUs per node of one job; every node of it gives the same number of GPUs."""
+    """Nodes × GPUs per node of one job; every node gives the job the same number of GPUs."""
 
     nodes: int
     gpus_per_node: int
 
     @property
     def gpus(self) -> int:
-        """World size: one rank a GPU."""
+        """Number of GPUs, which is the world size: one rank a GPU."""
         return self.nodes * self.gpus_per_node
 
     def __str__(self) -> str:
@@ -22,10 +22,10 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """The inverse of `str`; raises ValueError."""
+        """Return the shape that `str` gave as this text, such as 2x4; raises ValueError."""
         nodes, _, gpus = text.partition("x")
         return cls(int(nodes), int(gpus))
 
 
 PARKED = Shape(0, 0)
-"""Shape of a job that is resized to zero GPUs: it waits, at the shape that Slurm has of it."""
+"""Target of a resize to zero GPUs, which parks the job: the job waits in the queue. Slurm keeps the job's old shape."""

@@ -1,5 +1,7 @@
-"""Records besides the jobs that the companion looks after: nodes, people's actions, the companion's health, and jobs
-that have ended as Slurm's accounting has them. `ones_db.tables` says what their fields mean."""
+"""Records of a site: nodes, people's actions, the companion's health, and ended jobs from Slurm's accounting.
+
+`ones_db.tables` says what fields mean, by the column of the same name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, RU
 
 
 class NodeRecord(NamedTuple):
-    """A node as it is now."""
+    """Present state of a node."""
 
     name: str
     state: str
@@ -78,11 +80,11 @@ def _last_of(cluster: int) -> Select[Any]:
 
 
 class SiteStore(Transactions):
-    """The nodes, actions, health and leader of a `Store`."""
+    """Part of a `Store`: nodes, actions, the companion's health and the leader."""
 
     @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
-        """Store the nodes as they are now: those that changed, and those that are gone."""
+        """Store the nodes that changed since the last call, and as `GONE` the nodes that Slurm no longer lists."""
         last = _last(connection, self._cluster)
         there = {node.name for node in nodes_now}
         lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -101,59 +103,59 @@ class SiteStore(Transactions):
 
     @reading
     def nodes(self, connection: Connection) -> list[NodeRecord]:
-        """The nodes as they are now, by their names."""
+        """Return the present state of each node, sorted by name."""
         return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
 
     @noting
     def add_action(self, connection: Connection, record: ActionRecord) -> None:
-        """Store an action; the same action of a person at the same moment is stored once."""
+        """Store an action; a repeated call with the same person, action and time stores nothing."""
         add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
 
     @noting
     def record_health(self, connection: Connection, record: HealthRecord) -> None:
-        """Store the health of the companion."""
+        """Store the health of the companion, in place of the last."""
         add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": self._cluster, **record._asdict()}])
 
     @reading
     def health(self, connection: Connection) -> HealthRecord | None:
-        """Health of the companion that acted last, at its last tick; None if there was none."""
+        """Return the health of the companion that acted last, at its last tick; None if no companion acted."""
         columns = [HEALTH.c[name] for name in HealthRecord._fields]
         row = connection.execute(select(*columns).where(HEALTH.c.cluster_id == self._cluster)).first()
         return None if row is None else HealthRecord(*row)
 
     @reading
     def leader(self, connection: Connection) -> LeaderRecord | None:
-        """The companion that leads, or did last; None if none ever did."""
+        """Return the companion that leads or led last; None if no companion ever led."""
         return leader_of(connection, self._cluster)
 
 
 @dataclass(frozen=True)
 class AccountingJob:
-    """A job that has ended, as Slurm's accounting has it."""
+    """An ended job in Slurm's accounting."""
 
     job: JobRecord
     runs: tuple[RunRecord, ...]
-    """Runs by their start; empty if it never started."""
+    """Runs of the job by their start; empty if the job never started."""
     time_limit_s: float | None = None
 
 
 class Imported(NamedTuple):
-    """Result of reading jobs from accounting."""
+    """Numbers of jobs in an import from accounting."""
 
     new: int = 0
     changed: int = 0
-    """Jobs known from accounting before, with more details now."""
+    """Jobs known from accounting before, about which the import added something."""
     same: int = 0
     companion: int = 0
-    """Jobs that the companion has seen; they stay as they are."""
+    """Jobs that the companion has seen; the import leaves these unchanged."""
 
     def plus(self, other: Imported) -> Imported:
-        """Return the sum of both results."""
+        """Return the sums of the numbers of two imports."""
         return Imported(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class PastJob(NamedTuple):
-    """A job that has ended, by accounting or the companion; times in seconds."""
+    """An ended job, from accounting or the companion; times in seconds."""
 
     job_id: int
     name: str
@@ -163,23 +165,23 @@ class PastJob(NamedTuple):
     state: str
     submit_time: float
     start_time: float | None
-    """Start of its first run; None if it never started."""
+    """Start of the job's first run; None if the job never started."""
     end_time: float
     runs: int
     run_s: float
-    """Seconds in all its runs."""
+    """Seconds of all runs of the job together."""
     gpus: int
-    """GPUs of its largest run."""
+    """GPUs of the job's largest run."""
     gpu_s: float
-    """GPU-seconds of all its runs."""
+    """GPU-seconds of all runs of the job together."""
 
 
 SAME_JOB_S = 86_400.0
-"""Two stays of one job id less than this apart are of one job: Slurm lets a job that ended be requeued for less than
-this, and takes far longer to come round to the same id."""
+"""Seconds between two periods of a job id within which both are one job: Slurm lets an ended job be requeued for less
+time, and takes far longer until the same id comes again."""
 
 SAME_START_S = 5.0
-"""Largest difference between the start of one task in Slurm's controller and in its accounting."""
+"""Largest difference between a task's start in slurmctld and in Slurm's accounting, seconds."""
 
 Row = Mapping[Any, Any]
 
@@ -187,7 +189,7 @@ Row = Mapping[Any, Any]
 def _known(
     connection: Connection, cluster: int, job_ids: Sequence[int]
 ) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
-    """The stored jobs with these ids, and the runs (by jobs.id) of those that came from accounting."""
+    """Return the stored jobs with these ids, and by jobs.id the runs of those from accounting."""
     known: dict[int, list[Row]] = defaultdict(list)
     query = (
         select(JOBS, ACCOUNTING.c.import_time)
@@ -207,7 +209,7 @@ def _known(
 
 
 def _same(row: Row, read: AccountingJob) -> bool:
-    """Tell whether a stored job is the one that accounting has: its time and the other's meet, or nearly."""
+    """Tell whether a stored job is this job of accounting: their times overlap, or are at most `SAME_JOB_S` apart."""
     if row["submit_time"] == read.job.submit_time:
         return True
     if row["import_time"] is not None and row["user_name"] != read.job.user:
@@ -218,15 +220,15 @@ def _same(row: Row, read: AccountingJob) -> bool:
 
 
 def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool:
-    """Tell whether it is a start of a block that the companion has seen, by the starts of blocks that there are."""
+    """Tell whether a job of accounting is a block that the companion has seen, by the blocks' starts by Slurm id."""
     starts = ((run.start_time or 0.0, start) for run in one.runs for start in blocks[run.job_id])
     return any(abs(known - start) <= SAME_START_S for known, start in starts)
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Return stored and read runs merged; None if nothing new was read.
+    """Return the job with stored and imported runs merged; None if the import adds nothing.
 
-    An import of a later span knows only a requeued job's later runs.
+    Both are needed, since an import of a later span has only a requeued job's later runs.
     """
     job = read.job
     runs = {run.start_time: run for run in [*before, *read.runs]}
@@ -267,13 +269,14 @@ def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) ->
 
 
 class AccountingStore(Transactions):
-    """The jobs of a `Store` that Slurm's accounting knows."""
+    """Part of a `Store`: jobs from Slurm's accounting."""
 
     @writing
     def add_accounting(self, connection: Connection, jobs: Sequence[AccountingJob]) -> Imported:
-        """Store jobs that have ended, as accounting has them, in one transaction.
+        """Store ended jobs of accounting in one transaction, and return how many were new or changed.
 
-        A job that the companion has seen stays as it is; of one that is known from accounting, what is new is added.
+        A job that the companion has seen stays unchanged. To a job that is known from accounting the call adds what is
+        new.
         """
         known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])
         blocks = started_blocks(connection, self._cluster, [one.job.job_id for one in jobs])
@@ -299,7 +302,7 @@ class AccountingStore(Transactions):
 
     @reading
     def past_jobs(self, connection: Connection, since: float, until: float) -> list[PastJob]:
-        """The jobs that were submitted in that span and have ended, by their submission."""
+        """Return the ended jobs that were submitted from `since` until before `until`, sorted by submission."""
         ended = run_end()
         length = ended - RUNS.c.start_time
         gpus = RUNS.c.nodes * RUNS.c.gpus_per_node

@@ -1,4 +1,4 @@
-"""SQLite: one file, a write-ahead log, and a lock that writers take before they look."""
+"""SQLite: one file, a write-ahead log (WAL), and a lock that a writer takes before its first read."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 GRAIN_S = 0.1
 """Seconds within which two writes may leave a file with the same modification time."""
 RETRY_S = 0.02
-"""Seconds between two tries of what SQLite does not wait for itself."""
+"""Seconds between two tries to begin the write-ahead log, for which SQLite does not wait itself."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
-"""SQLite's own words; the last creates the file."""
+"""SQLite's word for each `Mode`; `rwc` creates the file."""
 
 
 class SQLite:
-    """A database in one file."""
+    """An SQLite database in one file."""
 
     def __init__(self, url: URL) -> None:
         """Raises `StoreError` if the URL names no file."""
@@ -44,14 +44,14 @@ class SQLite:
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror}") from None
 
     def exists(self) -> bool:
-        """Raises `StoreError` if that is not for this user to know."""
+        """Raises `StoreError` if this user may not read the directory."""
         try:
             return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
         except PermissionError:
             raise StoreError(f"{self.path}: closed to you; check the owner and mode of its directory") from None
 
     def stamp(self) -> object:
-        """Raises OSError if there is no file."""
+        """Raises OSError if the file is missing."""
         found = [self.path.stat()]
         with suppress(FileNotFoundError):
             found.append(Path(f"{self.path}-wal").stat())
@@ -60,8 +60,8 @@ class SQLite:
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
     def engine(self, mode: Mode) -> Engine:
-        """Writers use a write-ahead log, so that they never wait for readers nor readers for them, and flush it at
-        each commit: what the companion does to a job may rest only on what would survive a power cut."""
+        """Writers use a write-ahead log, so that writers and readers never wait for each other. Each commit flushes the
+        log: the companion may act on a job only after a record that survives a power cut."""
 
         def connect() -> sqlite3.Connection:
             # SQLAlchemy hands a connection to one thread at a time. BEGIN is ours: see `_begin`.
@@ -113,11 +113,11 @@ class SQLite:
         return found.st_dev, found.st_ino
 
     def _query(self, mode: Mode) -> str:
-        """The part of SQLite's URI after the question mark.
+        """Return the part of SQLite's URI after the question mark.
 
-        Reading needs the log's two files, which SQLite makes in the directory when no writer has them open. A reader
-        who may not write there can do without only while there is no log, which `immutable` promises. Hence a
-        connection for each transaction of a reader, which asks again.
+        Reading needs the log's two files, which SQLite creates in the directory when no writer has them open. A reader
+        who may not write to the directory can read only while no log exists, and then by `immutable`. Hence each
+        transaction of such a reader has a connection of its own, for which the log is looked for again.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
@@ -144,7 +144,7 @@ class SQLite:
         return StoreError(f"{path}: {words}")
 
     def back_up(self, revision: str) -> str:
-        """A durable copy of the file next to it, consistent also while a companion writes."""
+        """Copy the file durably to its own directory; the copy is consistent also while a companion writes."""
         path, stamp = self.path, time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         copy = path.with_name(f"{path.name}.{revision}-{stamp}.bak")
         unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")
@@ -171,17 +171,17 @@ class SQLite:
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """The driver gets them as they are: binding each value by its name would cost more than storing it."""
+        """Give the driver the rows as they are: to bind each value by name would cost more than to store the value."""
         if rows:
             connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """The next key is the highest and one."""
+        """Do nothing: SQLite's next key is one above the highest stored key."""
 
 
 def _begin_log(connection: sqlite3.Connection) -> None:
-    """Let the file have a write-ahead log from now on. The first time SQLite wants the file for itself, and does not
-    wait for another process that begins with it too."""
+    """Switch the file to a write-ahead log. The first switch needs the file exclusively, and SQLite does not wait for
+    another process that switches at the same time: so this function tries again."""
     until = time.monotonic() + backend.BUSY_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The store: the only access to a cluster's stored data."""
+"""Access to the stored data of a cluster, by one class."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class Store(
     AccountingStore,
     RetentionStore,
 ):
-    """Stored data of one cluster; each base class has the methods of one subject. Its contract:
+    """Stored data of one cluster; each base class has the methods of one subject. The contract of all methods:
 
     **Consistency.** One writer a cluster: the companion that leads. Any number of readers, in any process, at the same
-    time; neither waits for the other. A second writer is not wrong, but each waits for the other's call to end, and
-    gets `StoreBusy` when that takes longer than half a minute.
+    time; reading and writing never wait for each other. A second writer is allowed: each of the two waits for the
+    other's call to end, and gets `StoreBusy` after half a minute.
 
-    * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the process and
-    of the machine. When it raises, or the process is killed in it, nothing of it is stored. So an intent may be acted
-    on as soon as the call that stored it has returned. A server that is lost at the very end of a call (`StoreLost`)
-    may have stored all of it: who needs to know calls again.
+    * Every method is one transaction. When a writing method returns, its rows survive a crash of the process and of the
+    machine. When the method raises, or the process is killed in the call, no row of the call is stored. So an intent
+    may be acted on as soon as the call that stored the intent has returned. If the server is lost at the very end of a
+    call (`StoreLost`), all rows of the call may be stored. A caller who needs to know repeats the call.
 
-    **Raises.** `StoreError` and its kinds, which say what to do.
+    **Raises.** `StoreError` and its subclasses, whose messages say what to do.
     """
 
     @classmethod
     def open(cls, url: str, cluster: str, *, read_only: bool = False, term: int | None = None) -> Store:
-        """The store of one cluster in the database at `url`, such as
-        ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``.
+        """Open the store of one cluster in the database at `url`, such as ``sqlite:////var/lib/slurm-ones/ones.sqlite``
+        or ``postgresql://ones@server/ones``.
 
-        Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is. With the
-        `term` of a leader (`ones_db.leader`) every writing method raises `NotLeader`, and stores nothing, once there is
-        a newer one. Without, as commands open it, none asks who leads. A server's password is best left to ~/.pgpass,
-        PGPASSWORD or a service file. Raises `SchemaError`, saying what to run, if the database is absent, older or
-        newer than this version, or not ours. Raises `StoreError` if it cannot be opened, or is read for a cluster that
-        is not among those it has.
+        A writer's store adds an unknown cluster to the database; for a reader an empty name means the only cluster of
+        the database. With the `term` of a leader (`ones_db.leader`) every writing method raises `NotLeader`, and stores
+        nothing, once a newer term has begun. Without a term, as commands open a store, no method checks who leads.
+        Leave a server's password to ~/.pgpass, PGPASSWORD or a service file. Raises `SchemaError`, which says what to
+        run, if the database is absent, of another schema, or another program's. Raises `StoreError` if the database
+        cannot be opened, or a reader names a cluster that the database does not have.
         """
         if not cluster and not read_only:
             raise StoreError("no cluster is named: whose jobs are to be stored?")
@@ -78,11 +78,11 @@ class Store(
 
     @property
     def key(self) -> int:
-        """The cluster's clusters.id."""
+        """Key of the cluster: clusters.id."""
         return self._cluster
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections to the database."""
         self._engine.dispose()
 
     def __enter__(self) -> Store:
@@ -92,16 +92,16 @@ class Store(
         self.close()
 
     def watch(self) -> None:
-        """Keep a connection open from now on, for repeated reading."""
+        """Keep a connection open from now on, so that repeated reads are fast."""
         self._engine.dispose()
         self._engine = self._backend.engine("watch" if self.read_only else "write")
 
     def check_schema(self) -> None:
-        """Raise `SchemaError` if the database was upgraded since it was opened."""
+        """Raise `SchemaError` if the database was upgraded since this store was opened."""
         with self._read() as connection:
             check_revision(connection)
 
     def stamp(self) -> object:
-        """Return a value that changes with each write to the database, at next to no cost; None if only reading tells.
-        Raises OSError if the database is gone."""
+        """Return, at next to no cost, a value that changes with each write to the database; None if only a query could
+        show a write. Raises OSError if the database is gone."""
         return self._backend.stamp()

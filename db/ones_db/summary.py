@@ -1,7 +1,7 @@
-"""Tables and plots for people: one line a job, one bar a run.
+"""Summaries for people: a line for each job, and a bar for each run.
 
-The line of a job is declared here and nowhere else, by `JobSummary`: each field with its SQL and its meaning. The view
-`job_summary` has the same columns, and a few more for researchers.
+`JobSummary` declares the line of a job: each field with its SQL and its meaning. The view `job_summary` has the same
+columns, and a few more for researchers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ones_wrapper.protocol.limits import StrategyLimits
 
 
 class Of(NamedTuple):
-    """Column of a job's summary: its SQL and its meaning. The SQL is of a job j, its newest run n and the newest run p
-    that reported its position."""
+    """SQL and meaning of a column of a job's summary. The SQL is over a job j, the job's newest run n, and the newest
+    run p that reported a position."""
 
     sql: str
     meaning: str
@@ -176,7 +176,7 @@ _KINDS = {int: "int", float: "float", str: "text", bool: "bool", StrategyLimits:
 
 
 def _columns() -> Iterator[tuple[Column, str]]:
-    """The columns that `JobSummary` declares, each with its SQL."""
+    """Yield the columns that `JobSummary` declares, each with its SQL."""
     for field, hint in get_type_hints(JobSummary, include_extras=True).items():
         inner, *columns = get_args(hint)
         kind = _KINDS[(get_args(inner) or (inner,))[0]]
@@ -192,7 +192,7 @@ _FROM = """jobs j
             AND n.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id)
         LEFT JOIN runs p ON p.job_id = j.id
             AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)"""
-"""The newest run has the shape; the newest that reported a position has the progress, as the newest may be loading."""
+"""FROM clause of a job j, its newest run n, and the newest run p with a position: n may still be loading."""
 _SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
 _SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
 
@@ -239,14 +239,14 @@ _ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :clu
 
 
 class TimelineRow(NamedTuple):
-    """A run, or a part of one between changes of its blocks, for plots; `end` is None while it runs."""
+    """A run, or the part of a run between two changes of blocks, for plots; `end` is None while the run goes on."""
 
     job_id: int
     name: str
     user: str
     partition: str
     asked: int
-    """GPUs that the job asked for: what it holds beyond them it grew by."""
+    """GPUs that the job asked for; the job grew by all GPUs beyond these."""
     restart: int
     shape: Shape
     start: float
@@ -254,12 +254,11 @@ class TimelineRow(NamedTuple):
 
 
 class SummaryStore(Transactions):
-    """The tables and plots for people of a `Store`."""
+    """Part of a `Store`: summaries for people."""
 
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
-        """One line a job, in the order of their submission: those named, or all that a companion has seen. With
-        `ended`, only that many of the jobs that have ended, the last ones. That costs the same however many have
-        ended."""
+        """Return a line for each of these jobs, or for all that a companion has seen, sorted by submission. `ended` is
+        the number of ended jobs in the list, the last to end; the cost does not grow with all ended jobs."""
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
             listed = ", ".join(map(str, map(int, job_ids))) or "NULL"
@@ -270,8 +269,8 @@ class SummaryStore(Transactions):
         return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
-        """One line for each of the `count` jobs of a user that ended last, in the order of their submission. To look
-        for them costs the more, the more jobs of others have ended since."""
+        """Return a line for each of the `count` jobs of a user that ended last, sorted by submission. The cost grows
+        with the number of other users' jobs that ended since."""
         return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
 
     @reading
@@ -286,7 +285,7 @@ class SummaryStore(Transactions):
 
     @reading
     def strategies(self, connection: Connection) -> dict[str, int]:
-        """Number of jobs that have not ended by training strategy, the most frequent first."""
+        """Return the number of unended jobs with each training strategy, the most frequent strategy first."""
         query = (
             select(JOBS.c.strategy, func.count())
             .where(newest(self._cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
@@ -299,8 +298,8 @@ class SummaryStore(Transactions):
     def timeline(
         self, connection: Connection, since: float | None = None, job_id: int | None = None
     ) -> list[TimelineRow]:
-        """Every run that started of jobs that a companion has seen, by its start, for plots. `since` leaves only those
-        that had not ended then, `job_id` only those of the newest job with that id."""
+        """Return the started runs of jobs that a companion has seen, sorted by start, for plots. `since` selects runs
+        that had not ended by then, and `job_id` runs of the newest job with this id."""
         query, given = _timeline(self._cluster, recent=since is not None), {} if since is None else {"since": since}
         if job_id is not None:
             query = query.where(JOBS.c.job_id == job_id, newest(self._cluster))
@@ -329,7 +328,7 @@ def _believed(text: str | None) -> StrategyLimits | None:
 
 @lru_cache(maxsize=KEPT)
 def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
-    """The line of a row; of an equal row the same one."""
+    """Return the summary in a row; equal rows give the same cached object."""
     row = dict(zip(names, values, strict=True))
     limits = _believed(row["limits"])
     gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
@@ -346,7 +345,7 @@ _ASKED = JOBS.c.requested_nodes * JOBS.c.requested_gpus_per_node
 
 @cache
 def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
-    """Query of the timeline. With `recent` it has only runs that had not ended by `since`."""
+    """Return the query of the timeline; with `recent`, of only runs that had not ended by the parameter `since`."""
     of_job, of_run = (
         (JOBS.c.job_id, JOBS.c.name, JOBS.c.user_name, JOBS.c.partition, _ASKED),
         (RUNS.c.restart, RUNS.c.nodes, RUNS.c.gpus_per_node),
@@ -361,7 +360,7 @@ def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
 
 
 def _parts(run: TimelineRow, members: Sequence[MembershipRecord]) -> list[TimelineRow]:
-    """Cut the run where its blocks changed."""
+    """Return the run cut at each change of its blocks."""
     parts = [run]
     for member in members:
         shape = size_of(member)

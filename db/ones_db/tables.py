@@ -1,9 +1,9 @@
-"""The tables, each defined here and nowhere else, as SQLAlchemy Core has them: no `Table` has an ORM class.
+"""Definitions of all tables, in SQLAlchemy Core without ORM classes.
 
-Every column says what it means and its unit; documents and `ones_db.describe` read that here. Types are portable. Jobs
-are keyed (cluster, job id, submission), since Slurm starts its job ids again; runs (job, restart). Reports of a run are
-keyed (run, number of the report), so that reading a report file twice changes nothing. A column that is added goes to
-the end of its table, and into a migration.
+Every column has a comment with its meaning and unit, from which `ones_db.describe` writes the documents. Types are
+portable. Jobs are keyed (cluster, job id, submission), since Slurm uses job ids again; runs (job, restart). Reports of
+a run are keyed (run, number of the report), so that to store a report twice changes nothing. Add a new column at the
+end of its table, and in a migration.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from sqlalchemy import text as condition
 from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0018"
-"""The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
-name."""
+"""Revision of the newest schema. Revisions have four digits, so that comparing the texts shows which is older."""
 
 METADATA = MetaData(
     # Names of keys that migrations can rely on.
@@ -45,20 +44,19 @@ METADATA = MetaData(
 # A word for each kind of column
 
 WHOLE = BigInteger().with_variant(Integer(), "sqlite")
-"""64 bits everywhere; SQLite's own integer is that, and only under this name may it be a key that counts
-itself."""
+"""Integer of 64 bits. SQLite's INTEGER has 64 bits too, and SQLite generates keys only for a column of that type."""
 
 
 def storable(value: str) -> str:
-    """Return text from users, Slurm or jobs as every database can keep it. Bytes that were no text (lone surrogates),
-    and zeros, which PostgreSQL keeps in no text, are shown as escapes. So one odd job name cannot keep a whole snapshot
+    """Return text from users, Slurm or jobs in a form that every database stores. Escapes stand for bytes that were no
+    text (lone surrogates), and for zeros, which PostgreSQL refuses. So one odd job name cannot keep a whole snapshot
     out of the database."""
     value = value.replace("\0", "\\x00")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 class SafeText(TypeDecorator[str]):
-    """Text that any database keeps: see `storable`."""
+    """Type of a text column whose values pass through `storable`."""
 
     impl = Text
     cache_ok = True
@@ -97,13 +95,14 @@ def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
 
 
 def table(name: str, comment: str, *items: Any) -> Table:
-    """A table of the schema; SQLite keeps one without a key of its own in the order of its key, without row ids."""
+    """Return a table of the schema. On SQLite a table without a column `id` has no row ids, and is kept in key
+    order."""
     own = any(isinstance(item, Column) and item.name == "id" for item in items)
     return Table(name, METADATA, *items, comment=comment, sqlite_with_rowid=own)
 
 
 def reason(name: str) -> tuple[Column[Any], Column[Any]]:
-    """Columns that come with the sentence of a reason."""
+    """Return the columns for the code and arguments of a reason, next to the column with its sentence."""
     return (
         text(f"{name}_code", f"code of {name}, by which causes are counted", server_default=""),
         text(f"{name}_arguments", f"what {name} names, as a JSON object", server_default="{}"),

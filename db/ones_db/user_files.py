@@ -1,9 +1,9 @@
-"""Database files for users: the same tables and views, with only one user's rows in each. Another user's name, job or
-account is in none of its rows.
+"""Database files for users: the same tables and views, with one user's rows only. No row of such a file names another
+user, or another user's job or account.
 
-* An **export** holds all rows of a user, for whoever analyses them. Its `actions` hold the export, and nothing else.
-* A **view** is published again and again for `slurm-ones jobs`, `why` and `status`: of what grows for ever, such as
-  samples and decisions, it has the newest. One more, for everybody, says how the companion is.
+* An **export** has all rows of a user, for analysis. Its table `actions` has only the export itself.
+* A **view** is published again and again for `slurm-ones jobs`, `why` and `status`. Of rows that grow in number for
+  ever, such as samples and decisions, a view has the newest. One more file, for everybody, has the companion's health.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from ones_db.tables import (
 )
 
 EXPORT = 0x6F6E6578
-"""SQLite's `application_id` of such a file: only these are replaced."""
+"""SQLite's `application_id` of an export; only files with this id are replaced."""
 ROWS = 20_000
-"""Rows held at a time."""
+"""Rows held in memory at once."""
 MODE = 0o640
 
 
@@ -64,23 +64,24 @@ class Exported:
     path: Path
     jobs: int
     owned: bool
-    """The file is that user's; only root can give it away, and only to users whom the machine knows."""
+    """True if the file belongs to that user; only root can give files away, and only to users whom the machine
+    knows."""
 
 
 def export_user(url: str, user: str, path: Path, by: str) -> Exported:
-    """Write the user's jobs, and all that belongs to them, to a file, as of one moment; `by` is whoever asks for it.
+    """Write all rows of a user's jobs, as of one moment, to a file; `by` is the login name of whoever asks.
 
-    It appears whole or not at all, in place of an older export. Raises `StoreError` if the user has no job, or the
-    file is there and is no export, or cannot be written; `SchemaError` as `Store.open` does.
+    The file appears whole or not at all, in place of an older export. Raises `StoreError` if the user has no job, a
+    file there is no export, or the file cannot be written. Raises `SchemaError` as `Store.open` does.
     """
     with _reading(url) as connection:
         return _export(connection, user, path.absolute(), by)
 
 
 def export_users(url: str, directory: Path, by: str) -> list[Exported]:
-    """`export_user` for each user that has jobs, to DIRECTORY/USER.sqlite, all as of one moment.
+    """Call `export_user` for each user that has jobs, with DIRECTORY/USER.sqlite, all as of one moment.
 
-    Raises `StoreError` also if a user's name is no name for a file; the files before it are there.
+    Raises `StoreError`, before any export, also if a user's name is no name for a file.
     """
     with _reading(url) as connection:
         users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
@@ -120,8 +121,8 @@ def _export(connection: Connection, user: str, path: Path, by: str) -> Exported:
 
 
 def _check(path: Path) -> None:
-    """Raise `StoreError` if something other than an export would be replaced, such as the database itself; or if
-    no URL could name the file."""
+    """Raise `StoreError` if the path has something other than an export, such as the database itself, or no database
+    URL can name the path."""
     if make_url(f"sqlite:///{path}").database != str(path):
         raise StoreError(f"{path}: no database URL can name it; name another file")
     if not path.exists() and not path.is_symlink():
@@ -152,8 +153,8 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
 
 
 def _finish(path: Path, user: str) -> bool:
-    """Finish an export: mark it, make it one durable file, and give it to the user; return whether that was
-    possible."""
+    """Finish an export: mark the file, make the file durable, and give the file to the user. Return whether the user
+    owns the file."""
     file = sqlite3.connect(path, isolation_level=None)
     try:
         file.execute(f"PRAGMA application_id = {EXPORT}")
@@ -175,7 +176,7 @@ def _finish(path: Path, user: str) -> bool:
 
 
 def _parents() -> dict[str, tuple[str, str]]:
-    """Return the foreign-key column and the parent table of each table that belongs to jobs."""
+    """Return, for each table whose rows belong to jobs, the foreign-key column and the parent table."""
     found: dict[str, tuple[str, str]] = {}
     for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
@@ -186,7 +187,7 @@ def _parents() -> dict[str, tuple[str, str]]:
 
 
 def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
-    """Rows of a user's file in each table, parents first and in the order of their keys."""
+    """Yield each table with the query of a user's rows, parent tables first, rows in the order of their keys."""
     belongs = _parents()
     own: dict[str, Select[Any]] = {JOBS.name: select(JOBS.c.id).where(JOBS.c.user_name == user)}
     for table in METADATA.sorted_tables:
@@ -207,7 +208,8 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 
 
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Decisions about these jobs, and each cluster's last, up to which a run that goes on counts."""
+    """Return the condition that a decision is about these jobs, or is a cluster's last: unended runs count until
+    then."""
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(
@@ -220,37 +222,38 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 # The file that is published for each user
 
 KEEP_S = 7 * 86_400.0
-"""Time that a job is shown after its end."""
+"""Seconds after its end for which a job is shown."""
 MOST_JOBS = 500
-"""Most jobs of a user, those submitted last."""
+"""Most jobs of a user in a view; the jobs submitted last are shown."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
-"""Most rows of a job, the newest."""
+"""Most runs, resizes and blocks of a job in a view; the newest are shown."""
 MOST_DECISIONS = 20
 MOST_MEMBERSHIPS = 6
-"""Most rows of a run, the newest."""
+"""Most memberships of a run in a view; the newest are shown."""
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]
 
 
 class ViewSource:
-    """Reads from a database what its users may see. Not for two threads at a time."""
+    """Reader of the rows that each user may see. One thread at a time may use a source."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Nothing is opened before the first call. Each raises `StoreError` and its kinds."""
+        """Prepare a source without opening the database. All other methods raise `StoreError` and its subclasses."""
         self._engine = backend_of(url).engine("read")
         self._cluster = cluster
         self._known_key: int | None = None
         self._decisions: dict[int, int] = {}
-        """Newest decision on each job, by jobs.id, as far as seen by `users`."""
+        """Newest decision on each job, by jobs.id, that `users` has read."""
         self._last: int | None = None
-        """The newest decision that was looked at; None before the first look."""
+        """Id of the newest decision that `users` has read; None before the first call."""
 
     def close(self) -> None:
-        """End its connections."""
+        """Close all connections to the database."""
         self._engine.dispose()
 
     def users(self, now: float) -> dict[str, Hashable]:
-        """The users who have jobs to be shown, each with a value that changes when their view does."""
+        """Return the users who have jobs to be shown, each with a value that changes whenever the user's view
+        changes."""
         with transaction(self._engine) as connection:
             shown = {"cluster": self._key(connection), "since": now - KEEP_S}
             jobs = connection.execute(_JOBS, shown).all()
@@ -267,14 +270,15 @@ class ViewSource:
         return {user: tuple(known) for user, known in found.items()}
 
     def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
-        """The database file of each of these users, as of one moment; those that are not taken cost nothing."""
+        """Yield the database file of each of these users, all as of one moment; each file is made when the caller takes
+        it."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             for user in users:
                 yield user, _file(_rows_of(connection, key, user, now - KEEP_S))
 
     def site(self) -> bytes:
-        """The database file for everybody: who leads and how the companion is, without its last complaint, which may
+        """Return the database file for everybody: leader and health of the companion, without the last error, which may
         name jobs."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
@@ -284,7 +288,7 @@ class ViewSource:
             return _file([(CLUSTERS, [(key, self._cluster)]), (HEALTH, said), (LEADERS, _plain(leaders))])
 
     def _key(self, connection: Connection) -> int:
-        """The cluster's clusters.id."""
+        """Return the cluster's clusters.id."""
         if self._known_key is None:
             check_revision(connection)
             self._known_key = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == self._cluster))
@@ -293,8 +297,8 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Look at the decisions that are new. Which older one came last matters to nobody: each view is written once
-        anyway."""
+        """Read the decisions since the last call. The first call reads none: it only sets the mark, since each view is
+        written once anyway."""
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):
@@ -304,7 +308,7 @@ class ViewSource:
 
 
 def _rows_of(connection: Connection, cluster: int, user: str, since: float) -> Iterator[Rows]:
-    """Rows that are shown of a user's jobs, parents first."""
+    """Yield each table with the rows that a user's view shows, parent tables first."""
 
     def rows(query: Select[Any], **given: Any) -> list[tuple[Any, ...]]:
         return _plain(connection.execute(query, given))
@@ -358,7 +362,7 @@ def _last(table: Table, *holds: str) -> Select[Any]:
 
 
 def _decided() -> Select[Any]:
-    """Results of the newest decisions for each of these jobs."""
+    """Return the query of the rows of decision_jobs for each job's `MOST_DECISIONS` newest decisions."""
     inner = DECISION_JOBS.alias()
     first = select(inner.c.decision_id).where(inner.c.job_id == JOBS.c.id).order_by(inner.c.decision_id.desc())
     first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
@@ -386,7 +390,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Columns that show that something of a job has changed."""
+"""Queries of figures by job; at least one figure changes whenever a row of the job's view changes."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))
@@ -410,7 +414,7 @@ _WEIGHED = select(ALTERNATIVES).where(keyed(ALTERNATIVES.c.decision_id, "decisio
 
 
 def _file(tables: Iterable[Rows]) -> bytes:
-    """A database file with these rows. Made in a folder that only this user reads."""
+    """Return the bytes of a database file with these rows, made in a directory that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "view.sqlite"
         path.write_bytes(_empty())
@@ -431,7 +435,7 @@ def _file(tables: Iterable[Rows]) -> bytes:
 
 @cache
 def _empty() -> bytes:
-    """Create a database without rows and without indexes, as small as possible."""
+    """Return the bytes of a database file without rows and indexes, as small as possible."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")

@@ -1,10 +1,9 @@
-"""Definition of a view, the SQL that both databases take, and the parts of views.
+"""Definition of a view, SQL that both databases take, and parts of SQL that several views share.
 
-The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as functions and
-replaced here. They are ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
-negative), ``latest(a, b)`` and ``earliest(a, b)``. ``listed(x, separator)`` is an aggregate, in the order of its input.
-Of text that is a JSON object, ``sizes_of(x)`` is a table of the values of its list of sizes. ``member(value,
-'$.name')`` is a whole number of one of these.
+The SQL of `ones_db.views` has a few functions of its own, which are replaced here by each database's spelling:
+``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, for x of at least 0), ``latest(a, b)`` and ``earliest(a,
+b)``. ``listed(x, separator)`` is an aggregate that joins texts in the order of its input. ``sizes_of(x)`` is a table of
+the members of the list `sizes` in a JSON text x. ``member(value, '$.name')`` is a whole number in such a member.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ WORDS: dict[str, dict[str, str]] = {
         "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
-"""Spelling of each such function in each database; braces stand for the arguments."""
+"""Each database's spelling of the functions in this module's description; braces stand for the arguments."""
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
 
 
 KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
 KINDS |= {"said": "text", "day": "text"}
-"""Kinds of a column of a view, or of a parameter, each in words for documents."""
+"""Kinds of a view's column or a query's parameter, each in words for documents."""
 
 
 @dataclass(frozen=True)
@@ -48,37 +47,36 @@ class Column:
 
     name: str
     kind: str
-    """``int``, ``float``, ``text``, ``bool`` (0 or 1), ``time`` (Unix seconds), ``day`` (YYYY-MM-DD in UTC) or
-    ``said``, a time as text in UTC."""
+    """A key of `KINDS`; ``day`` is YYYY-MM-DD in UTC, and ``said`` is another column's time as text in UTC."""
     comment: str
     """Meaning and unit."""
     of: str = ""
-    """Column whose time ``said`` gives as text."""
+    """Column whose time a column of kind ``said`` gives as text; else empty."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A view, as documents, frames and databases need it."""
+    """A view of the database, for documents, pandas frames and the databases themselves."""
 
     name: str
     title: str
-    """Title of its content, in a sentence without a full stop."""
+    """Content of the view, in a sentence without a full stop."""
     columns: tuple[Column, ...]
     sql: str
-    """A SELECT of all columns but those that say times, in `WORDS`."""
+    """SELECT of all columns except those of kind ``said``, with the functions of `WORDS`."""
     order: tuple[str, ...]
-    """Columns that its rows are best read in the order of."""
+    """Columns by which readers sort the rows."""
     aggregate: bool = False
-    """True if the view is about no single job, so that everybody may see all of it."""
+    """True if the rows are about no single job, so that everybody may see all rows."""
 
     def select(self, dialect: str) -> str:
-        """Return the view's SELECT for a database: ``sqlite`` or ``postgresql``."""
+        """Return the view's SELECT in a dialect: ``sqlite`` or ``postgresql``."""
         columns = ", ".join(f"utc(v.{c.of}) AS {c.name}" if c.of else f"v.{c.name}" for c in self.columns)
         return spelled(f"SELECT {columns} FROM ({self.sql}) v", dialect)
 
 
 def spelled(sql: str, dialect: str) -> str:
-    """The SQL with `WORDS` as the database spells them."""
+    """Return the SQL with each function of `WORDS` in the dialect's spelling."""
     found = _WORD.search(sql)
     if found is None:
         return sql
@@ -95,8 +93,8 @@ def spelled(sql: str, dialect: str) -> str:
 
 
 def end_of(run: str, job: str) -> str:
-    """End of a run of a job; null while it goes on. For one that Slurm requeued, its newest report is the nearest that
-    is known."""
+    """Return SQL for the end of a run (an alias of runs) of a job (an alias of jobs); null while the run goes on. A
+    requeued run without a known end ends at its newest report."""
     reported = f"COALESCE({run}.report_time, {run}.start_time)"
     return f"COALESCE({run}.end_time, CASE WHEN {job}.restart > {run}.restart THEN {reported} END, {job}.end_time)"
 
@@ -105,20 +103,20 @@ END = end_of("r", "j")
 
 UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
-"""Up to when a run counts. One that goes on counts to its newest report or the companion's last decision, not to the
-clock: of a database that was copied, or whose companion is stopped, nobody knows more."""
+"""SQL for the time until which a run r of a job j counts. A run that goes on counts until its newest report or the
+companion's last decision, not until now: a copied database, or one whose companion stopped, knows no later time."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
-"""Time from which a run counts. A run that no snapshot saw has its start from a job's own report, which may say
-anything."""
+"""SQL for the time from which a run r of a job j counts: not before submission, since a start that no snapshot saw is
+from the job's own report, which may say anything."""
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
 OBSERVED = "NOT EXISTS (SELECT 1 FROM accounting a WHERE a.job_id = j.id)"
-"""Condition on a job j: a companion has seen it, it is not only from accounting."""
+"""SQL condition on a job j: a companion has seen the job, so that it is not only from accounting."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
-"""GPUs of a run; its shape too may be a job's own word."""
+"""SQL for the GPUs of a run r; 0 for an absurd shape, since the job itself may have reported the shape."""
 
 CLUSTER = Column("cluster", "text", "the cluster's name")
 JOB = (
@@ -139,64 +137,65 @@ def said(name: str, of: str) -> Column:
 
 
 def of_runs(what: str) -> str:
-    """Query of the runs of the job j that began."""
+    """Return a subquery of this expression over the runs r of the job j that began."""
     return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
 
 
 M_GPUS = "CASE WHEN m.world < 1000000 THEN m.world ELSE 0 END"
-"""GPUs of a membership m."""
+"""SQL for the GPUs of a membership m; 0 for an absurd number."""
 
 M_NODES = "CASE WHEN m.gpus_per_node > 0 THEN m.nodes ELSE 1 END"
-"""Nodes of a membership m; one node with all GPUs stands for nodes that give unequally many."""
+"""SQL for the nodes of a membership m; one node with all GPUs stands for nodes that give unequally many."""
 
 M_EACH = f"CASE WHEN m.gpus_per_node > 0 THEN m.gpus_per_node ELSE {M_GPUS} END"
 
 M_AFTER = (
     "(SELECT n.time FROM memberships n WHERE n.run_id = m.run_id AND n.number > m.number ORDER BY n.number LIMIT 1)"
 )
-"""Start of the membership after m; null for the last of a run."""
+"""SQL for the start of the membership after m; null for the last membership of a run."""
 
 M_BEGAN = f"""CASE WHEN EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""Time from which a membership m of a run r of a job j counts: the first of a run from the run's start."""
+"""SQL for the time from which a membership m of a run r of a job j counts; a run's first counts from the run's
+start."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
 TERM_HOURS = f"""(SELECT SUM(latest(0.0, {M_UNTIL} - {M_BEGAN}) * {M_GPUS}) / 3600.0
         FROM memberships m WHERE m.run_id = r.id)"""
-"""GPU-hours of a run r whose blocks changed; null of any other."""
+"""SQL for the GPU-hours of a run r that has memberships; null for any other run."""
 
 SAMPLES = """runs r CROSS JOIN throughput t LEFT JOIN memberships m ON m.run_id = t.run_id AND m.number =
         (SELECT MAX(n.number) FROM memberships n WHERE n.run_id = t.run_id AND n.number < t.number)"""
-"""Throughput samples t of runs r, with the membership m that was in force, if there was one."""
+"""FROM clause of throughput samples t of runs r, each with the membership m in force, or nulls without any."""
 
 T_NODES = f"CASE WHEN m.number IS NULL THEN r.nodes ELSE {M_NODES} END"
 T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
 T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
-"""The size at which such a sample was measured."""
+"""SQL for nodes, GPUs per node and GPUs at which a sample of `SAMPLES` was measured."""
 
 MEASURED = """t.seconds > 1e-6 AND t.samples > 0
             AND (m.number IS NULL OR t.time - 0.9 * t.seconds >= m.time)"""
-"""Condition on throughput samples: they measure a throughput, whatever a job reports, and no blocks changed in them.
-Databases fail if numbers overflow, and then for everybody: hence also sums of numbers with a point."""
+"""SQL condition on samples of `SAMPLES`: time and samples are above zero, and no blocks changed during the sample. An
+overflow would fail the view for everybody; hence views also sum floats in place of whole numbers."""
 
 SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS each, {GPUS} AS gpus FROM runs r
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0
                 AND NOT EXISTS (SELECT 1 FROM memberships m WHERE m.run_id = r.id)
             UNION ALL SELECT r.restart, m.number, {M_NODES}, {M_EACH}, {M_GPUS} FROM runs r CROSS JOIN memberships m
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND m.run_id = r.id"""
-"""The sizes of a job j: of its runs, and of its memberships if it has any."""
+"""SELECT of the sizes of a job j: of each membership, and of each run without memberships."""
 
 HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
 
 B_UNTIL = """COALESCE(b.end_time, j.end_time, latest(b.start_time,
         COALESCE((SELECT MAX(r.report_time) FROM runs r WHERE r.job_id = j.id), b.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), b.start_time)))"""
-"""Up to when a block b of a job j counts, as `UNTIL` for runs."""
+"""SQL for the time until which a block b of a job j counts, like `UNTIL` for runs."""
 
 BLOCK_HOURS = f"""(SELECT SUM(latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * b.gpus_per_node) / 3600.0
         FROM blocks b WHERE b.job_id = j.id)"""
-"""GPU-hours of the blocks of a job j; null of a job without any."""
+"""SQL for the GPU-hours of all blocks of a job j; null for a job without blocks."""
 
 OF_SIZES = {
     "replicas": "parts into which the samples of a step are split",
@@ -207,4 +206,4 @@ OF_SIZES = {
     "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
     "data_bytes": "sent by a rank in an optimizer step between replicas",
 }
-"""Figures of a strategy for each number of GPUs, as they are called in the column `limits` of a job."""
+"""Meaning of each figure of a strategy at a number of GPUs, by its name in the column `limits` of a job."""

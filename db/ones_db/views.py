@@ -1,12 +1,12 @@
-"""Content of each view, and its SQL.
+"""Definitions of the views.
 
-Every view begins at the clusters and goes on to their jobs through the index on cluster and job id. Then it goes to
-what each job has by the job's own indexes. ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses for itself. So
-one job costs what that job holds, however many there are. Conditions on cluster, job_id and submit_time reach the
-innermost tables of every view that has them, also if it groups.
+Every view joins clusters, their jobs by the index on cluster and job id, and then other tables by indexes on the job.
+``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses an order itself. So to read one job costs as much as that
+job's rows, however many jobs there are. Conditions on cluster, job_id and submit_time reach the innermost tables of
+every view with these columns, also of a view that groups.
 
-Views hold nothing. So they belong to no migration: each upgrade drops them first, since SQLite renames no table under
-a view, and makes them again at its end.
+Views hold no rows, so no migration changes views. Each upgrade drops all views first, since SQLite renames no table
+under a view, and creates all views at its end.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ SCALING = View(
 
 MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z.job_id AND m.run_id = o.id
             AND m.order_number = z.order_number ORDER BY o.restart DESC, m.number DESC LIMIT 1)"""
-"""Column of the membership that came of a resize z by blocks."""
+"""SQL for a column of the membership that a resize z by blocks brought about; braces stand for the column."""
 
 RESIZE_COST = View(
     "resize_cost",
@@ -242,7 +242,7 @@ SPANS = f"""
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL AND NOT {HAS_BLOCKS}
     UNION ALL SELECT c.name, j.user_name, j.account, j.id, b.nodes * b.gpus_per_node, b.start_time, {B_UNTIL}
     {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
-"""Spans of each run, or block of a job that has any, and the GPUs that it held."""
+"""SELECT of the time spans in which runs held GPUs; for a job of blocks, the spans of its blocks."""
 
 OF_A_DAY = (
     CLUSTER,
@@ -251,7 +251,7 @@ OF_A_DAY = (
     Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
     time_of("day_time", "when the day began"),
 )
-"""Columns of a day's row: whose use of GPUs it is, and the day."""
+"""First columns of a view by day: cluster, user, account and day."""
 
 GPU_HOURS = View(
     "gpu_hours",
@@ -448,7 +448,7 @@ VIEWS = {view.name: view for view in ALL}
 
 
 def drop_views(connection: Connection) -> None:
-    """Drop our views in the database, so that tables can be changed."""
+    """Drop the views of `VIEWS` from the database, so that tables can be changed."""
     there = set(inspect(connection).get_view_names())
     for name in VIEWS:
         if name in there:
@@ -456,7 +456,7 @@ def drop_views(connection: Connection) -> None:
 
 
 def create_views(connection: Connection) -> None:
-    """Make all views, in a database of the newest schema that has none of them."""
+    """Create all views in a database of the newest schema without views."""
     dialect = connection.dialect.name
     for view in VIEWS.values():
         connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(dialect)}")
