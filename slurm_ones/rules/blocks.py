@@ -1,8 +1,8 @@
-"""Blocks of a running job: tasks that train, could join or must go, and the choice of blocks for another size.
+"""Blocks of a running job: which train, may join or must go, and which blocks to choose for another size.
 
 A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
-leave. If no choice of its blocks makes the size, others replace some or all of them, once there is room for both. All
-of it takes effect at one step boundary.
+leave. If no subset of its blocks has the target size, new blocks replace some or all of them, once there is room for
+both. All joins and leaves of a change take effect at one step boundary.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
-"""`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""
+"""Values of `ResizeRecord.mechanism`: by a requeue (also of a waiting job), or by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
-"""A block that ended longer ago is not used again: Slurm forgets it after MinJobAge, 300 s by default."""
+"""Seconds after its end within which a block's task is used again: Slurm forgets it after MinJobAge, 300 s by
+default."""
 
 
 class RunningBlock(NamedTuple):
-    """A block that trains."""
+    """A running block of a job: its task, shape and nodes."""
 
     task: int
     shape: Shape
@@ -40,9 +41,9 @@ class Moves:
     """Blocks that join and blocks that leave in one resize."""
 
     added: tuple[tuple[int, Shape], ...] = ()
-    """Task and shape of each, the largest first."""
+    """Task and shape of each joining block, the largest first."""
     dropped: tuple[int, ...] = ()
-    """Their tasks, ascending."""
+    """Tasks of the leaving blocks, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.dropped)
@@ -54,17 +55,17 @@ class Moves:
 
 
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes size by blocks that join and leave: it is a job of blocks, and not pending."""
+    """Tell whether the job changes size by blocks that join and leave: a job of blocks that is not pending."""
     return elastic.job.by_blocks and not elastic.job.pending
 
 
 def task_of(job: SlurmJob) -> int:
-    """Number of the one task of its array that the job is; 0 for a plain job."""
+    """Return the number of the job's one array task; 0 for a plain job."""
     return job.array_tasks[0] if job.array_tasks else 0
 
 
 def has_left(job: SlurmJob) -> bool:
-    """Tell whether the block has left, by itself or by preemption, so that its task can be used again."""
+    """Tell whether the block has left, by itself or by preemption, so that its task may be used again."""
     return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
 
 
@@ -79,16 +80,16 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
 
 
 def starting(elastic: Elastic) -> int:
-    """GPUs of the blocks that Slurm may start at any moment, such as those that it requeued. The job runs, and the
-    throttle of its array was lifted."""
+    """Return the GPUs of pending blocks in no hold, which Slurm may start at any moment: the running job's array has no
+    throttle."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
-    """Tasks that could join, the best first: those that wait, and those that left a short while ago.
+    """Return the tasks that may join, best first: waiting tasks, then tasks that left less than `REUSED_WITHIN_S` ago.
 
-    Of those that are held, only ours: the others are held by their owner, or by an operator. Not `members`, the tasks
-    that trained last: one of them that waits is started again by Slurm.
+    Held tasks count only if they are `ours`: an owner or operator holds the others. A waiting task of `members`, the
+    last membership, does not count, since Slurm starts it again.
     """
     waiting = [
         task_of(job)
@@ -106,27 +107,28 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
-    """Tasks that wait, mostly behind the throttle of their array, and have to be held before that is lifted."""
+    """Return waiting tasks in no hold, without `members`: the array's throttle keeps them from starting until it is
+    lifted."""
     tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
 
 
 def members_of(history: JobHistory | None) -> tuple[int, ...]:
-    """Tasks of the newest reported membership, the leader first. Some may have ended or started again since."""
+    """Return the tasks of the newest reported membership, the leader first. Some may have ended or restarted since."""
     known = history.membership if history is not None else None
     return known.report.blocks if known is not None else ()
 
 
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
-    """Return the tasks of running blocks that train together. A block that Slurm started again since the membership was
-    reported does not count: it has not joined yet."""
+    """Return the tasks of running blocks that train together. A block that Slurm restarted after the membership's
+    report has not joined yet and does not count."""
     starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
     return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:
-    """Tasks of running blocks to replace, most urgent first: near their time limit, or on a node that drains or
-    fails."""
+    """Return the tasks of running blocks to replace, most urgent first: near their time limit, or on a node that drains
+    or fails."""
     ends = {
         task_of(job): job.start_time + job.time_limit_s
         for job in elastic.job.running_blocks
@@ -141,11 +143,12 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
-    """New base blocks, whether or not there is room, since Slurm preempts guests for them. None if there is no need, or
-    too few tasks are spare.
+    """Return new base blocks for a job with guests, or None if it needs none or too few tasks are spare. Free room is
+    not needed: Slurm preempts guests for base blocks.
 
-    They take the place of base blocks whose time is nearly over. A job that has no base block, and is to start none,
-    gets the shape that its user `asked` for. It does not get the smallest guests that make up for it.
+    The new blocks replace base blocks near their time limit. A job without a running or starting base block gets one of
+    the shape that its user `asked` for. That block replaces running blocks, the smallest first, until they have as many
+    GPUs.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -162,14 +165,14 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
 
 
 def _drains(node: Node) -> bool:
-    """Tell whether the node drains, fails or is down. A reserved node does not count: it may be reserved for the
-    job."""
+    """Tell whether the node drains, fails or is down. Reserved nodes do not count: the job may be in the
+    reservation."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Tasks that were put into a hold of ours, and neither left it nor were held by their owner since. The resizes are
-    those of one job, in their order."""
+    """Return the tasks that wait in a hold of ours: no task that left the hold or that its owner held since. `resizes`
+    are all resizes of one job, in order."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -181,7 +184,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Tasks that were ever in a hold of ours, those included that left it or that their owner was seen to hold."""
+    """Return the tasks that a hold of ours ever held, also those that left it or that their owner held later."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -190,7 +193,7 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def held_by_others(tasks: Collection[int]) -> Reason:
-    """Reason for taking a change back after others held these tasks: none of them is ours from then on."""
+    """Return the reason to take a change back because others held these tasks; the tasks are not ours from then on."""
     if len(tasks) == 1:
         return reason("block_held", task=min(tasks))
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
@@ -203,18 +206,18 @@ def _given_up(outcome: Reason) -> set[int]:
 
 
 class GuestSizes(NamedTuple):
-    """Guests of a job that grows, and their pieces."""
+    """Sizes of a growing job's guests."""
 
     asked: int
-    """GPUs that its user asked for: base blocks make up for these first."""
+    """GPUs that the user asked for: base blocks fill these first."""
     running: frozenset[int]
-    """Tasks of its blocks that run as guests."""
+    """Tasks of the job's blocks that run as guests."""
     each: int
-    """GPUs of a guest, on one node."""
+    """GPUs of each guest, on one node."""
 
     def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
-        """New blocks of `gpus` GPUs for a job with the blocks `kept`, the largest first; `full` is a node. Slurm takes
-        whole guests, be it for one GPU."""
+        """Return the shapes of new blocks with `gpus` GPUs next to the blocks `kept`, the largest first. `full` is a
+        node's GPUs. Each guest is preempted as a whole, even if Slurm needs only one GPU."""
         lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
         found = [*_by_powers(lacks, full), *[Shape(1, self.each)] * guests, *[Shape(1, rest)] * bool(rest)]
@@ -223,7 +226,7 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether guests replace no base GPUs, up to those that the user asked for."""
+        """Tell whether the change leaves all base GPUs in place, up to the GPUs that the user asked for."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus
@@ -235,26 +238,26 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """GPUs of each guest of a job that may grow by `to_grow`, as few as `tasks` allow. Ranks that must share a node are
-    `together` in one."""
+    """Return the GPUs of each guest of a job that may grow by `to_grow`: the fewest for which `tasks` guests suffice.
+    `together` ranks share each node."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
 
 
 @dataclass(frozen=True)
 class FreeGpus:
-    """Free GPUs that blocks can be placed on."""
+    """Free GPUs on which blocks may be placed."""
 
     free: Ledger
-    """GPUs that each node could give now, without what the job's own blocks hold."""
+    """GPUs that each node could give now; the job's own blocks keep theirs."""
     node_gpus: int
     """GPUs of a full node."""
     whole_nodes: bool = False
-    """Slurm hands out whole nodes."""
+    """True if Slurm allocates whole nodes."""
     split_nodes: bool = True
-    """Two blocks of a job may be on one node, and see each other's GPUs."""
+    """True if two blocks of a job may share a node, and see each other's GPUs."""
     guests: GuestSizes | None = None
-    """Guests by which the job grows, if it does."""
+    """Sizes of the guests by which the job grows; None if it grows by base blocks only."""
 
 
 def moves(
@@ -270,16 +273,17 @@ def moves(
     apart: bool = False,
     allows: Callable[[int], bool] = lambda gpus: True,
 ) -> Moves | None:
-    """Blocks that join and leave so that the job gets `target` GPUs; None if there is no way now.
+    """Return the blocks that join and leave so that the job gets `target` GPUs, or None if that is impossible now.
 
-    `blocks` are those that train, the leader first; those `staying` make each smaller size (see `staying_at`). `spare`
-    are the tasks that could join, best first. Tasks `going` are to be replaced, the most urgent first, as far as there
-    is room: their nodes drain, or their time is nearly over. The way chosen ends on the fewest nodes, and of those
-    replaces the fewest GPUs. A job that has its `target` already is left alone, unless it is to be packed (`pack`).
-    `apart` asks for the fewest GPUs at a time, on whatever nodes. No guest stays in place of a base block. A job that
-    cannot shrink in any of these ways drops blocks until it has fewer GPUs than the target, but `least`. Blocks that
-    join can follow once those GPUs are free. A job that is to grow may find as many GPUs free, in pieces that its spare
-    tasks cannot make up. It takes as many of them as these can and its owner `allows`.
+    `blocks` train, the leader first; `staying` gives the blocks that make each smaller size (see `staying_at`). `spare`
+    tasks may join, best first. Tasks `going` are replaced as far as there is room, the most urgent first: their nodes
+    drain, or their time is nearly over. The choice ends on the fewest nodes, and then replaces the fewest GPUs. With
+    `apart` it takes the fewest new GPUs on any nodes. A job that already has `target` GPUs changes only if `pack` is
+    set. Guests never replace base GPUs.
+
+    If a growing job's spare tasks cannot fill the free GPUs exactly, it grows to the largest size on the way that its
+    owner `allows`. A job that cannot shrink otherwise drops blocks until it has fewer
+    GPUs than `target`, but at least `least`; others join once those GPUs are free.
     """
     if target < 1 or not blocks:
         return None
@@ -317,16 +321,16 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Sizes between the present one and the target, largest first: all near the target, further below only whole
-    nodes."""
+    """Yield sizes between `has` and `target`, largest first: each size within one node of the target, below that in
+    steps of whole nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """Number of nodes of the job with these blocks. Slurm chooses the nodes of those added, and fills nodes first: so
-    they count as on the job's own if there is room."""
+    """Return the number of the job's nodes with these blocks. Slurm places added blocks on used nodes first, so a block
+    that fits on the job's own nodes adds none."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -346,9 +350,11 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """The sizes that some of the blocks make together, 0 among them, and for each the tasks of those that stay. It
-    prefers blocks that need not go, then base to `guests`, then the `leader` (the first of them, if not named). Then it
-    prefers those on whole nodes, and few."""
+    """Return each size that a subset of the blocks makes (also 0), and the tasks of the best subset.
+
+    The best subset has the fewest `going` blocks, then the fewest GPUs of `guests`, then the `leader` (default: the
+    first block). Among equals it has the most GPUs on whole nodes, and then the fewest blocks.
+    """
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
     for block in blocks:
@@ -366,7 +372,7 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Spare tasks with shapes of `gpus` GPUs in all that find room next to the blocks `kept`; None if none do."""
+    """Return spare tasks with shapes of `gpus` GPUs in total that find room next to the blocks `kept`, or None."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):
@@ -377,9 +383,9 @@ def _added(
 
 
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
-    """Ways to have `gpus` GPUs in new blocks, best first, the largest block first in each.
+    """Yield ways to split `gpus` GPUs into new blocks, best first; each way lists its largest block first.
 
-    Powers of two, where several blocks may be had: some of them then make any smaller size.
+    Ways with several blocks use powers of two, since subsets of these make any smaller size.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
@@ -404,7 +410,7 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
 
 
 def _by_powers(gpus: int, full: int) -> list[Shape]:
-    """Blocks of whole nodes, and of one node for the rest."""
+    """Return shapes of powers of two: whole nodes first, then parts of one node for the remainder."""
     nodes, rest = divmod(gpus, full)
     return [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
 
@@ -414,8 +420,8 @@ def _powers(count: int) -> list[int]:
 
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
-    """Few blocks on the nodes that are free as a whole, and one on each other node, as much as it gives, the freest
-    first. They are too few if there is no room."""
+    """Yield few blocks on the nodes that are wholly free, and one block on each other node, the freest first. The sum
+    stays below `gpus` if there is too little room."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -426,8 +432,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Check whether Slurm finds room for all of them. If blocks must not share nodes, Slurm must have no way but to
-    keep them apart: it chooses the nodes."""
+    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes, so blocks that must not share a node
+    need nodes that leave no other choice."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

@@ -1,9 +1,9 @@
-"""Caps on how far elastic jobs may grow together: those of a user, of an account, of a partition.
+"""Caps on the total growth of elastic jobs: of a user, of an account, of a partition.
 
-A cap bounds what the companion gives. What a user asked Slurm for is Slurm's to grant, and what a job has it keeps. So
-every job may always have what it asked for or already has, whichever is more. It gets more only as long as all jobs
-under the cap stay within it. A strict cap, which is Slurm's own, leaves a running job only what it has: for the rest
-Slurm would have it wait. A cap never shrinks a job, also not if it was lowered.
+A cap bounds the GPUs that the companion adds. Every job may have the GPUs that its user asked Slurm for, or those it
+already has, whichever is more. Beyond that a job grows only while all jobs under the cap stay within the cap. A strict
+cap (a quota of Slurm's own) leaves a running job the GPUs it has, but no more: Slurm would let the job wait for them.
+No cap shrinks a job, even after the cap was lowered.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ class Cap:
     """Upper limit on the total GPUs of some jobs, beyond which none of them grows."""
 
     gpus: int
-    """Left for `jobs`: what others under the same cap have elsewhere is subtracted. May be below 0."""
+    """GPUs that the cap leaves for `jobs`: the use by other jobs under the same cap is subtracted. May be below 0."""
     jobs: frozenset[int]
     reason: Reason
-    """The cap, in words for the jobs' owners."""
+    """The cap in words, for the jobs' owners."""
     strict: bool = False
-    """It holds below what a job asked for, too."""
+    """True if the cap also binds below the GPUs that a job asked for."""
 
 
 class CappedJob(NamedTuple):
-    """An elastic job as caps count it, and the queues that it grows in."""
+    """An elastic job as caps count it, with the queues in which it grows."""
 
     elastic: Elastic
     queues: tuple[Queue, ...]
     gpus: int
-    """GPUs that it has, or is about to have through a resize, whichever is more."""
+    """GPUs that the job has, or will have after its open resize, whichever is more."""
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """A job whose GPUs beyond those `asked` for wait in that queue of `guests`, if there is one."""
+        """Return the job; growth beyond the GPUs `asked` for waits in the queue `guests`, if the job grows by
+        guests."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)
@@ -58,8 +59,8 @@ class CappedJob(NamedTuple):
 def caps_of(
     here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
 ) -> tuple[Cap, ...]:
-    """The caps of a site as they bear on the jobs `here`, in a partition of `gpus` GPUs: its share, and those of each
-    user and account. Jobs `there`, in other partitions, count with what they have."""
+    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and caps of
+    users and accounts. Jobs `there`, in other partitions, count with their GPUs."""
     caps = []
     if here and limits.share < 1:
         share = int(limits.share * gpus + 1e-9)
@@ -87,32 +88,32 @@ def caps_of(
 
 
 class CapUse:
-    """GPUs that jobs under caps have, as they are counted one after the other."""
+    """Running count of the GPUs that jobs under caps have."""
 
     def __init__(self, caps: Sequence[Cap], have: Mapping[int, int]) -> None:
         self._have = dict(have)
         self._caps = caps
         self._left = [cap.gpus - sum(have.get(job_id, 0) for job_id in cap.jobs) for cap in caps]
         self._of: dict[int, list[int]] = defaultdict(list)
-        """Places of the caps of each job."""
+        """Indices of each job's caps."""
         for place, cap in enumerate(caps):
             for job_id in cap.jobs:
                 self._of[job_id].append(place)
 
     def count(self, job_id: int, gpus: int) -> None:
-        """Count the job with `gpus` GPUs from now on."""
+        """Set the job's count to `gpus` GPUs."""
         more = gpus - self._have.get(job_id, 0)
         self._have[job_id] = gpus
         for place in self._of.get(job_id, ()):
             self._left[place] -= more
 
     def count_at_least(self, job_id: int, gpus: int) -> None:
-        """Count the job with `gpus` GPUs for a moment, or with what it had if that is more."""
+        """Raise the job's count to `gpus` GPUs, as during a resize; a higher count stays."""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job `gpus` GPUs, given the counts of the other jobs; None if none does.
-        Up to the GPUs that the job is `due`, only a strict cap forbids."""
+        """Return the first cap that forbids the job `gpus` GPUs, given the other jobs' counts; None if no cap does. Up
+        to `due` GPUs only strict caps forbid."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -122,13 +123,13 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """GPUs up to which no cap restrains the job, unless it is strict."""
+    """Return the GPUs up to which only a strict cap restrains the job."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """The jobs without the sizes that their caps forbid even if all others under these were at their smallest. So a
-    policy does not plan with such sizes. A job's smallest size stays."""
+    """Return the jobs without sizes that caps forbid even if all other jobs were at their smallest size. Policies then
+    never plan such sizes; each job keeps its smallest size."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
@@ -146,10 +147,10 @@ def _narrowed(job: JobView, use: CapUse) -> JobView:
 
 
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
-    """The schedule with no job growing beyond its caps: of several the one submitted first may.
+    """Return the schedule with no job growing beyond its caps; of several jobs the first submitted grows first.
 
-    A job that would gets the largest of its sizes below, or keeps what it has. Where the others then do not find room
-    as planned, they keep what they have as well. A schedule that keeps all caps is returned as it is.
+    A job over its caps gets the largest smaller size within them, or keeps its GPUs. If others then lack the planned
+    room, they keep their GPUs too. A schedule within all caps is returned unchanged.
     """
     if not caps:
         return schedule
@@ -183,7 +184,7 @@ def _cut(
     caps: Sequence[Cap],
     refused: dict[int, Reason],
 ) -> bool:
-    """Cut what is `given` down to the caps; True if that changed anything."""
+    """Cut the allocations `given` down to the caps; return True if any changed."""
     due = {id_: entitled(job) for id_, job in jobs.items()}
     held = {id_: job.shape.gpus if job.shape is not None else due[id_] for id_, job in jobs.items()}
     use = _use(caps, jobs, given, parked, due, strict=False)
@@ -230,7 +231,7 @@ def _use(
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
-    """The job's sizes here, each with its batch; on GPUs of one kind if `kind` names it."""
+    """Return the job's sizes in this cluster, each with its batch; with `kind`, on GPUs of that kind."""
     if kind:
         job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])
@@ -255,7 +256,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """A job that finds no room when the others stay or move as given; None if all do."""
+    """Return a job that finds no room while the others stay or move as given, or None."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

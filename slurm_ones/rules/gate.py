@@ -1,7 +1,7 @@
 """Rules of one tick for each job: computed once, used for the policy's views and for planning resizes.
 
-A `Round` is built from what a tick has seen. Its `PartitionRules` have, of each elastic job, why it may not change now;
-of the partition its free GPUs and its caps. Both are plain data and know no clock.
+A `Round` holds one tick's observations. Its `PartitionRules` say why each elastic job may not change now, and have the
+partition's free GPUs and caps. Both are plain data without a clock.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, res
 from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
 
 LOOK_S = 60.0
-"""Seconds after a resize or a submission by which Slurm has scheduled its queue again."""
+"""Seconds after a resize or a submission within which Slurm has scheduled its queue again."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
-    """Return the target shape of the resize: the old shape if it is being rolled back."""
+    """Return the shape that the resize is heading for: the old shape on its way back."""
     return resize.old_shape if resize.back else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
-    """Return the kind of GPU that the job asks for at the resize's target; empty for any."""
+    """Return the kind of GPU that the job asks for at the resize's target; empty for any kind."""
     return resize.old_kind if resize.back else resize.new_kind
 
 
 class UnderWay(NamedTuple):
-    """Target of a resize under way."""
+    """Target of an open resize."""
 
     target: Shape
-    """The old shape once it is on its way back."""
+    """Shape that the resize is heading for: the old shape on its way back."""
     kind: str = ""
-    """Kind of GPU that the job asks for there; empty for any."""
+    """Kind of GPU that the job asks for at the target; empty for any kind."""
     moves: Moves | None = None
-    """The blocks that join and leave, of a resize by blocks."""
+    """Joining and leaving blocks of a resize by blocks; None for a requeue."""
 
 
 def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
-    """Targets of these resizes, by job."""
+    """Return the targets of these resizes, by job id."""
     found = {}
     for resize in resizes:
         # No block leaves any more once it is taken back.
@@ -99,38 +99,38 @@ class GivenBack(NamedTuple):
     nodes: Mapping[str, int]
     """GPUs on each node."""
     tasks: tuple[int, ...]
-    """Tasks that stay, of a job of blocks."""
+    """Tasks of the blocks that stay, for a job of blocks."""
     reason: Reason
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Result of `rules.growth` for a round."""
+    """Result of `rules.growth` for one round."""
 
     back: Mapping[int, GivenBack] = field(default_factory=dict)
-    """Sizes to go back to, by job."""
+    """Size that each job gives back to, by job id."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Id of the pending job that waits for room, by node; jobs do not grow there."""
+    """Id of the pending job that waits for room on a node, by node; no job grows on such a node."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Nodes of these on which no guests are added either."""
+    """Subset of `contested` on which not even guests are added."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Id of the pending job that waits for a shared limit, by the job that must not grow for it."""
+    """Id of the pending job that waits for a shared limit, by id of the job that must not grow meanwhile."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
-        """Return the id of the pending job that keeps this one from growing (with `guests`, also by guests); None if
-        none does."""
+        """Return the id of the pending job that keeps this job from growing, or None; `guests` tells whether the job's
+        partition has guests."""
         contested = self.unserved if guests and elastic.job.by_blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
         return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
 
 
 class WaitingStart(NamedTuple):
-    """Shape and batch that a waiting job is to start with."""
+    """Shape and kind of GPU with which a waiting job will start."""
 
     job_id: int
     shape: Shape
     kind: str
-    """Kind of its GPUs; empty for any."""
+    """Kind of the job's GPUs; empty for any kind."""
 
 
 @dataclass(frozen=True)
@@ -140,60 +140,60 @@ class JobRules:
     elastic: Elastic
     history: JobHistory | None
     under_way: UnderWay | None
-    """Its resize under way, None if there is none."""
+    """The job's open resize; None without one."""
     untouchable: Reason | None
-    """Reason for leaving it as it is; not even its start may be delayed."""
+    """Reason against any change, even a delay of its start."""
     resting: Reason | None
-    """Reason against a resize, although it is not untouchable."""
+    """Reason against a resize of a job that is not untouchable."""
     blocks: tuple[RunningBlock, ...] = ()
-    """Running blocks of a job of blocks, the one that leads first."""
+    """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
-    """True for a job of blocks if a change of ours has lifted the throttle of its array, or is about to."""
+    """True for a job of blocks if our changes have lifted its array's throttle, or are about to."""
     spare: tuple[int, ...] = ()
-    """Tasks of a job of blocks that could join, the best first."""
+    """Tasks of a job of blocks that may join, the best first."""
     to_hold: tuple[int, ...] = ()
-    """Tasks of it that have to be held before the throttle of their array is lifted."""
+    """Tasks of a job of blocks that must be held before the array's throttle is lifted."""
     going: tuple[int, ...] = ()
-    """Blocks of it that are to be replaced, the most urgent first."""
+    """Tasks of blocks to replace, the most urgent first."""
     renewal: Moves | None = None
-    """New base blocks that the job needs, even if they find no room now."""
+    """New base blocks that the job needs even if there is no room now."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Blocks that stay, for each size that the job reaches only by leaving blocks."""
+    """Tasks that stay, for each size that the job reaches by leaving blocks only."""
     settled: bool = False
     """True if the job may move to fewer nodes at the same number of GPUs."""
     given_back: GivenBack | None = None
-    """Size that the job goes back to, since it gives growth back; None if it does not."""
+    """Size that the job gives growth back to; None if it gives nothing back."""
     guests: frozenset[int] | None = None
-    """Tasks of its blocks that run as guests; None if it grows by none."""
+    """Tasks of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Reservations that a run begun now would reach into."""
+    """Reservations that would begin during a run begun now."""
 
     @property
     def fixed(self) -> Reason | None:
-        """Reason against a resize now, None if it may be resized."""
+        """Reason against a resize now; None if the job may be resized."""
         return self.untouchable or self.resting
 
     @property
     def asked(self) -> int | None:
-        """GPUs that its owner asks for by hand."""
+        """GPUs that the owner asks for by hand (`size=`)."""
         optin = self.elastic.optin
         return optin.size if optin is not None else None
 
     @property
     def requested(self) -> int:
-        """GPUs that no cap takes from it: what it asked for at first, or asks for now or has, whichever is more."""
+        """GPUs that no cap takes from the job: the first request, or its present request or GPUs, whichever is more."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
 
     @property
     def spec(self) -> Spec | None:
-        """Limits that the job itself reported; None before it has."""
+        """Limits that the job itself reported; None before its first report."""
         return self.history.spec if self.history is not None else None
 
     @property
     def gpus(self) -> int:
-        """GPUs that it has, or is about to have through a resize, whichever is more."""
+        """GPUs that the job has, or will have after its open resize, whichever is more."""
         return _gpus(self.elastic, self.under_way, prepared=self.prepared)
 
 
@@ -203,31 +203,32 @@ class PartitionRules:
 
     name: str
     jobs: Mapping[int, JobRules]
-    """The elastic jobs that name this partition first, ascending."""
+    """Elastic jobs whose first-named partition is this one, by ascending id."""
     free: Ledger
-    """GPUs that Slurm could hand out on each node and no resize under way is about to need."""
+    """GPUs that Slurm could allocate on each node, without those that open resizes are about to need."""
     caps: tuple[Cap, ...]
     settings: ResizeSettings
     open: Counter[str]
-    """Resizes under way in all partitions, by mechanism."""
+    """Number of open resizes in all partitions, by mechanism."""
     node_gpus: int = 0
     """GPUs of a full node."""
     whole_nodes: bool = False
     split_nodes: bool = True
-    """Two blocks of a job on one node see each other's GPUs."""
+    """True if two blocks of a job on one node see each other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
-    """Kinds of its GPUs."""
+    """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Jobs queued by a resize at a shape for which too few GPUs are `free` yet."""
+    """Jobs that a resize queued at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
-    """Nodes that take no more jobs."""
+    """Nodes that accept no more jobs."""
     contested: frozenset[str] = frozenset()
-    """Nodes on which nobody grows: others wait for room there."""
+    """Nodes on which no job grows, since pending jobs wait for room there."""
     most_guests: int = 0
-    """See `GuestSettings.most`; 0 if nobody grows by guests here."""
+    """Most guests of a job (`GuestSettings.most`); 0 if no job grows by guests in this partition."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
-        """Sizes of the guests by which the job grows. One task is kept for a base block that replaces another."""
+        """Return the sizes of the guests by which the job grows, or None. One spare task is kept for a base block that
+        replaces another."""
         if job.guests is None or job.history is None:
             return None
         asked, optin = job.history.job.requested_shape.gpus, job.elastic.optin
@@ -243,35 +244,35 @@ class PartitionRules:
 
 @dataclass(frozen=True)
 class Round:
-    """Observations of one tick."""
+    """Observations of one tick, and the settings."""
 
     seen: Observation
     histories: Mapping[int, JobHistory]
     settings: Settings
     under_way: Mapping[int, UnderWay]
-    """Resizes under way, by job."""
+    """Open resizes, by job id."""
     now: float
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Tasks that stand in holds of ours, of those jobs of blocks that were changed before."""
+    """Tasks in holds of ours, by id, for jobs of blocks that were resized before."""
     split_nodes: bool = True
-    """Two blocks of a job on one node see each other's GPUs."""
+    """True if two blocks of a job on one node see each other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """Answers about the jobs' deadlines, by job."""
+    """Promises about the jobs' deadlines, by job id."""
     types_given: bool = True
-    """See `Kinds.given`."""
+    """True if Slurm lets jobs ask for another GPU type than at submission (`Kinds.given`)."""
     switches: Mapping[int, float] = field(default_factory=dict)
-    """Seconds that a change is expected to pause jobs of blocks."""
+    """Expected pause of a change of blocks in seconds, by job id."""
     lives: GuestLives = field(default_factory=GuestLives)
-    """Lives of guests, as far as they are known."""
+    """Observed lifetimes of guests."""
     growth: Growth = field(default_factory=Growth)
-    """Growth that goes back to jobs that wait, and nodes on which nobody grows."""
+    """Growth that goes back to pending jobs, and nodes on which no job grows."""
     quotas: Quotas = field(default_factory=Quotas)
-    """Limits of accounts, QOS and users in Slurm, and what they hold now."""
+    """Slurm's limits of accounts, QOS and users, and their use now."""
     loses_licenses: bool = False
-    """Slurm forgets the licences of jobs that are requeued."""
+    """True if this Slurm forgets the licences of requeued jobs."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
-        """Return the round with these resizes under way too, for the partitions that follow."""
+        """Return the round with these resizes counted as open too, for the partitions decided later."""
         return replace(self, under_way={**self.under_way, **resizes}) if resizes else self
 
     @cached_property
@@ -280,11 +281,11 @@ class Round:
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
 
     def full_node(self, partition: Partition) -> tuple[int, bool]:
-        """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole."""
+        """Return the GPUs of a full node of the partition, and whether Slurm allocates its nodes whole."""
         return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
 
     def partition(self, name: str) -> PartitionRules:
-        """Return the rules of one partition, from which both the policy's views and the plan follow."""
+        """Return the rules of one partition, which both the policy's views and the plan use."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
@@ -321,8 +322,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Caps that stop growth: another job waits for the room, blocks were preempted, or the job leaves its GPUs
-        idle."""
+        """Return caps that stop growth: another job waits for the room, blocks were preempted, or the job leaves its
+        GPUs idle."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -339,14 +340,15 @@ class Round:
         return (*contested, *resting)
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
-        """Reason of a job that leaves its GPUs idle: it does not grow, or gives back what it grew by."""
+        """Return the reason for a job that leaves its GPUs idle: it does not grow or, with `before`, gives growth
+        back."""
         percent, minutes = use * 100, self.settings.limits.idle_s / 60
         if before:
             return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)
         return reason("idle_stays", percent=percent, minutes=minutes, gpus=gpus)
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
-        """See `PartitionRules.free` and `later`."""
+        """Return `PartitionRules.free` and `PartitionRules.later` of the partition."""
         later: list[WaitingStart] = []
         free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, (target, kind, moves) in self.under_way.items():
@@ -366,7 +368,7 @@ class Round:
         return free, tuple(later)
 
     def kinds(self, name: str) -> Kinds:
-        """The kinds of GPU of a partition."""
+        """Return the partition's kinds of GPU."""
         kinds = self.seen.snapshot.kinds(name)
         # If the setting gives GPUs to nodes for which Slurm lists none, nobody knows their kind.
         if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
@@ -389,7 +391,7 @@ class Round:
         return bool(nodes[0] & nodes[1])
 
     def _all_gpus(self, name: str) -> int:
-        """GPUs of the partition, also of nodes that are down."""
+        """Return the partition's GPUs, including nodes that are down."""
         partition = self.seen.snapshot.partitions.get(name)
         if partition is None:
             return 0
@@ -398,8 +400,8 @@ class Round:
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
-        """Return why the job may not give growth back now; None if it may. As for any resize, but only failures bring a
-        dwell time."""
+        """Return why the job may not give growth back now, or None. The reasons are those of any resize, but a dwell
+        time counts only after failures."""
         job_id = elastic.job.job_id
         untouchable = _untouchable(elastic, self.under_way.get(job_id))
         return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
@@ -442,7 +444,7 @@ class Round:
 
     @cached_property
     def _lent(self) -> Counter[str]:
-        """GPUs that guests hold on each node, also of those that Slurm has preempted and that are not gone yet."""
+        """GPUs that guests hold on each node, including preempted guests that are still ending."""
         held = Counter[str]()
         for elastic in self.seen.elastic.values():
             for job in elastic.job.blocks:
@@ -451,7 +453,7 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to preempt guests for a pending job: the job has not waited for long."""
+        """Tell whether Slurm is about to preempt guests for a pending job, which has waited `LOOK_S` at most."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
         if not (self.settings.guests and fresh and self._lent):
@@ -463,14 +465,14 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Reservations of nodes that blocks will join on; guests end before a reservation."""
+        """Return reservations on nodes where blocks will join. Guests are left out: they end before a reservation."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
         return ahead_of(joining, self.seen.snapshot, self.now)
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
-        """Return why the job could not start again after a requeue; None if it could."""
+        """Return why the job could not start again after a requeue, or None."""
         if not elastic.job.running:
             return None
         if self.loses_licenses and elastic.job.home.licenses:
@@ -495,7 +497,7 @@ class Round:
         return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
-        """Reason against a resize of a job that is not untouchable."""
+        """Return the reason against a resize of a job that is not untouchable, or None."""
         job = elastic.job
         if self._served(elastic):
             return reason("guests_leave")
@@ -542,8 +544,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """GPUs that the job has, or is about to have through its resize under way, whichever is more. Blocks that are to
-    join count next to those that they replace."""
+    """Return the GPUs that the job has, or will have after its open resize, whichever is more. Joining blocks count in
+    addition to the blocks that they replace."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

@@ -1,17 +1,16 @@
 """Giving growth back to pending jobs: GPUs beyond those that a job's user asked for are borrowed.
 
-A job may wait that Slurm could start but for what growth holds: GPUs, CPUs, memory, a node by name or all of it, a
-licence, the limit of its account or QOS. Then nobody grows in any partition where it could start. Growth goes back, the
-youngest first, until it has room: blocks leave, a plain job returns to what was asked for by one requeue. If free
-resources and all growth together are not enough for it, nothing goes back. What Slurm makes of it shows at the next
-tick, when all of this is asked again.
+Growth may hold what a pending job waits for: GPUs, CPUs, memory, a node, a licence, or the limit of its account or QOS.
+Then no job grows in any partition where the pending job could start. Growth goes back until the pending job has room,
+the youngest growth first. Blocks leave; a plain job returns to its requested size by one requeue. If free resources and
+all growth together do not suffice, nothing goes back. The next tick repeats all of this on what Slurm then shows.
 
-Guests, the blocks in a queue that Slurm preempts (`[guests]`), are Slurm's to take: they count as free and grow. That
-ends if a job has waited so long that Slurm evidently does not preempt for it, and they hold enough for it. If it also
-waits for what others hold, they grow on: once those have gone, they go back to it.
+Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
+They go back only if a job has waited so long that Slurm evidently does not preempt for it, and their GPUs would
+suffice. If that job also waits for GPUs of others, guests grow on until those are free.
 
-Elastic jobs that wait do not count: what they get is their policy's decision. Nobody knows what a limit has left. So
-growth of its account or QOS goes back until it makes up for what the job wants, or all has gone.
+Pending elastic jobs do not count: their policy decides about them. The remainder of an account's or QOS's limit is
+unknown. So growth under that limit goes back until it covers the pending job's request, or is used up.
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ from slurm_ones.rules.views import limits_of
 from slurm_ones.slurm.model import Node, SlurmJob
 
 MOST = 50
-"""Waiting jobs that growth goes back to at once, the first in Slurm's order."""
+"""Most waiting jobs served in one tick, the first in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Slurm's reasons of jobs that wait for room. Others name what no growth holds: a hold, a dependency, a begin time, a
-limit of the user's own, what no node has."""
+"""Slurm's reasons of jobs that wait for room. All other reasons name causes that no growth holds: a hold, a dependency,
+a begin time, a user's own limit, missing hardware."""
 _LIMITS = {"AssocGrp": "account", "QOSGrp": "qos", "Licenses": "licenses"}
-"""First words of Slurm's reasons of jobs that wait for what others share, and the field of those that share it."""
+"""Prefixes of Slurm's reasons of jobs that wait for a shared limit, and the job field that names the sharers."""
 
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A waiting job, and what it waits for: room, or a limit that it shares."""
+    """A waiting job, and its need: room, or part of a shared limit."""
 
     job: SlurmJob
     on: Sequence[Mapping[str, Resources]] = ()
-    """Resources that the job takes of each node on which it could start, by partition."""
+    """Resources that the job takes of each node on which it could start; one mapping by node for each partition."""
     shared: str = ""
-    """Field of the jobs that share the limit."""
+    """Job field whose value names the jobs that share the limit (account, qos or licenses); empty for room."""
     unserved: bool = True
-    """True if Slurm does not preempt guests for it: it waits for a limit, or has waited for long."""
+    """True if Slurm does not preempt guests for the job: it waits for a limit, or has waited for long."""
 
     @property
     def what(self) -> str:
-        """The resource that it waits for, in words."""
+        """The resource that the job waits for, in words."""
         if self.shared:
             return "licences" if self.shared == "licenses" else f"the limit of its {self.shared}"
         gpus = self.job.gpus_each
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether the job may hold something of the limit."""
+        """Tell whether `job` may hold part of the limit."""
         if self.shared == "licenses":
             return not dict(self.job.licenses).keys().isdisjoint(dict(job.licenses))
         return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
 
     def amount(self, job: SlurmJob, gpus: int) -> Counter[str]:
-        """Use of the limit by the job at this number of GPUs."""
+        """Return the use of the limit by `job` at this number of GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
         by_gpus = self.job.gpus_each > 0
@@ -88,20 +87,20 @@ class Piece(NamedTuple):
     part: SlurmJob
     held: Mapping[str, Resources]
     keeps: Shape
-    """Shape that remains after it was given back."""
+    """Shape that the job keeps after this piece is given back."""
     guest: bool = False
-    """True for a guest, which Slurm may preempt itself."""
+    """True for a guest, which Slurm may preempt by itself."""
 
     @property
     def gpus(self) -> int:
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Nodes that the job keeps: those that pending jobs want least."""
+        """Return the nodes that the job keeps: those with the fewest requests by pending jobs."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
-        """Resources that are given back on each node: GPUs, and their CPUs and memory."""
+        """Yield each node with the GPUs, CPUs and memory that this piece gives back there."""
         kept = self.kept(wanted)
         for name, held in self.held.items():
             left = self.keeps.gpus_per_node if name in kept else 0
@@ -109,16 +108,16 @@ class Piece(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A job that holds more than its user asked for."""
+    """A job with more GPUs than its user asked for."""
 
     elastic: Elastic
     history: JobHistory
     blocks: tuple[RunningBlock, ...]
     pieces: tuple[Piece, ...]
-    """Pieces of its growth, the youngest first."""
+    """Pieces of the job's growth, the youngest first."""
 
     def stay(self, gone: Collection[Piece]) -> list[RunningBlock]:
-        """Blocks that are left without these pieces."""
+        """Return the blocks that remain without these pieces."""
         tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
         return [block for block in self.blocks if block.task not in tasks]
 
@@ -134,7 +133,7 @@ class Grown(NamedTuple):
 
 
 def with_growth(round_: Round) -> Round:
-    """Return the round with its `growth`: sizes that jobs go back to, and nodes on which none grows."""
+    """Return the round with its `growth`: sizes that jobs give back to, and nodes on which no job grows."""
     waiting = _waiting(round_)
     if not waiting and not round_.seen.idle:
         return round_
@@ -155,36 +154,37 @@ def with_growth(round_: Round) -> Round:
 
 
 class _Returns:
-    """State while pending jobs are served in order: free resources, and growth given back so far."""
+    """State while pending jobs are served in order: free resources, and pieces given back so far."""
 
     def __init__(self, round_: Round) -> None:
         self._coming = _coming(round_)
-        """Pieces that go back by themselves."""
+        """Pieces that are about to be freed without a new resize."""
         self._free = _free(round_, self._coming)
         self._limits = Counter(round_.seen.snapshot.licenses)
-        """Rest of each limit, as far as it is known."""
+        """Known remainder of each limit."""
         self._site = cache(lambda name: _site(round_, name))
         self._grown = _grown(round_, self._site) if round_.settings.resize.shrink else {}
         pieces = (piece for one in self._grown.values() for piece in one.pieces)
         self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
-        """Those that remain, guests first, and then the youngest."""
+        """Pieces not given back yet, guests first, then the youngest first."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
-        """Pieces of each job that have gone, with the nodes on which something remains."""
+        """Pieces that each job gives back, with the nodes on which the job keeps GPUs."""
         self._first: dict[int, WaitingJob] = {}
-        """The job that it goes back to, of those that do not give it back because they are idle."""
+        """First pending job that each job's growth goes back to; none for idle jobs."""
         self._unused = round_.unused
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
 
     def let_go(self, idle: Collection[int]) -> None:
-        """Let all growth of idle jobs go back."""
+        """Give all growth of idle jobs back."""
         for piece in [piece for piece in self._pieces if piece.job_id in idle]:
             self._give(piece, {})
             self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
-        """Give growth back until the job can start; return False, with nothing given back, if it could not."""
+        """Give growth back until the pending job can start; return False, with nothing given back, if it still could
+        not start."""
         if one.shared:
             return self._serve_limit(one)
         return any(self._serve_room(one, nodes) for nodes in one.on)
@@ -265,7 +265,8 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """Return the new size of each job that gives growth back; it gives back more if it could not train on."""
+        """Return the new size of each job that gives growth back. A job gives back more if it could not train on at
+        that size."""
         found = {}
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
@@ -299,7 +300,7 @@ class _Returns:
 
 
 def _waiting(round_: Round) -> list[WaitingJob]:
-    """The jobs that wait for what growth may hold, in Slurm's order."""
+    """Return the pending jobs that wait for resources that growth may hold, in Slurm's order."""
     jobs = [job for job in round_.seen.snapshot.jobs.values() if job.pending and _counts(job, round_)]
     places = cache(lambda want: _places(want, round_))
     found: list[WaitingJob] = []
@@ -329,7 +330,7 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
 
 
 def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
-    """Demand of the job; None for one that could never start."""
+    """Return the job with its need; None for a job that could never start."""
     shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
     if shared:
         return WaitingJob(job, shared=shared)
@@ -351,7 +352,7 @@ def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, 
 
 
 class _Want(NamedTuple):
-    """Resources that jobs of equal requests ask for."""
+    """Request of a pending job; jobs with equal requests share the search for nodes."""
 
     partition: str
     whole: bool
@@ -361,7 +362,7 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Resources that such a job takes of each node on which it could start if nothing ran there."""
+    """Return the resources that such a job takes of each node on which it could start if nothing ran there."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     reserved = {name for one in snapshot.reservations if one.name == reservation for name in one.node_names}
     found = {}
@@ -384,14 +385,14 @@ def _places(want: _Want, round_: Round) -> dict[str, Resources]:
 
 
 def _capacity(node: Node, round_: Round) -> Resources:
-    """Capacity of the node; no CPUs or memory if Slurm does not say."""
+    """Return the node's GPUs, CPUs and memory; CPUs or memory are 0 if Slurm does not show them."""
     given = round_.settings.whole_node_gpus
     gpus = node.gpus or max((given[name] for name in node.partitions if name in given), default=0)
     return Resources(gpus, node.cpus, node.memory_mb)
 
 
 def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
-    """Resources that are free on each node, or are about to be."""
+    """Return the resources of each node that are free or about to be."""
     free = {}
     for name, node in round_.seen.snapshot.nodes.items():
         has = _capacity(node, round_)
@@ -406,7 +407,7 @@ def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
 
 
 def _coming(round_: Round) -> list[Piece]:
-    """Pieces that ending blocks and resizes under way are about to free."""
+    """Return the pieces that ending blocks and open resizes are about to free."""
     found = []
     for job_id, one in round_.seen.elastic.items():
         # One that takes longer to end may hang.
@@ -426,7 +427,7 @@ def _piece(one: Elastic, part: SlurmJob, keeps: Shape = PARKED) -> Piece:
 
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
-    """The jobs that hold more than their users asked for, and may give that back now."""
+    """Return the running jobs with more GPUs than their users asked for that may give them back now, by id."""
     found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
@@ -452,14 +453,15 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
-    """Blocks that are growth, the youngest first: the one that leads and the oldest others are what was asked for."""
+    """Return the blocks that are growth, the youngest first. The leader and the oldest blocks make up the requested
+    GPUs."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))
 
 
 def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:
-    """All growth of a plain job."""
+    """Return a plain job's growth as one piece; empty if no smaller shape fits on its nodes."""
     limits, asked, now = _limits(one, history, site), history.job.requested_shape.gpus, one.shape
     sizes = (gpus for gpus in limits.gpus if asked <= gpus < now.gpus and takes(limits, gpus))
     keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)

@@ -1,16 +1,15 @@
 """Rules for one job: sizes and batches of its training strategy, kinds of GPU that it accepts, and dwell times.
 
-A strategy's limits are the job's own word (`ones_wrapper.protocol.limits`). They only ever take something from the
-job: no size that its owner or the cluster does not allow comes from them.
+A job reports its strategy's limits itself (`ones_wrapper.protocol.limits`). They can only exclude sizes: none is added
+that the owner or the cluster does not allow.
 
-Slurm's types of GPU (`gres/gpu:a100`) are the kinds. A job whose comment names some (`kinds=a100,v100`, or `kinds=any`)
-may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for. If it named
-none, Slurm goes on choosing, and the job stays on the kind that Slurm chose.
+Slurm's types of GPU (`gres/gpu:a100`) are the kinds. A job whose comment names kinds (`kinds=a100,v100`, or
+`kinds=any`) may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for. If
+it asked for none, Slurm chooses, and the job stays on the kind that Slurm chose.
 
-A job is left in peace between two resizes, once it had too many, and near its end. Whether a change pays is the
-policy's business; this is a guard against figures that waver: whatever a policy makes of them, a job trains for a
-multiple of the time that resizes interrupt it. So how long follows from what a resize costs, as far as the site does
-not say it: of a requeue as measured of the job's last ones, of blocks as their changes.
+A job is not resized during the dwell time after a resize, after too many resizes, or near its end. Whether a change
+pays is for the policy to decide. These rules guard against policies that act on wavering figures: a job trains for a
+multiple of the time that resizes interrupt it. Dwell times follow from the measured pauses, unless the site sets them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from slurm_ones.slurm.model import SlurmJob, kind_of
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Largest believed batch per GPU, in samples; the limit of a job that reports none."""
+"""Largest believed batch per GPU, in samples; also the limit of a job that reports none."""
 ANY_GPUS = 2**20
 """Largest believed number of GPUs of a job."""
 
@@ -51,14 +50,14 @@ def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
 
 
 def _sharing(row: SizeLimits, node_gpus: int) -> int:
-    """Return how many consecutive ranks share a node: a whole group if one node holds the job or groups fill nodes,
-    else the greatest common divisor of group and node."""
+    """Return the number of consecutive ranks that share a node: a whole group if one node holds the job or groups fill
+    nodes, else the greatest common divisor of group and node."""
     return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
 
 
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """Return the rule at one size. A replica's pass has at most the script's largest batch and what fits into memory;
-    the largest batch is 0 if no sample fits."""
+    """Return the rule at one size. A replica's pass takes the script's largest batch or as many samples as fit into
+    memory, whichever is less; 0 if no sample fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -70,11 +69,10 @@ def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -
 def breaks(
     spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: int | None, node_gpus: int = 0
 ) -> Reason | None:
-    """Return why the job's strategy cannot train at this shape and global batch; None if it can.
+    """Return why the job's strategy cannot train at this shape and global batch, or None if it can.
 
-    `old_batch` is the batch in force; a `new_batch` of None leaves it. A shape of several nodes is taken for whole
-    nodes unless `node_gpus` is known. Checked again before a resize begins and while it is under way, since the job's
-    limits may have changed.
+    `old_batch` is in force; a `new_batch` of None keeps it. Without `node_gpus`, a shape of several nodes counts as
+    whole nodes. Callers check again before and during a resize, since the job's reported limits may change.
     """
     limits = spec.limits if spec is not None else None
     if limits is None or shape == PARKED:
@@ -105,22 +103,22 @@ def breaks(
 
 
 def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
-    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks follow the order of the
-    blocks, so each node of a block must hold whole groups."""
+    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks follow the blocks' order, so
+    each node of a block must hold whole groups."""
     if len(blocks) == 1:
         return not rule.fits(blocks[0])
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
 def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
-    """Tell whether these blocks may separate ranks that must share a node, by the job's strategy. `node_gpus` is GPUs
+    """Tell whether, by the job's strategy, these blocks may separate ranks that must share a node. `node_gpus` is GPUs
     per node."""
     gpus = sum(block.gpus for block in blocks)
     return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
 
 
 def too_soon(history: JobHistory | None) -> Reason | None:
-    """Return a reason if the strategy must take more steps at its present size before a resize, else None."""
+    """Return a reason if the strategy needs more steps at its present size before the next resize, else None."""
     limits = history.spec.limits if history is not None and history.spec is not None else None
     if history is None or limits is None or history.steps_since_change is None:
         return None
@@ -130,24 +128,24 @@ def too_soon(history: JobHistory | None) -> Reason | None:
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of GPU of a partition."""
+    """Kinds of GPU in a partition."""
 
     of: Mapping[str, str] = field(default_factory=dict)
-    """Kind of each node with GPUs; empty if kinds are not named."""
+    """Kind of each node with GPUs; empty if the site names no kinds."""
     given: bool = True
-    """Slurm lets jobs ask for another type than they were submitted with."""
+    """True if Slurm lets jobs ask for another GPU type than at submission."""
 
     @cached_property
     def every(self) -> tuple[str, ...]:
-        """All kinds, each once."""
+        """All kinds in the partition, each once."""
         return tuple(dict.fromkeys(self.of.values()))
 
     def nodes(self, kind: str) -> frozenset[str] | None:
-        """Nodes with GPUs of that kind; None for all nodes, if `kind` is empty or no node has it."""
+        """Return the nodes with GPUs of that kind; None for all nodes, if `kind` is empty or no node has it."""
         return frozenset(name for name, its in self.of.items() if its == kind) or None if kind else None
 
     def held(self, elastic: Elastic) -> str:
-        """Kind of the GPUs that the job has; empty if it has none or their kind is unknown."""
+        """Return the kind of the job's GPUs; empty if it has none or their kind is unknown."""
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
@@ -157,12 +155,12 @@ class Kinds:
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
-        """Tell whether a running job is to change to GPUs of another kind than it is known to have."""
+        """Tell whether a running job changes to GPUs of another kind than its present known kind."""
         held = self.held(elastic)
         return elastic.job.running and self.may_change(elastic) and bool(got.kind) and held not in ("", got.kind)
 
     def accepted(self, elastic: Elastic) -> tuple[str, ...]:
-        """Kinds of GPU that the job may have; empty if kinds are not named."""
+        """Return the kinds of GPU that the job may have; empty if the site names no kinds."""
         if elastic.optin is not None and self.may_change(elastic):
             named = elastic.optin.kinds
             return tuple(kind for kind in self.every if kind in named or ANY in named) or self.every
@@ -170,8 +168,8 @@ class Kinds:
         return (own,) if own in self.every else self.every
 
     def asked(self, elastic: Elastic, got: Allocation) -> str:
-        """Return the kind to ask Slurm for, so that the job gets the kind that was decided. It is the job's own request
-        if the kind does not matter or may not change."""
+        """Return the kind to ask Slurm for, so that the job gets the decided kind. The job's own request stays if the
+        kind does not matter or may not change."""
         asks, held = elastic.job.first.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
@@ -185,66 +183,67 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability with which a job called near its end ends in that time."""
+"""Probability that a job counted as near its end does end within the given time."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Shortest dwell time that failures double, in seconds; without a dwell time failures bring none."""
+"""Shortest dwell time in seconds that failures double; a dwell time of 0 stays 0."""
 WORTH = 20.0
 """Dwell time between changes of a job's blocks, as a multiple of a change's pause."""
 PACK_S = 120.0
-"""Least seconds for which a job of blocks keeps its GPUs before it moves to fewer nodes at the same size."""
+"""Least seconds before a job of blocks moves to fewer nodes at the same number of GPUs."""
 REPAYS = 4.0
 """Dwell time between requeues, as a multiple of a requeue's pause: at most a fifth of a job's time is lost."""
 ENDS = 2.0
 """Remaining time below which a job is not requeued, as a multiple of a requeue's pause."""
 CHECKPOINT_S = 600.0
-"""Seconds between two periodic checkpoints of a job: the wrapper's first interval."""
+"""Seconds between two periodic checkpoints of a job (the wrapper's first interval)."""
 LONGEST_S = 1800.0
-"""Longest dwell time, in seconds, that follows from pauses: jobs report these themselves, and a resting job gives up no
+"""Longest dwell time in seconds derived from pauses: jobs report pauses themselves, and a resting job gives up no
 GPUs."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
-    """Seconds for which a requeue interrupts the job: the mean of its last few, else a default."""
+    """Return the seconds for which a requeue interrupts the job: the mean of the job's last requeues, else a
+    default."""
     return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 
 def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
-    """Least seconds between two requeues of a job."""
+    """Return the least seconds between two requeues of a job."""
     return settings.dwell_s if settings.dwell_s is not None else min(REPAYS * requeue_s(history), LONGEST_S)
 
 
 def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> float:
-    """Seconds before its end from which on a job is no longer requeued."""
+    """Return the seconds before a job's end within which the job is no longer requeued."""
     return limits.near_end_s if limits.near_end_s is not None else min(ENDS * requeue_s(history), LONGEST_S)
 
 
 def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
-    """Least seconds between two changes of a job's blocks; `switch_s` is the expected pause of each."""
+    """Return the least seconds between two changes of a job's blocks; `switch_s` is the expected pause of a change."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
 def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
-    """Seconds for which a job of blocks keeps its GPUs before it moves to fewer nodes at the same size. It holds both
-    sets of GPUs during the move. Each move in a row that saved no node (`in_vain`) doubles the time, up to 64 times."""
+    """Return the seconds before a job of blocks moves to fewer nodes at the same size. During the move the job holds
+    both sets of GPUs. Each consecutive move that saved no node (`in_vain`) doubles the time, up to 64 times."""
     return max(dwell_s, PACK_S) * 2.0 ** min(in_vain, MOST_DOUBLINGS)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """Seconds before its end from which on a job's blocks stay: the time that new blocks take to train with it. The
-    policy weighs whether an earlier change pays."""
+    """Return the seconds before a job's end within which its blocks stay: the time until new blocks train with it.
+    Whether an earlier change pays is for the policy to decide."""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
-    """Unix time from which on the job may be resized: the dwell time after its last resize, and after its start. The
+    """Return the Unix time from which the job may be resized: the dwell time after its last resize and its start. The
     start of a job of blocks does not count, since it interrupted no training.
 
-    Each failed resize in a row doubles the dwell time, up to 64 times: Slurm mostly refuses again, and each try costs a
-    restart. A pending job without failures may be resized at once.
+    Each consecutive failed resize doubles the dwell time, up to 64 times: Slurm mostly refuses again, and each try
+    costs a restart. A pending job without failures may be resized at once.
     """
     failures = history.failures if history is not None else 0
     last = (history.last_resize_end if history is not None else None) or 0.0
@@ -256,10 +255,10 @@ def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> floa
 
 
 def grows_at(preempted: Sequence[float], rest_s: float) -> float:
-    """Unix time from which on a job may grow again after Slurm preempted blocks of it; 0 if it always may.
+    """Return the Unix time from which a job may grow again after Slurm preempted its blocks; 0 for always.
 
-    `preempted` are the times, ascending. The rest lasts `rest_s`. It doubles if the next preemption follows within one
-    rest's length after the last rest. Preemptions during a rest do not double it.
+    `preempted` are the ascending times of preemptions. Each starts a rest of `rest_s`. The rest doubles if the next
+    preemption follows within one rest's length after the last rest; preemptions during a rest do not double it.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -272,16 +271,16 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Seconds of training that a job of blocks loses when a guest is preempted: the pause of blocks that leave. If each
-    change begins a term from a checkpoint, it is a term's pause. The work since the last checkpoint is added unless the
-    grace time suffices for a new one."""
+    """Return the seconds of training that a job of blocks loses by a preempted guest: the pause when blocks leave. If
+    each change starts from a checkpoint, that restart's pause counts. The work since the last checkpoint is added
+    unless the grace time suffices for a new one."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Return a reason if a running job was interrupted as often as the limits allow, else None."""
+    """Return a reason if a running job was interrupted as often as the site's limits allow, else None."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
@@ -293,17 +292,17 @@ def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSetti
 
 
 def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | None:
-    """Return a reason if the job reaches its time limit soon, else None."""
+    """Return a reason if the job will reach its time limit soon, else None."""
     if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
         return reason("near_time_limit", seconds=limits.near_limit_s)
     return None
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return a reason for each (job, seconds) that almost surely ends within these seconds at its size, else None. A
-    pending job gets None.
+    """Return for each (job, seconds) a reason if the job almost surely ends within these seconds at its size, else
+    None. Pending jobs get None.
 
-    All are predicted at once: one by one takes a third of the time of a decision.
+    One call predicts for all jobs: separate predictions would take a third of a decision's time.
     """
     runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
     views = [jobs[j][0] for j in runs]

@@ -1,7 +1,7 @@
-"""Planning: which resizes of a schedule may begin now.
+"""Planning: which resizes of a schedule begin now.
 
-The plan changes nothing itself. It says for each job that the schedule would change whether its resize begins, or why
-not (yet).
+Planning has no side effects. Each job that the schedule changes gets an outcome: its resize begins, or the reason
+against it now.
 """
 
 from __future__ import annotations
@@ -25,30 +25,29 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A planned resize: a stop if the new shape is `PARKED`, only a change of batch unless it `resizes`."""
+    """A planned change: a stop if the new shape is `PARKED`, only a batch order unless it `resizes`."""
 
     elastic: Elastic
     old: Shape
     new: Shape
     old_batch: int | None
     new_batch: int | None
-    """None leaves the job's own."""
+    """Global batch to order; None leaves the job's own."""
     moves: Moves | None = None
     blocks: tuple[int, ...] | None = None
-    """Tasks of a running job of blocks that are to train together, ascending."""
+    """Tasks of a running job of blocks that will train together, ascending."""
     to_hold: tuple[int, ...] = ()
-    """Tasks of the job that must be held before others are released."""
+    """Tasks to hold before other tasks are released."""
     old_kind: str = ""
-    """Kind of GPU that it asks for; empty for any."""
+    """Kind of GPU that the job asks for now; empty for any kind."""
     new_kind: str = ""
-    """Kind that it is to ask for."""
+    """Kind of GPU that the job will ask for; empty for any kind."""
     leaves_kind: bool = False
-    """True if a running job is to change to GPUs of another kind."""
+    """True if a running job changes to GPUs of another kind."""
 
     @property
     def resizes(self) -> bool:
-        """True if Slurm's job changes, not only its batch. For a job of blocks the GPUs count, whichever blocks make
-        them."""
+        """True if Slurm's job changes, and not only the batch. A job of blocks changes if any block joins or leaves."""
         if self.mechanism == BLOCKS:
             return bool(self.moves)
         return self.old != self.new or self.old_kind != self.new_kind
@@ -72,23 +71,23 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """Changes that begin now, and the outcome for each job of the schedule."""
+    """Changes that begin now, and the outcome of each job in the schedule."""
 
     begin: tuple[PlannedChange, ...]
     outcomes: Mapping[int, Reason]
     deferred: frozenset[int] = frozenset()
-    """Waiting jobs that must not start now."""
+    """Ids of waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
-    """Waiting jobs whose resize waits its turn: those that were deferred stay so until it begins."""
+    """Ids of waiting jobs whose resize must wait its turn; a deferred one stays deferred until then."""
 
 
 class GpuPool:
-    """The free GPUs of a partition's nodes as a plan hands them out. GPUs that blocks give up are free once they have
-    left, after this round. Until then they are set aside for jobs that wait for them."""
+    """Free GPUs of a partition's nodes while a plan hands them out. GPUs of leaving blocks become free only after this
+    round, and are set aside for waiting jobs."""
 
     def __init__(self, rules: PartitionRules) -> None:
         self.free = rules.free.trial()
-        """GPUs by node, without what is set aside."""
+        """Free GPUs by node, without those set aside."""
         self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
         self._known = True
@@ -97,19 +96,19 @@ class GpuPool:
                 self.leave(job, job.under_way.moves)
 
     def leave(self, job: JobRules, moves: Moves | None) -> None:
-        """Count the GPUs of the job's blocks that leave; without `moves` (a requeue) it is unknown what gets free."""
+        """Count the GPUs of the job's leaving blocks. Without `moves` (a requeue) nobody knows which GPUs get free."""
         self._known = self._known and bool(moves)
         for block in job.blocks:
             if moves and block.task in moves.dropped:
                 self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
 
     def take(self, shape: Shape, kind: str) -> bool:
-        """Take free GPUs of that kind, of any if it is empty; False, with nothing changed, if too few are free."""
+        """Take free GPUs of that kind (any if empty); return False, changing nothing, if too few are free."""
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Set GPUs aside, free or about to be, for jobs that earlier rounds reshaped, then for those `waiting`. Return
-        the jobs that will get none; empty if a requeue makes that unknown."""
+        """Set GPUs aside, free now or soon: first for jobs that earlier rounds reshaped, then for the jobs `waiting`.
+        Return the ids of jobs that get none; empty if a requeue makes that unknown."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -122,10 +121,10 @@ class GpuPool:
 
 
 def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
-    """The resizes to begin now.
+    """Return the resizes that begin now.
 
-    The limits of the site are checked once more, whatever the policy was shown and decided. They include caps at every
-    moment of the resizes under way. In these a job counts with what it has or is about to have, whichever is more.
+    The site's limits are checked again, independently of the policy. Caps must hold at every moment of the open
+    resizes: each job counts with its present or its coming GPUs, whichever are more.
     """
     jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
@@ -163,18 +162,19 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that would begin where a reservation is ahead."""
+        """Waiting jobs that only a reservation ahead keeps from starting."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
         self._without: set[int] | None = None
-        """Waiting jobs for which there will be no room; None before GPUs are set aside for the others."""
+        """Waiting jobs that will find no room; None before GPUs are set aside."""
         self.begin: list[PlannedChange] = []
         self.outcomes: dict[int, Reason] = {}
         self.queued: set[int] = set()
 
     def consider(self, change: PlannedChange, *, pack: bool = False) -> None:
-        """Add the change to the plan, or note why not; `pack` moves a job of blocks to fewer nodes at the same size."""
+        """Add the change to the plan, or store the reason against it. With `pack`, a job of blocks moves to fewer nodes
+        at the same size."""
         rules, job = self._rules, self._rules.jobs[change.job_id]
         if self._without is None and (change.elastic.job.pending or _gained(change) >= 0):
             self._without = self._room.set_aside(self._later)
@@ -213,7 +213,8 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Reason if there is no room for the change now; if there is, a job that is requeued takes it."""
+        """Return the reason if the change finds no room now; else take that room for a job that is requeued, and return
+        None."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -227,7 +228,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether only a reservation ahead leaves no room."""
+        """Tell whether a reservation ahead is the only cause of missing room."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, change.elastic.holdings
@@ -248,11 +249,10 @@ class _Planner:
         self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
 
     def let_wait_small(self, schedule: Schedule) -> None:
-        """Let jobs of blocks that wait, are given nothing now, and whose shapes find no room ask for their smallest
-        size.
+        """Let waiting jobs of blocks ask for their smallest size if they get nothing now and their shapes find no room.
 
-        Each GPU that gets free then starts one of them, and blocks that join later can leave again: a job that starts
-        in one large block cannot shrink while no GPU is free. If others wait for room, what gets free is theirs.
+        Then each GPU that gets free starts a job, and blocks that join later may leave again. A job that starts as one
+        large block cannot shrink while no GPU is free. If other jobs wait for room, GPUs that get free are theirs.
         """
         rules = self._rules
         for id_, job in rules.jobs.items() if not rules.contested else ():
@@ -269,7 +269,7 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """Return the smallest one-node shape that a data-parallel job may have; None if there is none."""
+    """Return the smallest one-node shape that a data-parallel job may have, or None."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -279,8 +279,8 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
-    """Sort key of a change: shrinks and stops first, since growing and starting wait for what they free. Among those
-    that borrow, the one worth most begins first: Slurm preempts the youngest guests."""
+    """Return the change's sort key: shrinks and stops come first, since they free GPUs for growth and starts. Among
+    growing guests the most valuable change begins first, since Slurm preempts the youngest guests."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -307,7 +307,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """The change with the blocks that join and leave; without them if there is no way now."""
+    """Return the change with its joining and leaving blocks; without `moves` if no way is found now."""
     running = sorted(block.task for block in job.blocks)
     members = job.history.membership if job.history is not None else None
     change = replace(change, blocks=tuple(train_together(job.elastic, members) or running))
@@ -355,7 +355,7 @@ def _at_once(change: PlannedChange) -> int:
 
 
 def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> PlannedChange:
-    """Change from what the job has to its allocation; without one it is parked."""
+    """Return the change from the job's present shape to its allocation; no allocation parks the job."""
     batch = job.history.batch if job.history is not None else None
     asks, shape = job.elastic.job.first.kind, job.elastic.shape
     if allocation is None:
@@ -366,7 +366,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
 
 
 def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use: CapUse) -> Reason | None:
-    """Reason against resizing the job now, None if there is none."""
+    """Return the reason against resizing the job now, or None."""
     if job.untouchable is not None:
         return job.untouchable
     if change.parks and change.mechanism == BLOCKS:
@@ -390,30 +390,30 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """A policy's schedule for one partition, with the views that it was given."""
+    """A policy's schedule for one partition, and the policy's input."""
 
     partition: str
     schedule: Schedule
     seconds: float
     views: Mapping[int, JobView] = field(default_factory=dict)
-    """Views of the jobs that the policy was shown."""
+    """View of each job that the policy was given, by job id."""
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """Part of a schedule that may begin now."""
+    """One partition's schedule, and the part that begins now."""
 
     decided: PartitionSchedule
     jobs: Sequence[JobRules]
-    """The jobs that were decided about."""
+    """Jobs that the policy decided about."""
     plan: ResizePlan
 
 
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn. If plans are to be carried out (`begins`), later partitions count the
-    resizes that begin."""
+    """Decide and plan each partition in turn. If plans are carried out (`begins`), later partitions count the resizes
+    that begin."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

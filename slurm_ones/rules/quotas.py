@@ -1,7 +1,7 @@
-"""Limits of accounts, QOS, users and jobs in Slurm (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
+"""Slurm's limits of accounts, QOS, users and jobs (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
 
-Beyond such a quota Slurm has a job wait (Assoc…, QOS…), next to idle GPUs and after it gave up what it had. Quotas are
-read every few minutes, and what is used of them follows the jobs that started and ended since. CPUs and memory count as
+Beyond such a quota Slurm lets a job wait (Assoc…, QOS…), next to idle GPUs and after the job gave up its old GPUs.
+Quotas are read every few minutes; their use follows the jobs that start and end in between. CPUs and memory count as
 far as a job takes them with each GPU; licences do not grow.
 """
 
@@ -19,27 +19,27 @@ from slurm_ones.rules.caps import Cap, CappedJob
 from slurm_ones.slurm.model import Quota, Quotas, SlurmJob, Snapshot
 
 READ_S = 600.0
-"""Between two readings of Slurm's quotas, s."""
+"""Seconds between two readings of Slurm's quotas."""
 _WORDS = {"cpu": "CPUs", "mem": "MB of memory", "node": "nodes"}
 
 Holder = tuple[str, str, str, str]
-"""Resource, QOS, account and user whose jobs are counted together; "" for any."""
+"""Resource, QOS, account and user of one quota; "" matches any."""
 
 
 @dataclass(frozen=True)
 class QuotaReading:
-    """Quotas as Slurm showed them, and what jobs held in that moment."""
+    """Quotas as Slurm showed them, and the jobs' use at that moment."""
 
     quotas: Quotas = field(default_factory=Quotas)
     held: Mapping[Holder, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Return these quotas with what each holder's jobs held at this observation."""
+        """Return these quotas with each holder's use at this observation."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
-        """Return the quotas with their present use: exact for the observed jobs, as last read for the rest."""
+        """Return the quotas with their present use: exact for observed jobs, as last read for others."""
         if not self.quotas.all:
             return self.quotas
         held = _held(self.quotas, seen)
@@ -53,7 +53,7 @@ class QuotaReading:
 def quota_caps(
     here: Mapping[int, CappedJob], there: Iterable[CappedJob], quotas: Quotas, snapshot: Snapshot
 ) -> tuple[Cap, ...]:
-    """Caps for the jobs of a partition; those of others count with what they are about to take."""
+    """Return caps for the jobs `here` in a partition; jobs `there` count with the GPUs that they are about to add."""
     caps = [cap for job_id, one in here.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
     if not quotas.all:
         return tuple(caps)
@@ -80,7 +80,7 @@ def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """Return the cap that the rest of a quota makes, by the need of its most demanding job."""
+    """Return the cap that the remainder of a quota allows, by the job with the highest need for each GPU."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
@@ -99,7 +99,7 @@ def _words(quota: Quota) -> Reason:
 
 
 def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
-    """Quotas that the job takes something from with each GPU, and how much."""
+    """Yield each quota that the job uses more of with each added GPU, and the amount."""
     own = one.elastic.job.home
     for queue in one.queues:
         part = snapshot.partitions.get(queue.partition.partition(",")[0])
@@ -118,7 +118,7 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
 
 
 def _amount(job: SlurmJob, resource: str) -> int:
-    """Amount that a job has or asks for; 0 for what growth does not take."""
+    """Return the amount of the resource that the job has or asks for; 0 for a resource that growth does not take."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
         return job.gpus if kind in ("", job.kind) else 0
@@ -137,7 +137,7 @@ def _holder(quota: Quota) -> Holder:
 
 
 def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
-    """Use of each quota by the jobs that are seen; for jobs of blocks each block in its own queue."""
+    """Return the use of each quota by observed jobs; each block of a job counts in its own queue."""
     found: Counter[Holder] = Counter()
     wanted = {_holder(one) for one in quotas.all if not one.per_job}
     resources = {name for name, *_ in wanted}
@@ -156,7 +156,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
 
 
 def _whose(job: SlurmJob, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:
-    """QOS, account and user of each quota that the job counts in."""
+    """Return QOS, account and user of each quota that the job counts towards."""
     own = [("", job.account, ""), ("", job.account, job.user), *(("", account, "") for account in above)]
     for qos in {job.qos, partition_qos} - {""}:
         own += [(qos, "", ""), (qos, "", job.user), (qos, job.account, "")]

@@ -1,7 +1,7 @@
 """Guards against requeues after which a job could not start again: reservations ahead, and lost licences.
 
-Slurm starts no job whose time limit reaches into a reservation of its nodes. A requeued job begins its time limit
-again. So it may find no node for it, though there was time enough when it first started.
+Slurm starts no job whose time limit reaches into a reservation of its nodes. A requeue restarts the job's time limit.
+So a requeued job may find no node, although there was time enough at its first start.
 """
 
 from __future__ import annotations
@@ -15,25 +15,24 @@ from ones_db.shape import Shape
 from slurm_ones.slurm.model import SlurmJob, Snapshot, partition_gpus
 
 START_S = 60.0
-"""Seconds from a decision to the start of the next run: a checkpoint, the requeue and Slurm's look at its queue."""
+"""Seconds from a decision to the next run's start: a checkpoint, the requeue and Slurm's next scheduling."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
-"""Releases from the first on, and before the second, forget the licences of jobs that are requeued."""
+"""First release of Slurm that forgets the licences of requeued jobs, and the first one that keeps them again."""
 
 
 class ReservedNodes(NamedTuple):
-    """Reservations that a run of a job would reach into if it began soon."""
+    """Nodes whose reservations would begin during a run of the job begun now."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
-    """The first of them, in words."""
+    """The earliest of these reservations, in words; None without one."""
 
 
 NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the partition's nodes with reservations, other than the job's own, that a run begun now would reach
-    into."""
+    """Return the partition's nodes with other jobs' reservations that would begin during a run begun now."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD
@@ -51,8 +50,8 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """The reservation that keeps a running job from starting again at this shape, on its own nodes and what is free.
-    None if it could start, or if no reservation is to blame."""
+    """Return the reservation that keeps a running job from starting again at this shape, on its own and free nodes.
+    Return None if the job could start, or if no reservation is to blame."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if not ahead.nodes or part is None:
         return None
@@ -68,6 +67,6 @@ def reserved_ahead(
 
 
 def loses_licenses(release: tuple[int, int, int]) -> bool:
-    """Tell whether that release of Slurm forgets the licences of jobs that are requeued."""
+    """Tell whether that release of Slurm forgets the licences of requeued jobs."""
     first, fixed = LOSES_LICENSES
     return first <= release < fixed

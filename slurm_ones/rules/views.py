@@ -1,4 +1,4 @@
-"""Input of a policy, plain data about one partition and its elastic jobs; and its answer, kept within limits."""
+"""A policy's input, plain data about one partition and its elastic jobs; and its answer, cut to the caps."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
 SAME_S = 1.0
-"""Deadlines closer than this are the same."""
+"""Two deadlines closer than this many seconds are the same."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a policy's decision, besides the limits of the jobs themselves."""
+    """Bounds of a policy's decision, besides the jobs' own limits."""
 
     caps: Sequence[Cap] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
-    """GPUs that owners set by hand (`size=`), by job."""
+    """GPUs that owners set by hand (`size=`), by job id."""
 
 
 def decide_within(
@@ -57,9 +57,9 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Return the policy's schedule cut to the caps; unchanged if none binds.
+    """Return the policy's schedule cut to the caps; unchanged if no cap binds.
 
-    Pure like the policy. `Schedule.refused` names the jobs that a limit restrained.
+    Pure, like the policy. `Schedule.refused` has the jobs that a limit restrained.
     """
     within = narrowed(jobs, bounds.caps)
     views = with_sizes(cluster, within, bounds.sizes, bounds.caps)
@@ -72,7 +72,7 @@ def decide_within(
 
 
 def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
-    """Return the schedule with the cap as the reason of each job that has the largest size its caps allow."""
+    """Return the schedule with the cap as the reason of each job at the largest size that its caps allow."""
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
     found = {}
     for job, narrow in zip(jobs, within, strict=True):
@@ -88,11 +88,10 @@ def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[Job
 
 
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
-    """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
+    """Return the partition's nodes with the GPUs that its elastic jobs hold or may take.
 
-    A node that is drained or down keeps what elastic jobs hold on it and offers no more. Neither does one on which
-    others wait for room; what growth gives back there is theirs. What resizes under way are about to need is offered to
-    nobody.
+    A drained or down node has only the GPUs that elastic jobs hold there. So has a node on which pending jobs wait for
+    room: growth given back there is theirs. GPUs that open resizes are about to need are not offered.
     """
     snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
     part = snapshot.partitions.get(rules.name)
@@ -124,15 +123,15 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 
 
 def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
-    """Bounds of a policy's decision in this partition: caps, those on the cost of growth among them, and what owners
-    ask for by hand."""
+    """Return the bounds of a policy's decision in this partition: caps, also on the cost of growth, and sizes asked by
+    hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
     return Bounds((*rules.caps, *caps), asked)
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
-    """Model of each elastic job, on the kinds of GPU that it accepts."""
+    """Return the model of each elastic job by id, for the kinds of GPU that the job accepts."""
     known: dict[int, JobModel] = {}
     histories = round_.histories
     for partition in round_.partitions:
@@ -149,7 +148,7 @@ def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
 def job_views(
     round_: Round, rules: PartitionRules, cluster: ClusterView, models: Mapping[int, JobModel]
 ) -> list[JobView]:
-    """The elastic jobs of a partition, with their `models`, as its policy sees them."""
+    """Return the partition's elastic jobs, with their `models`, as the policy gets them."""
     room = sorted(rules.free.values(), reverse=True)
     views = []
     for job_id, job in rules.jobs.items():
@@ -180,7 +179,7 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """Expected loss of what the job grows by; None if it grows by no guests."""
+    """Return the expected loss by preempted guests; None if the job does not grow by guests."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None
@@ -193,14 +192,14 @@ def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Roun
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:
-    """Limits of a job of blocks that waits: it starts at no more than its user asked for, or at its smallest size, and
-    grows by blocks, which can go back."""
+    """Return the limits of a waiting job of blocks: it starts at no more GPUs than its user asked for, or at its
+    smallest size. Later it grows by blocks, which may leave again."""
     most = max(gpus, min(limits.gpus, default=0))
     return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 
 
 def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
-    """Return the job's allocation after it has given growth back, with its batch if that size takes it."""
+    """Return the view at the size that the job gives growth back to; its batch stays if that size takes it."""
     least, most = least_and_most(view.limits, back.shape.gpus)
     quantum = 1 if view.limits.batch_fixed else math.lcm(view.limits.quantum, view.limits.at(back.shape.gpus).quantum)
     batch = max(least, min(view.batch, most) // quantum * quantum)
@@ -208,7 +207,7 @@ def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
-    """Return the view with its owner's deadline and the promise given for it."""
+    """Return the view with the owner's deadline and the promise given for it."""
     optin = job.elastic.optin
     if optin is None or optin.deadline is None:
         return view
@@ -219,7 +218,7 @@ def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
 
 
 def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]:
-    """GPUs of a partition's nodes that the site sets aside in time to come."""
+    """Return the GPUs of the partition's nodes that future reservations set aside."""
     nodes = round_.seen.snapshot.nodes
     return tuple(
         Reserved(one.start_time, one.end_time or math.inf, gpus)
@@ -230,19 +229,19 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
 
 
 def _changeable(view: JobView, free: int) -> JobView:
-    """The job of blocks without the sizes below its own that no choice of its blocks makes, and for which too few GPUs
-    are free: new blocks join before old ones leave."""
+    """Return the view without smaller sizes that the job cannot reach now: no subset of its blocks has that size, and
+    too few GPUs are free. New blocks join before old ones leave."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
 
 
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
-    """Number of nodes of a job of blocks at each of its sizes.
+    """Return the number of nodes of a job of blocks at each of its sizes.
 
-    A smaller size is on the nodes of the blocks that stay. A larger one is on as few as it needs, if these are free now
-    for blocks that replace its own. Otherwise others join on further nodes. `room` are the free GPUs of each node, the
-    most first.
+    At a smaller size the staying blocks' nodes count. A larger size takes the fewest nodes if these are free now, since
+    new blocks then replace the job's own. Otherwise blocks join on further nodes. `room` lists each node's free GPUs,
+    the most first.
     """
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}
@@ -260,7 +259,7 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
 
 
 def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
-    """GPUs that the job keeps on each node at each size that leaving blocks make."""
+    """Return the GPUs that the job keeps on each node, at each size that leaving blocks make."""
     found: dict[int, dict[str, int]] = {}
     for gpus, staying in job.staying.items():
         left = [block for block in job.blocks if block.task in staying]
@@ -281,8 +280,8 @@ def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
 
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history: JobHistory | None = None) -> Limits:
-    """Limits of the job: what its owner allows, as far as its script and its strategy can. A batch whose steps follow a
-    rule does not grow before the job has measured its gradient noise scale."""
+    """Return the job's limits: sizes and batches that its owner allows and its script and strategy can train at. Under
+    a batch rule the batch does not grow before the job has measured its gradient noise scale."""
     batch = history.batch if history is not None else None
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
@@ -310,7 +309,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
 
 
 def _nowhere(limits: Limits) -> Reason | None:
-    """Return a reason to leave the job as it is if its strategy can use no size of this cluster."""
+    """Return the reason to leave the job as it is if its strategy takes no size of this cluster."""
     if limits.gpus or not limits.rules:
         return None
     return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
@@ -321,7 +320,7 @@ def _quantum(spec: Spec | None) -> int:
 
 
 def _most_per_gpu(spec: Spec | None) -> int:
-    """Most samples per GPU and step, which accumulates gradients over as many passes as its wrapper is allowed."""
+    """Return the most samples per GPU and step, over as many accumulation passes as the wrapper allows."""
     if spec is None:
         return ANY_BATCH
     return max(1, min(spec.max_local_batch * spec.max_passes, ANY_BATCH))
@@ -336,7 +335,7 @@ def _view(
     now: float,
     held: str,
 ) -> JobView:
-    """`held` is the kind of the GPUs that it has."""
+    """Return the policy's view of the job; `held` is the kind of its GPUs."""
     job, spec = elastic.job, known.spec
     base = spec.base_batch if spec is not None else limits.min_batch
     view = JobView(
@@ -383,12 +382,12 @@ def _view(
 def with_sizes(
     cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
 ) -> Sequence[JobView]:
-    """The jobs as a policy is shown them, `sizes` being the GPUs that owners ask for by hand: `size=8` in a comment.
+    """Return the jobs as the policy gets them; `sizes` has the GPUs that owners ask for by hand (`size=8` in a
+    comment).
 
-    Such a job is taken out of the policy's hands. It gets its size as soon as GPUs that nobody has make room for it,
-    within the limits of the site, and keeps it. If GPUs are of several kinds, it stays on its own. A running one is
-    fixed: at its size, on the nodes that it would get, or at what it has if there is no room or a cap. One that waits
-    may start only at its size. Of several, the one submitted first comes first.
+    The policy does not decide about such a job. It gets its size within the site's limits as soon as enough GPUs are
+    free, and keeps it, on GPUs of one kind. A running job is fixed: at its size on its new nodes, or at its present
+    GPUs without room or under a cap. A waiting job may start only at its size. The job submitted first is served first.
     """
     found = {job.job_id: job for job in jobs}
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
@@ -434,5 +433,5 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
 
 
 def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
-    """The nodes that the shape would get next to the others, with its GPUs on each; empty if there is no room."""
+    """Return the nodes that the shape would get next to the other jobs, with its GPUs on each; empty without room."""
     return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)
