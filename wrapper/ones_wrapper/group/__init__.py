@@ -1,4 +1,4 @@
-"""The process group: who the ranks are, and how they agree."""
+"""The process group: the ranks of one run, and their collectives."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ones_wrapper.network.pairwise import prove_groups
 T = TypeVar("T")
 
 TOGETHER = 64 << 20
-"""Most bytes of several tensors that are sent as one."""
+"""Most bytes of tensors that are packed into one message."""
 
 
 class RankError(Exception):
-    """Something failed on at least one rank; the message says on which and why. Raised on all ranks."""
+    """Raised on all ranks if a function failed on any rank; the message names the ranks and the reasons."""
 
 
 class ThreadsError(Exception):
-    """The ranks can't exchange messages from a second thread; the message says why. Raised on all ranks."""
+    """Raised on all ranks if they cannot exchange messages from a second thread; the message says why."""
 
 
 @dataclass(eq=False)
 class Group:
-    """One run's ranks. Every method is collective, unless it says otherwise: all ranks call it at the same
-    point. Of a job of blocks the ranks change at step boundaries, and this object with them.
+    """The ranks of one run. Every method is collective, unless it says otherwise: all ranks call it at the same point.
+    In a job of blocks the ranks of this object change at step boundaries.
 
-    As it is here it is one rank that speaks to nobody; its subclasses send messages.
+    This class is a group of one rank; its subclasses send messages.
     """
 
     rank: int
@@ -44,18 +44,18 @@ class Group:
     local_rank: int
     nodes: int
     gpus_per_node: int
-    """Ranks a node."""
+    """Ranks on each node."""
     device: torch.device
 
     def duplicate(self) -> Group:
-        """Return another group of the same ranks, for the collectives of a background thread; `close` it in the end.
+        """Return another group of the same ranks, for the collectives of a background thread; the caller closes it.
 
-        Raises `ThreadsError` where a second thread can't have any.
+        Raises `ThreadsError` if a second thread cannot exchange messages.
         """
         return self
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """The elementwise maximum over the ranks."""
+        """Return the elementwise maximum over the ranks."""
         return self.maximum_later(values)()
 
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
@@ -63,11 +63,11 @@ class Group:
         return lambda: list(values)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The elementwise sum over the ranks, in double precision."""
+        """Return the elementwise sum over the ranks, in double precision."""
         return list(values)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in rank order: plain data, arrays and tensors (`network.plain`)."""
+        """Return every rank's value, in rank order: plain data, arrays and tensors (`network.plain`)."""
         return [value]
 
     def close(self, code: int = 0) -> None:
@@ -119,8 +119,8 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small agreements, so that they never wait for the GPU's stream: one of torch.distributed's, or
-    a raw one."""
+    """A gloo group for small agreements, which never wait for the GPU's stream: one of torch.distributed's, or a raw
+    group."""
     main: bool = True
     """True if closing this ends torch.distributed, rather than only `control`."""
     again: Callable[[], Any] | None = None
@@ -172,7 +172,7 @@ class TorchGroup(Group):
         return [plain.decode(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Rank 0's values of these tensors on all ranks, many in one message."""
+        """Copy rank 0's values of these tensors to all ranks, many tensors in one message."""
         for some in together(tensors, TOGETHER) if self.world > 1 else ():
             flat = flattened(some)
             if flat.device.type == "cuda":
@@ -195,7 +195,7 @@ class TorchGroup(Group):
 
 
 def check_torch(what: str, group: Group) -> None:
-    """Raises ValueError for ranks that `what` cannot reach, since they exchange by MPI."""
+    """Raise ValueError if the ranks exchange by MPI, so that `what` cannot reach them."""
     if not isinstance(group, TorchGroup):
         raise ValueError(f"{what}: its messages go over torch.distributed; leave out backend='mpi'")
 

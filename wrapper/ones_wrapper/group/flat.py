@@ -1,4 +1,4 @@
-"""Several tensors in one message: lists of one type, each as one vector. Of sharded tensors this rank's part counts."""
+"""Packing of tensors into vectors, to send many in one message. Of a sharded tensor only this rank's part counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T", bound=torch.Tensor)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a sharded tensor; any other as it is."""
+    """Return this rank's part of a sharded tensor, and any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -29,18 +29,18 @@ def together(tensors: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def flattened(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
-    """A copy of them all in one vector."""
+    """Return a copy of all tensors in one vector."""
     return torch.cat([local(tensor).detach().reshape(-1).to(device or tensor.device) for tensor in tensors])
 
 
 def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Put the vector's values into the tensors that it was made from."""
+    """Copy the vector's values back into the tensors that `flattened` was given."""
     for tensor, piece in zip(tensors, pieces(flat, tensors), strict=True):
         local(tensor).detach().copy_(piece)
 
 
 def pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Views of the vector in the shapes of the tensors."""
+    """Return views of the vector in the shapes of the tensors."""
     shapes = [local(tensor).shape for tensor in tensors]
     parts = torch.split(flat, [shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

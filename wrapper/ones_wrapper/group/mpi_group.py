@@ -1,6 +1,6 @@
-"""The ranks that an MPI launcher started (`ibrun`, `mpirun`, `srun --mpi=…`), and how they agree.
+"""Process group over MPI, for ranks that an MPI launcher started (`ibrun`, `mpirun`, `srun --mpi=…`).
 
-mpi4py is imported here, which initialises MPI: this module is only for those who asked for MPI.
+The import of mpi4py initialises MPI, so this module is imported only if the user asked for MPI.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ones_wrapper.network import plain
 T = TypeVar("T")
 
 SPIN_S = 0.002
-"""A rank that waits this long for the others stops burning its core."""
+"""Seconds that a waiting rank polls without pauses; then it sleeps between polls, and frees its core."""
 SLEEP_S = 0.001
 EXIT_WAIT_S = 5.0
-"""Time that a rank that ends with an error waits for the others to end too, before it brings them down."""
+"""Seconds that a failed rank waits for the other ranks to end too, before it aborts them."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 """Variables in which launchers say how many ranks they started; the surest first."""
 
 
 class MpiError(Exception):
-    """The ranks that MPI found are not those that were started; the message says what to do."""
+    """Raised if MPI found another number of ranks than was started; the message says what to do."""
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class MpiGroup(Group):
     """The ranks of an MPI communicator, on CPUs."""
 
     comm: MPI.Intracomm
-    """Communicator of our own, so nothing that the script says over MPI meets our messages."""
+    """Our own communicator, apart from the script's messages over MPI."""
     exit_comm: MPI.Intracomm
     """Communicator for the ranks that end with an error."""
     main: bool = True
@@ -92,10 +92,7 @@ class MpiGroup(Group):
             self._fail(code)
 
     def _fail(self, code: int) -> None:
-        """Bring down the ranks that would wait for this one for ever, unless they end by themselves.
-
-        MPI does not report that a rank is gone, and at the interpreter's end MPI_Finalize waits for the others.
-        """
+        """Abort the ranks that would wait for this rank for ever, unless they end by themselves."""
         ending, deadline = self.exit_comm.Ibarrier(), time.monotonic() + EXIT_WAIT_S
         while not ending.Test():
             if time.monotonic() > deadline:
@@ -106,7 +103,7 @@ class MpiGroup(Group):
 
 
 def wait(request: MPI.Request) -> None:
-    """Wait without burning a core for long, and without keeping Python's signal handlers from running."""
+    """Wait for a request with sleeps between polls, so that Python's signal handlers run and the core is free."""
     spin_until = time.perf_counter() + SPIN_S
     while not request.Test():
         if time.perf_counter() > spin_until:
@@ -114,9 +111,8 @@ def wait(request: MPI.Request) -> None:
 
 
 def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
-    """The group of the ranks that the MPI launcher started. Raises `MpiError` if they are not those that were asked
-    for.
-    """
+    """Return the group of the ranks that the MPI launcher started. Raises `MpiError` if another number was asked
+    for."""
     world = MPI.COMM_WORLD
     check_world(world.size, env)
     comm = world.Dup()
@@ -137,10 +133,10 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 
 
 def check_world(world: int, env: Mapping[str, str]) -> None:
-    """Raises `MpiError` where MPI found another number of ranks than was started.
+    """Raise `MpiError` if MPI found another number of ranks than was started.
 
-    What `ones-run` asked for has to be there exactly. The launchers' own variables count if a rank has no others: some
-    of them count nodes, not ranks.
+    The number that `ones-run` asked for must be there exactly. The launchers' own variables count only if MPI found one
+    rank, since some of them count nodes.
     """
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None

@@ -1,5 +1,6 @@
-"""Authenticated connections between the processes of one job: nobody else can join its training.
+"""Authenticated connections between the processes of one job: no other process can join its training.
 
-`secret` is what they share, `proof` how two of them show that they have it, `door` lets in who does, `frames` is how
-bytes are cut into messages. `server` and `client` are a store that they all see, and `rendezvous` has torch use it.
+`secret` is the shared key, `proof` shows that both ends have the key, and `door` accepts callers that prove it.
+`frames` cuts bytes into messages. `server` and `client` are a shared key-value store, which `rendezvous` gives to
+torch.
 """

@@ -16,7 +16,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
 
 ANSWER_S = 5.0
-"""A store that does not answer within this time is lost."""
+"""Seconds without an answer after which a store counts as lost."""
 IDLE_S = 10.0
 """Seconds without a request after which a connection may be closed until the next one."""
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
@@ -24,21 +24,22 @@ _clients_lock = threading.Lock()
 
 
 class StoreLostError(ConnectionError):
-    """The store does not answer, or ended."""
+    """Raised if the store does not answer, or has ended."""
 
 
 class StoreClient:
-    """A connection that threads share: each waits for the other's answer. It hears what the store pushes, too."""
+    """A connection to one place of a store. Threads share it and wait for each other; pushed values arrive on it,
+    too."""
 
     def __init__(
         self, host: str, port: int, secret: JobSecret, role: str, place: str, timeout_s: float = ANSWER_S
     ) -> None:
-        """Raises `StoreLostError` if nothing of this job answers there within the time."""
+        """Connect. Raises `StoreLostError` if no store of this job answers there within `timeout_s`."""
         self.host, self.port, self.place = host, port, place
         self._secret, self._role = secret, role
         self._lock, self._frames = threading.Lock(), Frames()
         self.news: dict[bytes, bytes] = {}
-        """The newest values of the kinds of keys that are followed."""
+        """The newest values by key, of the kinds of keys that are followed."""
         self._closed, self._follows, self._asked_at = False, False, time.monotonic()
         self._socket: socket.socket | None = None
         self._connect(timeout_s)
@@ -62,7 +63,7 @@ class StoreClient:
         return self._secret.key(*purpose, self.place)
 
     def close(self) -> None:
-        """Hang up for good."""
+        """Close the connection for good."""
         self._closed = True
         connection, self._socket = self._socket, None
         if connection is not None:
@@ -89,8 +90,10 @@ class StoreClient:
             self._lock.release()
 
     def ask(self, what: str, *parts: bytes, wait_s: float = 0.0) -> list[bytes]:
-        """Send a request and return the store's answer, for which it may take `wait_s` seconds. Raises
-        `StoreLostError`, TimeoutError for keys that did not come, and ValueError for a request that the store refuses.
+        """Send a request, and return the fields of the answer, for which the store may take `wait_s` seconds.
+
+        Raises `StoreLostError`, TimeoutError for keys that did not come, and ValueError for a request that the store
+        refuses.
         """
         with self._lock:
             answer, *found = self._ask(frame(fields(what.encode(), *parts)), wait_s + ANSWER_S)
@@ -108,7 +111,7 @@ class StoreClient:
         self.news.update(zip(found[::2], found[1::2], strict=True))
 
     def listen(self, timeout_s: float) -> None:
-        """Wait up to this time for a pushed value, and take it into `news`. Raises `StoreLostError`."""
+        """Wait up to `timeout_s` seconds for a pushed value, and put it into `news`. Raises `StoreLostError`."""
         if (connection := self._socket) is None:
             raise StoreLostError("this connection to the store is closed")
         poll = select.poll()
@@ -149,7 +152,7 @@ class StoreClient:
         self._frames.feed(data)
 
     def _take(self) -> list[bytes] | None:
-        """The next answer of what has come; what was pushed before it is taken in."""
+        """Return the next answer among the received bytes, else None; values pushed before it go into `news`."""
         while (body := self._frames.take()) is not None:
             parts = parts_of(body) or [b""]
             if parts[0] != b"news":

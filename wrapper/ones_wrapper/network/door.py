@@ -1,5 +1,6 @@
-"""Lets in callers that prove themselves, and keeps all others from holding anything: neither a thread, nor memory, nor
-a connection for longer than a proof may take.
+"""Authentication of callers at a listening socket.
+
+An unproven caller holds no thread, hardly any memory, and a connection only for as long as a proof may take.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.log import log
 
 UNPROVEN = 256
-"""Connections that have not proved anything, at most; of more the oldest goes, of whoever has the most."""
+"""Most unproven connections. Beyond that the oldest is closed, of the address that has the most."""
 _AT_ONCE = 64
-"""Connections taken before those that are there are served."""
+"""Most connections that are accepted before the present callers are served."""
 _NAMED = 100
-"""Addresses that are named in the log, at most."""
+"""Most addresses that the log names."""
 
 
 def listen(host: str) -> socket.socket:
-    """Listen at this node's address, on a port that the system picks.
+    """Return a socket that listens at this node's name or address `host`, on a port that the system picks.
 
-    A node whose own name leads only to itself, as some distributions set it up, listens at all of its addresses. The
-    others know it by another one.
+    If the name leads only to the node itself, as some distributions set it up, the socket listens at all addresses:
+    other nodes know the node by another name.
     """
     literal = _is_literal(host)
     with suppress(OSError):
@@ -51,7 +52,7 @@ def _is_literal(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Caller:
-    """A connection that was let in."""
+    """A connection of a caller that proved itself."""
 
     connection: socket.socket
     role: str
@@ -71,7 +72,7 @@ class Door:
     """One listening socket."""
 
     def __init__(self, listener: socket.socket, secret: JobSecret, refuse: Callable[[str, str], str]) -> None:
-        """`refuse` takes role and place of a proven caller, and returns the reason to refuse it; empty lets it in."""
+        """`refuse` returns the reason to refuse a proven caller's role and place; empty accepts the caller."""
         self._listener, self._secret, self._refuse = listener, secret, refuse
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -87,11 +88,11 @@ class Door:
         return int(self._listener.getsockname()[1])
 
     def fileno(self) -> int:
-        """Readable when there is something to `look` at."""
+        """Return a file descriptor that is readable when `look` has something to do."""
         return self._selector.fileno()
 
     def sockets(self) -> list[socket.socket]:
-        """All that it holds, for a child process to close."""
+        """Return all its sockets, for a forked child to close."""
         return [self._listener, *(one.connection for one in list(self._strangers.values()))]
 
     def next_s(self) -> float | None:
@@ -100,7 +101,8 @@ class Door:
         return max(0.0, oldest.until - time.monotonic()) if oldest else None
 
     def look(self, timeout_s: float = 0.0) -> list[Caller]:
-        """Serve waiting callers, for which it waits up to `timeout_s`; return those that are let in now."""
+        """Wait up to `timeout_s` seconds for callers, check their proofs, and return the callers that are accepted
+        now."""
         found = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
@@ -115,7 +117,7 @@ class Door:
         return found
 
     def close(self) -> None:
-        """Listen no longer; callers that were let in stay."""
+        """Stop listening; connections of accepted callers stay open."""
         for stranger in list(self._strangers.values()):
             self._forget(stranger)
             stranger.connection.close()

@@ -1,4 +1,4 @@
-"""Messages on a connection: a length in four bytes, then the body; within a message, fields of the same form."""
+"""Framing of messages on a connection: a length in four bytes, then the body. A body's fields have the same form."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import suppress
 
 _LENGTH = struct.Struct("!I")
 MOST = 64 << 20
-"""Bytes of a message between processes that have proved themselves."""
+"""Most bytes of a message between processes that have proved themselves."""
 
 READ = 1 << 16
-"""Bytes that are read at once: glibc maps and unmaps pages for each buffer from 128 KiB on."""
+"""Bytes of one read. From 128 KiB on glibc maps and unmaps pages for each buffer."""
 
 
 class FrameError(ValueError):
-    """Bytes that are no message."""
+    """Raised for bytes that are no message."""
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection for the peer as well, even if a process that was forked meanwhile holds it open."""
+    """Shut a connection down, so that the peer sees its end even if a forked process still holds the socket."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -36,7 +36,7 @@ def fields(*parts: bytes) -> bytes:
 
 
 def parts_of(body: bytes) -> list[bytes]:
-    """Fields that `fields` was given. Raises `FrameError`."""
+    """Return the parts that `fields` joined. Raises `FrameError`."""
     found, at = [], 0
     while at < len(body):
         if at + _LENGTH.size > len(body):
@@ -51,20 +51,20 @@ def parts_of(body: bytes) -> list[bytes]:
 
 
 class Frames:
-    """Cuts bytes into messages as they come. No more is held than has come, whatever a length says."""
+    """Buffer that cuts received bytes into messages. A length that is merely announced takes no memory."""
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        """Bytes of the longest message that is taken."""
+        """Most bytes of a message."""
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received. Raises `FrameError` as soon as a message is too long."""
+        """Add received bytes. Raises `FrameError` as soon as a message is too long."""
         self._bytes += data
         self._next()
 
     def take(self) -> bytes | None:
-        """The next whole message; None while there is none. Raises `FrameError`."""
+        """Return the next whole message; None while there is none. Raises `FrameError`."""
         length = self._next()
         if length is None or len(self._bytes) < _LENGTH.size + length:
             return None

@@ -16,11 +16,11 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import StoreServer
 
 STORE = "ONES_STORE"
-"""Names the store server that `ones-run` keeps for the ranks that it starts: host and port."""
+"""Environment variable with host and port of the store server that `ones-run` keeps for its ranks."""
 PLACE = "ONES_PLACE"
-"""Names the place where ranks of several blocks meet: host, port and the place's name."""
+"""Environment variable with host, port and name of the place where ranks of several blocks meet."""
 _PATIENCE_S = 60.0
-"""Time that the secret may be missing: a network file system shows a file that another node made by then."""
+"""Seconds that the secret may be missing: a network file system may show another node's new file late."""
 _LOCAL = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 """Linux: netdevice(7)."""
@@ -58,9 +58,8 @@ class JobNetwork:
 
     @classmethod
     def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
-        """Find the network by what `ones-run` set; ranks that others started serve a store of their own. `folder` is
-        the job's, with the secret. Raises `SecretError`.
-        """
+        """Return the network that `ones-run` named in `env`; ranks that others started serve their own store. `folder`
+        has the job's secret. Raises `SecretError`."""
         if given := env.get(STORE):
             host, _, port = given.rpartition(":")
             return cls(JobSecret.read(folder, _PATIENCE_S), host, int(port))
@@ -68,7 +67,7 @@ class JobNetwork:
 
     @classmethod
     def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
-        """Make a network with a store server in this process, one for each secret, at this node's name."""
+        """Return a network with a store server in this process, one for each secret, at the node's name `host`."""
         secret = secret or JobSecret.fresh()
         name = secret.key("server").hex()
         if name not in _here:
@@ -80,5 +79,5 @@ class JobNetwork:
         return StoreClient(self.host, self.port, self.secret, role, place)
 
     def number(self, purpose: str) -> int:
-        """A number of 63 bits that only this job's processes know."""
+        """Return a number of 63 bits that only this job's processes know."""
         return int.from_bytes(hashlib.sha256(self.secret.key(purpose)).digest()[:8], "big") >> 1

@@ -1,7 +1,7 @@
-"""Proofs by which the ranks of a group show each other that all of them are the job's.
+"""Pairwise proofs that all ranks of a group have the job's secret.
 
-gloo knows a peer by a small number that anybody could say first. So a group counts as formed once each rank has shown
-each other one that it has the job's secret, over that group's own connections.
+gloo knows a peer by a small number that any process could send first. So a group counts as formed once all pairs of
+ranks have exchanged proofs over the group's own connections.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ones_wrapper.network.proof import ProofError
 
 PAIRWISE_S = 20.0
-"""Time that it may take: a stranger in a rank's place says nothing."""
+"""Seconds that the exchange may take: a stranger in a rank's place sends nothing."""
 _SIZE = hashlib.sha256().digest_size
 
 

@@ -1,6 +1,6 @@
-"""Values as bytes that hold no code: JSON, and arrays and tensors as their bytes with type and shape.
+"""Serialization without code: JSON, and arrays and tensors as their bytes with type and shape.
 
-What ranks send each other is read so, and can be nothing but numbers, texts and containers of these, whoever sent it.
+Ranks read each other's messages only in this way, so no sender can make a rank run code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _ATOMS = (type(None), bool, int, float, str)
 
 
 def encode(value: Any) -> bytes:
-    """Raises TypeError for what is no plain data; the message names the type."""
+    """Return a value as bytes. Raises TypeError for a type that is no plain data, and names the type."""
     blobs: list[bytes] = []
     return fields(json.dumps(_packed(value, blobs)).encode(), *blobs)
 
 
 def decode(data: bytes) -> Any:
-    """Value that `encode` was given, with tuples as tuples. Raises ValueError for anything else."""
+    """Return the value that `encode` was given, with tuples as tuples. Raises ValueError for other bytes."""
     try:
         text, *blobs = parts_of(data)
         return _unpacked(json.loads(text), blobs)

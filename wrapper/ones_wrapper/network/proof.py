@@ -21,16 +21,16 @@ from ones_wrapper.network.frames import FrameError, Frames, fields, frame, parts
 from ones_wrapper.network.secret import JobSecret
 
 PROOF_S = 2.0
-"""Time that a proof may take."""
+"""Seconds that a proof may take."""
 MOST_UNPROVEN = 1024
-"""Bytes of a message of somebody who has not proved anything."""
+"""Most bytes of a message from an unproven caller."""
 _MAGIC = b"ones network 1"
 _NONCE = 32
 _MOST_NAME = 200
 
 
 class ProofError(ConnectionError):
-    """The other end is none of this job's processes, or does not take this one; the message says why."""
+    """Raised if the other end lacks the job's secret, or refuses this process; the message says which."""
 
 
 class Challenge:
@@ -48,10 +48,10 @@ class Challenge:
         mine = os.urandom(_NONCE)
         self._expected = _proof(secret, "caller", self.role, self.place, nonce, mine)
         self.answer = fields(mine, _proof(secret, "host", self.role, self.place, nonce, mine))
-        """Answer to be sent."""
+        """The host's message to the caller."""
 
     def met_by(self, proof: bytes) -> bool:
-        """Tell whether the caller has the secret."""
+        """Return whether the caller's proof is right: it has the secret."""
         return hmac.compare_digest(proof, self._expected)
 
 

@@ -1,6 +1,5 @@
-"""Rendezvous of ranks that `ones-run` started. `env://`, which scripts and frameworks name, leads to the job's store,
-not to a port that anybody may guess or take.
-"""
+"""Rendezvous of ranks that `ones-run` started: `env://`, which scripts and frameworks name, leads to the job's store. A
+port, as torch uses, might be guessed or taken by any process."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from ones_wrapper.network.store import GroupStore, native_store
 from ones_wrapper.protocol import HOT
 
 _MEET_S = 60.0
-"""Time that the store may take to answer when all ranks come at once."""
+"""Seconds that the store may take to answer when all ranks connect at once."""
 _kept: list[GroupStore] = []
 _torch_env = _rendezvous_handlers["env"]
 

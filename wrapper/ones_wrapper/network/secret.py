@@ -15,18 +15,18 @@ SIZE = 32
 
 
 class SecretError(Exception):
-    """There is no secret that can be used; the message says why, and what to do."""
+    """Raised if there is no secret that can be used; the message gives the reason and the remedy."""
 
 
 class JobSecret:
-    """The job's secret. It is never sent itself: keys that are bound to a purpose are derived from it."""
+    """The job's secret, which is never sent: keys for a purpose are derived from it."""
 
     def __init__(self, value: bytes) -> None:
         assert len(value) == SIZE
         self._value = value
 
     def key(self, *purpose: str) -> bytes:
-        """The key for one purpose."""
+        """Return the key for one purpose."""
         return hmac.digest(self._value, "\0".join(purpose).encode(), hashlib.sha256)
 
     @classmethod
@@ -36,7 +36,7 @@ class JobSecret:
 
     @classmethod
     def make(cls, folder: Path) -> JobSecret:
-        """Return the job's secret, and make it if there is none; several processes at once get the same one.
+        """Return the job's secret, made if it is missing; several processes at once get the same secret.
 
         Raises `SecretError`.
         """
@@ -71,5 +71,5 @@ class JobSecret:
 
     @classmethod
     def renew(cls, folder: Path) -> None:
-        """Put another secret in place of the one that others saw. Raises OSError."""
+        """Replace the job's secret by a new random secret. Raises OSError."""
         replace_small(folder / SECRET, os.urandom(SIZE), 0o600)

@@ -1,7 +1,7 @@
-"""A store that a job's processes share: plain bytes by key, in places that know nothing of each other.
+"""Key-value store of a job's processes: plain bytes by key, in separate places.
 
-One thread serves everybody. A place that a process hosts ends with that process's connection, and everybody in it is
-hung up on. A place where ranks meet ends with the last of them. Needs only the standard library: `ones-run` serves it.
+One thread serves all connections. A hosted place ends with its host's connection, and all its connections are closed. A
+place where ranks meet ends with its last member. Needs only the standard library: `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.standstill import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles: who makes a place that ends with him, who comes into such a one, and who makes one together with others."""
+"""Roles of a connection: host of a place that ends with it, member of a hosted place, and member of a place without a
+host."""
 _TURN_S = 1.0
-"""Longest time between two checks whether this process was paused."""
+"""Most seconds between two checks whether this process was suspended."""
 _MOST_UNREAD = 4 * MOST
-"""Bytes that somebody may leave unread."""
+"""Most bytes that a member may leave unread, before its connection is closed."""
 _servers: weakref.WeakSet[StoreServer] = weakref.WeakSet()
 
 
@@ -37,9 +38,9 @@ class _Place:
         self.awaited: dict[bytes, set[_Member]] = {}
         self.followers: dict[bytes, set[_Member]] = {}
         self.heard: dict[bytes, float] = {}
-        """Time of the last message of a signer, or of the first question about it."""
+        """Monotonic time of each process's last heartbeat, or of the first question about it."""
         self.leads = b""
-        """The name by which the host signs, if it does."""
+        """The host's name in heartbeats; empty if it sends none."""
 
 
 class _Member:
@@ -51,10 +52,10 @@ class _Member:
         self.missing: set[bytes] = set()
         self.until = 0.0
         self.asked: list[bytes] = []
-        """Keys whose values it waits for."""
+        """Keys whose values a waiting `get` returns."""
         self.follows: tuple[bytes, ...] = ()
         self.will: tuple[bytes, ...] = ()
-        """A key, and the value that it gets when this connection ends."""
+        """Key and value that are set when this connection ends."""
 
 
 def _kind(key: bytes) -> bytes:
@@ -81,7 +82,7 @@ class StoreServer:
 
     @classmethod
     def at(cls, host: str, secret: JobSecret) -> StoreServer:
-        """Serve at this node's address."""
+        """Return a server that listens at this node's name or address."""
         return cls(listen(host), secret)
 
     def close(self) -> None:
@@ -267,7 +268,7 @@ class StoreServer:
         return [key for key in member.place.values if key.startswith(begin)]
 
     def _do_follow(self, member: _Member, *kinds: bytes) -> list[bytes]:
-        """Keys and values of these kinds, which are what a key begins with before a dash; later ones are pushed."""
+        """Return keys and values of these kinds, and push later ones. A key's kind is the part before its dash."""
         place = member.place
         for kind in kinds:
             place.followers.setdefault(kind, set()).add(member)
@@ -275,7 +276,7 @@ class StoreServer:
         return [part for key, value in place.values.items() if _kind(key) in kinds for part in (key, value)]
 
     def _do_sign(self, member: _Member, name: bytes) -> list[bytes]:
-        """Milliseconds since the host signed."""
+        """Record a heartbeat; return the milliseconds since the host's last heartbeat."""
         place = member.place
         place.heard[name] = time.monotonic()
         if member.hosts:

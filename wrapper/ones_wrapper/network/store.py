@@ -14,8 +14,8 @@ from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.door import listen
 
 _kept: deque[GroupStore] = deque(maxlen=16)
-"""torch holds only a store's C++ half, which can do nothing without the other. Those of groups that are being formed
-and of the newest ones stay. Whoever has a group for longer holds its store."""
+"""The newest stores, kept alive: torch holds only a store's C++ half, which needs the Python half. The owner of a group
+that lives longer holds the group's store."""
 
 
 class GroupStore(Store):
@@ -27,7 +27,7 @@ class GroupStore(Store):
         _kept.append(self)
 
     def key(self) -> bytes:
-        """Key by which the ranks of a group that is formed here show each other that they are the job's."""
+        """Return the key for the pairwise proofs of a group that is formed here."""
         return self._client.key("group", self._begin)
 
     def _key(self, key: str) -> bytes:
@@ -59,7 +59,7 @@ class GroupStore(Store):
         self._client.ask("append", self._key(key), _bytes(value))
 
     def has_extended_api(self) -> bool:
-        """True if there are `append`, `multi_get` and `multi_set`."""
+        """Return True: there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def add(self, key: str, value: int) -> int:
@@ -67,7 +67,7 @@ class GroupStore(Store):
         return int(self._client.ask("add", self._key(key), b"%d" % value)[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether all these keys exist."""
+        """Return whether all these keys exist."""
         return self._client.ask("check", *map(self._key, keys)) == [b"1"]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -87,7 +87,7 @@ class GroupStore(Store):
         return self._client.ask("delete", self._key(key)) == [b"1"]
 
     def num_keys(self) -> int:
-        """Number of keys."""
+        """Return the number of keys."""
         return len(self._client.ask("keys", self._begin.encode()))
 
     # What torch's C++ half looks for.
@@ -99,9 +99,9 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def native_store(store: Store, host: str, rank: int, timeout_s: float) -> Store:
-    """Return a TCPStore of torch's own for NCCL, whose threads ask it at any time. One that waits for the interpreter's
-    lock can keep a group from ending (pytorch#56297). Its address and its random key prefix travel through `store`.
-    Rank 0 serves it, at this node's address `host`."""
+    """Return a TCPStore of torch's own for NCCL, whose threads use the store at any time. A Python store waits for the
+    interpreter's lock, which can keep a group from ending (pytorch#56297). Rank 0 serves the TCPStore at this node's
+    address `host`. Address and a random key prefix travel through `store`."""
     timeout = timedelta(seconds=timeout_s)
     if rank == 0:
         listener = listen(host)

@@ -1,12 +1,12 @@
 """Transfer of state from the memory of ranks that train to the memory of new ranks, over plain TCP connections.
 
-All tensors make one row of bytes. Each of a newcomer's senders sends a stretch of it, so several send at once, in
-chunks of `CHUNK` bytes; two are held. The newcomer receives into the tensors that it trains with. The first sender also
-sends what is no tensor, as `torch.load(weights_only=True)` takes it. A connection begins with a proof that is worth
-something only to one newcomer of one generation.
+All tensors make one row of bytes. Each sender of a newcomer sends its range of the row, in chunks of `CHUNK` bytes, and
+holds two chunks. The newcomer receives into the tensors that it trains with. The first sender also sends all other
+state, in the format of `torch.load(weights_only=True)`. Each connection begins with a proof for one newcomer of one
+generation.
 
-Nobody waits for the whole: a connection is given up when nothing moves on it for `TIMEOUT_S`. A newcomer that waits for
-others, or loads what it got, says so with a byte every `ALIVE_S`, for as long as `patience_s` allows.
+A connection is given up when nothing moves on it for `TIMEOUT_S`. A newcomer that waits for other senders, or loads the
+state, sends a byte every `ALIVE_S`, for as long as `patience_s` allows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from ones_wrapper.network.secret import JobSecret
 T = TypeVar("T")
 
 TIMEOUT_S = 20.0
-"""Longest silence on a connection."""
+"""Longest silence on a connection, in seconds."""
 ALIVE_S = 2.0
-"""Time between two bytes of a newcomer that is not done."""
+"""Seconds between two keep-alive bytes of a newcomer that is not done."""
 SLOWEST = 50e6
-"""Bytes a second, all senders of a newcomer together, below which a transfer is given up: half of gigabit Ethernet."""
+"""Least bytes a second, by all senders of a newcomer together, before a transfer is given up: half of gigabit
+Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
@@ -48,7 +49,7 @@ _HEAD = struct.Struct("!II")
 _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 31
 _VECTOR = 256
-"""Stretches of memory handed to the kernel at once."""
+"""Most buffers that the kernel gets in one call."""
 
 
 def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
@@ -57,7 +58,7 @@ def patience_s(size: int, timeout_s: float = TIMEOUT_S) -> float:
 
 
 class TransferError(RuntimeError):
-    """The state did not arrive whole; the message says why."""
+    """Raised if the state did not arrive whole; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,19 @@ class Sender:
 
     address: tuple[str, int]
     place: str
-    """Place that the newcomer waits for (`state_for`)."""
+    """Name of the state that the newcomer waits for (`state_for`)."""
     number: int
     """Number among the newcomer's senders, from 0."""
     count: int
 
 
 class Received:
-    """State that a newcomer received. Call `answer` once it is loaded, and `close` in any case."""
+    """State that a newcomer received. The caller calls `answer` once the state is loaded, and `close` in any case."""
 
     def __init__(self, joined: _Connections, seconds: float) -> None:
         self.packed, self.names, self.bytes, self.seconds = joined.packed, joined.names, joined.bytes, seconds
-        """State that is no tensor, as `unpacked` takes it, and the tensors that were sent."""
+        """State that is no tensor, for `unpacked`; names of the sent tensors; bytes of all tensors; seconds of the
+        transfer."""
         self._joined = joined
 
     def answer(self) -> None:
@@ -85,17 +87,17 @@ class Received:
         self._joined.answer(_DONE)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._joined.close()
 
 
 def state_for(board: str, generation: int, rank: int) -> str:
-    """The name of the state that a rank of a coming membership waits for."""
+    """Return the name of the state for one rank of a coming membership."""
     return f"state-{board}-{generation}-{rank}"
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """Return what rank `rank`, of `world` ranks with the state, sends to each newcomer, given as (host, port, its
+    """Return the parts of the state that rank `rank` of `world` sends. Each newcomer is given as (host, port, its
     `state_for`)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
@@ -111,7 +113,7 @@ def _layout(tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
 
 
 def _stretches(sizes: Sequence[int], number: int, count: int) -> list[tuple[int, int, int]]:
-    """(tensor, first byte, last byte + 1) of what sender `number` sends."""
+    """Return (tensor's index, first byte, end) of each range that sender `number` of `count` sends."""
     total = sum(sizes)
     begin, end = total * number // count, total * (number + 1) // count
     found, at = [], 0
@@ -134,7 +136,7 @@ def send(
     rest: dict[str, Any] | None,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Send this rank's stretch, wait until the newcomer has loaded all, and return the bytes sent.
+    """Send this rank's range, wait until the newcomer has loaded the whole state, and return the bytes sent.
 
     `rest` is plain data, sent by the newcomer's first sender. Raises OSError or `TransferError`.
     """
@@ -169,7 +171,8 @@ def _await_answer(connection: socket.socket, host: str, patience_s: float) -> No
 
 
 def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
-    """The stretches' bytes in lists of at most `CHUNK` bytes and `_VECTOR` pieces; those of a CPU are not copied."""
+    """Yield the ranges' bytes, in lists of at most `CHUNK` bytes and `_VECTOR` pieces. A CPU's tensors are not
+    copied."""
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:
@@ -194,7 +197,7 @@ def _on_host(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _ahead(copier: ThreadPoolExecutor, chunks: Iterator[T]) -> Iterator[T]:
-    """The chunks; the next one is made while one is sent."""
+    """Yield the chunks; the next chunk is made while the present chunk is sent."""
     coming = copier.submit(next, chunks, None)
     while (chunk := coming.result()) is not None:
         coming = copier.submit(next, chunks, None)
@@ -280,7 +283,7 @@ class Receiver:
 
 
 class _Connections:
-    """The senders that came, each read by a thread of its own."""
+    """Connections of the senders that came, each read by its own thread."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -307,7 +310,7 @@ class _Connections:
         return bool(self._open)
 
     def whole(self) -> bool:
-        """Tell whether all senders are connected. Raises `TransferError` if one failed."""
+        """Return whether all senders are connected. Raises `TransferError` if one failed."""
         if self._open:
             self._header.wait(TIMEOUT_S)
         if self._errors:
