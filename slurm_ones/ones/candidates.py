@@ -1,8 +1,8 @@
-"""Candidates of the search: the greedy ones that seed it, the steps of a generation, and what finds room on the nodes.
+"""Candidates of the search: greedy seeds, the steps of a generation, and room on the nodes.
 
-A candidate says for each job which size it gets, as a column of the tables. A population is (K, J). Slots of one node
-are alike and Slurm chooses the nodes. So the gene is the job's size, not a slot's job as in ONES (§3.2). No step
-exceeds the GPUs or gives a job a size that it may not have.
+A candidate gives each job a size, as a column of the tables. A population is (K, J). GPUs of one node are alike and
+Slurm chooses the nodes. So a gene is a job's size, not a GPU's job as in ONES (§3.2). No step exceeds the GPUs or gives
+a job a size that it may not have.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Most jobs that go a step back in a candidate that finds no room, and that then take what is left."""
+"""Most jobs that shrink by a step in a candidate without room, and most jobs that then grow into the GPUs left."""
 FILLS = 64
-"""Most jobs that get more of what is left."""
+"""Most steps of growth when free GPUs are given away."""
 
 
 def greedy(choices: Choices) -> Ints:
-    """Columns (J,) of high worth that need no more GPUs than there are: the Lagrangian's solution, filled up.
-
-    Starts from each job's least where even that is too much: then the least worthy jobs go down to it or wait.
-    """
+    """Return columns (J,) of high worth that fit into the GPUs: the Lagrangian's solution, with free GPUs given
+    away."""
     return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
 def dual_bound(choices: Choices, price: float) -> float:
-    """Worth that no candidate exceeds: by weak duality, all choose freely and pay the price for each GPU, and what all
-    GPUs cost is given back. It is least at the clearing price."""
+    """Return an upper bound on any candidate's worth, by weak duality. Each job chooses freely and pays `price` for
+    each GPU; the price of all GPUs is added. The bound is lowest at the clearing price."""
     return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
 
 
 def clearing_price(choices: Choices) -> float:
-    """Price of a GPU, in worth, at which the GPUs just suffice for what every job would choose by itself. It is 0 if
-    they suffice even when GPUs cost nothing."""
+    """Return the price of a GPU, in worth, at which the jobs' free choices just fit into the GPUs. The price is 0 if
+    they fit even when GPUs cost nothing."""
     low, high = 0.0, 1.0
     if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
         return low
@@ -66,7 +64,7 @@ def _gpus(choices: Choices, columns: Ints) -> int:
 
 
 def fill(choices: Choices, columns: Ints) -> Ints:
-    """Columns (J,) with what is left of the GPUs given to whom it helps most per GPU, one after the other."""
+    """Return columns (J,) after giving the free GPUs away, each time to the job that gains most per GPU."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     left = choices.gpus - _gpus(choices, columns)
@@ -85,7 +83,8 @@ def fill(choices: Choices, columns: Ints) -> Ints:
 
 
 def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
-    """(R, U) GPUs more than those jobs have in `columns` (R,), and the worth each of them brings; -inf where none."""
+    """Return (R, U) GPUs beyond those that the jobs `rows` have in `columns` (R,), and the gain in worth for each added
+    GPU (-inf for none)."""
     more = choices.sizes - choices.sizes[columns][:, None]
     held = choices.worth[rows, columns]
     gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
@@ -94,7 +93,7 @@ def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
 
 
 def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
-    """The `count` different candidates (K, G) of highest score, best first; equal ones count once."""
+    """Return the `count` different candidates (K, G) of highest score, best first; equal candidates count once."""
     kept: dict[bytes, int] = {}
     for k in np.argsort(-score, kind="stable"):
         if len(kept) < count:
@@ -104,7 +103,7 @@ def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
 
 
 def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
-    """K/2 pairs of parents (K, G) drawn by chance swap each gene with chance 0.5 (ONES §3.2)."""
+    """Return the children of K/2 random pairs of parents (K, G), which swap each gene with chance 0.5 (ONES §3.2)."""
     half = len(parents) // 2
     order = rng.permutation(len(parents))
     mothers, fathers = parents[order[:half]], parents[order[half : 2 * half]]
@@ -113,7 +112,8 @@ def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
-    """Each candidate (K, J) with some jobs one size up or down; each job with `chance`, about four jobs at most."""
+    """Return the candidates (K, J) with some jobs one size up or down: each job with `chance`, but on average four jobs
+    of a candidate at most."""
     count, jobs = parents.shape
     rate = min(chance, 4.0 / max(jobs, 1))
     rows = np.arange(jobs)
@@ -122,10 +122,10 @@ def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Genera
 
 
 def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
-    """Candidates (K, J) that need no more GPUs than there are.
+    """Return candidates (K, J) that fit into the GPUs.
 
-    If a candidate needs more GPUs, jobs in random order go back to what the feasible solution `least` (J,) gives them,
-    until it fits. A job goes back only if that is less.
+    In a candidate that needs too many GPUs, jobs in random order shrink to their column in the feasible solution
+    `least` (J,), until the candidate fits.
     """
     excess = choices.sizes[candidates] - choices.sizes[least]
     over = choices.sizes[candidates].sum(axis=1) - choices.gpus
@@ -141,8 +141,8 @@ def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Gener
 
 
 def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
-    """Candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on those that
-    another gives up if both together gain."""
+    """Return the candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on
+    another job's if both together gain."""
     candidates = candidates.copy()
     if not candidates.size:
         return candidates
@@ -174,18 +174,18 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 
 
 class NodeRoom:
-    """Check whether candidates find room on the nodes, a whole population at once.
+    """Checks a whole population of candidates for room on the nodes.
 
-    Jobs that keep their size keep their nodes, and those that can change there do so (`placement.stays_on`). The others
-    are placed by best fit, the largest first; what joins takes GPUs that are left, on any nodes.
+    Jobs that keep their size keep their nodes, and so do jobs that change size in place. All other jobs are placed by
+    best fit, the largest first; blocks that join take any free GPUs.
     """
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
-        """`jobs` (J) may change, `fixed` may not; `sizes` (U,) are those that candidates give."""
+        """`jobs` (J) may change, `fixed` may not; `sizes` (U,) are the GPUs of each column."""
         self._free = free_by_node(cluster, fixed)
         self._per_node, self._uniform = cluster.gpus_per_node, cluster.uniform
         self.gpus = int(self._free.sum())
-        """GPUs that the jobs which may change can share."""
+        """GPUs available to the jobs that may change."""
         self._parts = np.zeros((len(sizes), self._per_node + 1), dtype=np.int64)
         for u, shape in enumerate(shape_of(cluster, int(n)) for n in sizes):
             if shape is not None and shape.gpus_per_node <= self._per_node:
@@ -193,12 +193,12 @@ class NodeRoom:
         self._anew, self._joining, self._held = _stays(cluster, jobs, sizes)
 
     def unplaced(self, candidates: Ints) -> Floats:
-        """(K,) GPUs of each candidate (K, J) that find no room."""
+        """Return (K,) GPUs of each candidate (K, J) that find no room."""
         anew, joining = self.missing(candidates)
         return anew + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """(K,) the same of those that are placed again, and of those that join."""
+        """Return two (K,) counts of GPUs without room: of jobs placed again, and of blocks that join."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)
@@ -217,8 +217,8 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Candidates (K, J) that find room, or are nearer to it. Of the jobs without room, the one that loses least per
-        GPU goes a step towards what it has, repeatedly. Then others take what is left."""
+        """Return candidates (K, J) that find room, or lack less of it. Of the jobs without room, the one that loses
+        least per GPU goes a step back towards its present size, repeatedly. Then other jobs grow into the GPUs left."""
         candidates = candidates.copy()
         rows = np.arange(candidates.shape[1])
         lowered = np.zeros(len(candidates), dtype=np.bool_)
@@ -243,7 +243,8 @@ class NodeRoom:
         return candidates
 
     def _filled(self, choices: Choices, candidates: Ints) -> Ints:
-        """Candidates (K, J) with jobs a step larger for which there is room, those first that gain most per GPU."""
+        """Return the candidates (K, J) with jobs grown by a step as far as there is room, the highest gain per GPU
+        first."""
         candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
         without = self.unplaced(candidates)
         tried = np.zeros(candidates.shape, dtype=np.bool_)
@@ -265,8 +266,8 @@ class NodeRoom:
 
 
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
-    """Return for jobs at sizes (J, U) whether they are placed again there, and how many GPUs join on any nodes. Also
-    return (E, 5): job, node and GPUs of what they keep, with the first and last column at which they do."""
+    """Return two (J, U) arrays: whether a job at a size is placed again, and its GPUs that join on any nodes. Also
+    return (E, 5): job, node and GPUs of kept allocations, with the first and last column at which each is kept."""
     anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)
     index = {node.name: n for n, node in enumerate(cluster.nodes)}

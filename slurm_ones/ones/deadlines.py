@@ -1,17 +1,16 @@
-"""Deadlines: which are promised, and what the promised ones need now.
+"""Deadlines: which are promised, and the GPUs that promised jobs need now.
 
-A promise is given only if it can be kept: with the job's speed less its doubt, and the work that is not exceeded with
-the probability `sure`. The job and all that were promised before must end in time together. Running jobs without a
-promise keep what they cannot be without, and reservations hold. All this is by their minimum satisfactory shares
-(`policy.timeline`, after ElasticFlow, ASPLOS 2023).
+A promise is given only if it can be kept, by the job's speed less its uncertainty and the `sure` quantile of its work.
+The job and all jobs promised before must end in time together. Running jobs without a promise keep their smallest size,
+and reservations hold. All this is computed from minimum satisfactory shares (`policy.timeline`, after ElasticFlow,
+ASPLOS 2023).
 
-What a promised job cannot be without now follows from what can be put off. A size at which it is slower counts as
-`UNMET` times what all jobs' waiting counts, so that a promise comes first in the search. GPUs beyond it are given as to
-any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns for one job at a time the smallest size
-that meets its deadline.
+A promised job's need now is the least that it cannot put off. A slower size loses `UNMET` times the weight of all jobs,
+so that promises come first in the search. GPUs beyond the need are given as to any other job. PAC-ML (arXiv 2301.13799;
+known to us from summaries only) learns the smallest size that meets a job's deadline, for one job at a time.
 
-A job that was refused is asked about again while its deadline is ahead, since others leave. While a promised job that
-must keep its GPUs for now needs more of them later, nothing is promised.
+A refused job is considered again while its deadline is ahead, since others leave. No promise is given while a promised
+job that must keep its GPUs for now needs more of them later.
 """
 
 from __future__ import annotations
@@ -30,25 +29,26 @@ from slurm_ones.policy.tables import Tables, predict
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
-"""Times the weight of all jobs that a promised job without what it needs counts."""
+"""Penalty of a promised job without the GPUs that it needs, as a multiple of all jobs' weight."""
 FORCED = 0.01
-"""Share of its worth that a size keeps which does not repay the pause before it, where some have to give way."""
+"""Share of its worth that a size keeps although it does not repay the pause before it, when some jobs have to give
+way."""
 ASKED = 8
-"""Jobs that are considered for a promise in one decision, those first that were not refused."""
+"""Most jobs considered for a promise in one decision; those never refused come first."""
 SPARE = 0.03
-"""Share of the time to its deadline that is kept in reserve as a promise is given, or put off."""
+"""Share of the time to a deadline that is kept in reserve when a promise is given or work is put off."""
 ROUND_S = 60.0
-"""Seconds that are kept besides, for a decision that comes late; and one pause."""
+"""Further reserve in seconds for a late decision; one pause is added to it."""
 NEXT_S = 300.0
-"""Seconds up to which what a job needs now is not put off."""
+"""Seconds from now within which a job's needed work is not put off."""
 LONGEST = 1e12
 
 
 class Promises(Term):
-    """Promised deadlines come before all else that is weighed. It remembers what it settled in the last decision."""
+    """Term by which promised deadlines come before all other terms; keeps the last decision's promises and needs."""
 
     def __init__(self, sure: float) -> None:
-        """`sure` is the probability with which a job has no more to do than is reckoned with."""
+        """`sure` is the quantile of a job's remaining work that is assumed."""
         self._sure = sure
         self._found: Deadlines | None = None
 
@@ -85,16 +85,16 @@ class Promises(Term):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Claims of promised deadlines on one decision."""
+    """Promises given and needs of promised jobs in one decision."""
 
     needs: Ints
     """(J,) GPUs that each job needs now; 0 for none."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Given and refused in this decision, by job id."""
+    """Promises given and refused in this decision, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """(J, U) worth that each size loses by being slower than what is needed. `rate` (J, U) is progress/s there,
-        `weight` (J,) what a second of each job's waiting counts."""
+        """Return (J, U) the worth that each size loses by being slower than the needed size. `rate` (J, U) is
+        progress/s at each size, `weight` (J,) the weight of a second of each job's waiting."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
@@ -111,11 +111,10 @@ def decide_deadlines(
     reserved: Sequence[Reserved] = (),
     known: Bools | None = None,
 ) -> Deadlines:
-    """Promises and needs of the jobs of `tables`, which share `gpus`.
+    """Return the promises and needs of the jobs of `tables`, which share `gpus` GPUs.
 
-    `rate` (J, U) is progress/s at each size that counts on, 0 if the job cannot have it. `known` (J,) tells whether a
-    job's speed is more than a guess; without that nothing is promised. Jobs whose views were not asked about, since
-    they may not change now, hold their GPUs outside of these.
+    `rate` (J, U) is progress/s at each size, 0 at sizes that a job may not have. `known` (J,) is True if a job's speed
+    is more than a guess; other jobs get no promise. GPUs of jobs that may not change now are not part of `gpus`.
     """
     jobs = tables.jobs
     nothing = Deadlines(np.zeros(len(jobs), dtype=np.int64))
@@ -141,10 +140,10 @@ def decide_deadlines(
 
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
-    """GPUs that each promised job cannot be without now: the fewest with which it still ends in time, at whatever level
-    later. The others keep their `shares`, or what these have put off.
+    """Return the GPUs that each promised job needs now: the fewest with which it still ends in time if it grows later.
+    Other jobs keep their `shares`, or their later use of GPUs.
 
-    The share itself would have long jobs train evenly up to their deadlines, while short ones wait for them.
+    The share itself would let long jobs train evenly up to their deadlines while short jobs wait for them.
     """
     found = [0] * len(curves)
     left = timeline
@@ -171,12 +170,12 @@ def _hurried(curve: SpeedCurve) -> SpeedCurve:
 
 
 def reserve_s(due_s: float, pause_s: float) -> float:
-    """Seconds kept in reserve of those to a deadline, for a job that a change stops for `pause_s`."""
+    """Return the seconds before a deadline that are kept in reserve, for a job whose change takes `pause_s` seconds."""
     return SPARE * due_s + ROUND_S + pause_s
 
 
 def pause_s(job: JobView) -> float:
-    """Seconds from a change of the job's size until it trains there."""
+    """Return the seconds from a change of the job's size until it trains at the new size."""
     return within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
 
 
@@ -194,7 +193,7 @@ def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least:
 
 
 def work_of(job: JobView, sure: float) -> float:
-    """Progress to come, in samples of the base batch, that is not exceeded with the probability `sure`."""
+    """Return the `sure` quantile of the job's remaining progress, in samples of the base batch."""
     alpha, beta = within(job.progress.alpha, 0.01, LONGEST), within(job.progress.beta, 0.01, LONGEST)
     concentration = within(job.progress.concentration, 1e-3, 1e3)
     told = type(job.progress)(alpha, beta, concentration, job.progress.most)
@@ -218,8 +217,8 @@ def _timeline(
     now: float,
     reserved: Sequence[Reserved],
 ) -> FreeTimeline:
-    """The GPUs to come, less what running jobs keep whatever happens: those whose promised deadline is ahead until it,
-    the others until they are expected to end at their smallest size."""
+    """Return the free GPUs over time, less those that running jobs keep in any case. Jobs with a promise keep them
+    until their deadline, other jobs until their expected end at the smallest size."""
     running = np.flatnonzero(least > 0)
     slowest = np.where(rate > 0, rate, np.inf).min(axis=1)
     ends = {

@@ -1,11 +1,11 @@
-"""GPUs of several kinds: the kind of each job first, then the search within each kind as on a cluster of its own.
+"""GPUs of several kinds: first the kind of each job, then a search within each kind as on a separate cluster.
 
-The worth of a unit of progress (worth.py) needs one price. So GPUs count as equivalents, relative to the first kind.
-One counts as its price when all jobs want GPUs (`assign`), and at first as its speed for the median job. That is exact
-as long as the prices of the kinds keep their ratio.
+The worth of a unit of progress (worth.py) needs one price. So each GPU counts as a number of GPUs of the first kind:
+the ratio of their prices once all jobs compete (`assign`), at first the ratio of the median job's speeds. This is exact
+as long as the prices keep their ratio.
 
-A job changes its kind only if that repays what any change costs it. What it gets there is decided with the others on
-that kind; if that is nothing, or not worth it, it keeps its kind.
+A job changes its kind only if that repays a change's usual costs. The search within the new kind decides the job's
+size. If it gets nothing there, or too little, it keeps its kind.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Sweeps over the prices, each set while the others stand, and halvings of the interval in which a price lies."""
+"""Most sweeps in which each kind's price is set while the others stand, and halvings of a price's interval."""
 STEPS = 100
-"""Most steps and trades."""
+"""Most steps and trades in one improvement."""
 OFFERS = 6
-"""Columns that each job offers to go to, so that another can have what it gives up."""
+"""Columns that each job offers to move to, so that another job may take the GPUs it gives up."""
 ASKED, CELLS = 16, 20_000
-"""Most such offers that are tried, cheapest first, and most cells of `worth` for all of them. With many jobs, prices by
-themselves come close to the best."""
+"""Most offers that are tried, cheapest first, and the bound on cells of `worth` for all of them. With many jobs, prices
+come close to the best without trades."""
 LEAST = 1e-9
-"""Less gain than this, as a share of all worth, is none."""
+"""Smallest gain that counts, as a share of the total worth."""
 
 
 def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) -> tuple[Ints, Floats]:
-    """Columns (J,) of high worth, and the prices (K,) of a GPU of each kind.
+    """Return columns (J,) of high worth, and the prices (K,) of a GPU of each kind.
 
-    `worth` (J, U) is -inf where a job may not be; column u takes `sizes[u]` GPUs of kind `kind[u]`, column 0, waiting,
-    none. There are `gpus` (K,). What the jobs have now, `current` (J,), must fit: the result is worth as much at least.
+    `worth` (J, U) is -inf at columns that a job may not have. Column u takes `sizes[u]` GPUs of kind `kind[u]`; column
+    0 is waiting. `gpus` (K,) are the GPUs of each kind. The jobs' present columns `current` (J,) must fit: the result
+    has at least their worth.
     """
     used = np.zeros((len(sizes), len(gpus)), dtype=np.int64)
     used[np.arange(1, len(sizes)), kind[1:]] = sizes[1:]
@@ -57,8 +58,8 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Prices (K,) at which about as many GPUs of each kind are wanted as there are; 0 if fewer are wanted at any
-    price."""
+    """Return the prices (K,) at which demand for each kind roughly equals its GPUs; 0 for a kind with too little demand
+    at any price."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -87,8 +88,8 @@ def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
 
 
 def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
-    """Column that each job wants most at the prices of what is left when its turn comes. Running jobs come first, then
-    those that lose most without. None if a running job would be left without GPUs."""
+    """Return the column that each job values most at these prices among those that still fit. Running jobs choose
+    first, then jobs that lose most by waiting. Return None if a running job would be left without GPUs."""
     left = gpus.copy()
     net = worth - used @ prices
     order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))
@@ -104,8 +105,8 @@ def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints
 
 
 def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
-    """The columns (J,) after steps of single jobs and trades, while any of these gains. In a trade another job gives up
-    some of its GPUs, or its kind."""
+    """Return the columns (J,) after steps of single jobs and trades, as long as one gains. In a trade another job gives
+    up some of its GPUs, or its kind."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     net = worth - used @ prices
@@ -138,8 +139,8 @@ def _fits(used: Ints, room: Ints) -> Bools:
 def _trade(
     worth: Floats, used: Ints, left: Ints, columns: Ints, gain: Floats, net: Floats, offers: Ints
 ) -> tuple[float, int, int, int, int] | None:
-    """The best (gain, i, column of i, j, column of j) in which i changes and j then can: i takes what is left, or gives
-    up something, and j what that frees. Both together must fit."""
+    """Return the best trade as (gain, i, column of i, j, column of j): job i moves to GPUs that are left or gives some
+    up, then job j takes freed GPUs. Both must fit together."""
     rows = np.arange(len(columns))
     lost = net[rows, columns][:, None] - net[rows[:, None], offers]
     lost = np.where(offers == columns[:, None], np.inf, lost)
@@ -161,39 +162,39 @@ def _trade(
 
 
 ROUNDS = 3
-"""Times that the kinds are decided within, before all who would change theirs stay."""
+"""Most attempts to assign kinds before all jobs that would change kinds keep theirs."""
 DEAREST = 30.0
-"""Largest factor between the price of a GPU and that of one of the first kind, either way."""
+"""Largest ratio between the prices of a GPU of any kind and of the first kind, in either direction."""
 
 
 @dataclass(frozen=True)
 class _Decision:
-    """Input of one decision; `jobs` in order of submission."""
+    """Input of one decision; `jobs` are in order of submission."""
 
     cluster: ClusterView
     jobs: Sequence[JobView]
     fixed: Mapping[int, Reason]
     held: Mapping[int, tuple[str, ...]]
-    """Kinds of the GPUs that each job has, by job id."""
+    """Kinds of each job's present GPUs, by job id."""
     now: float
     rng: np.random.Generator
 
 
 @dataclass(frozen=True)
 class _Try:
-    """One attempt at who gets which kind."""
+    """One attempt to assign jobs to kinds."""
 
     columns: Ints
-    """(J,)"""
+    """(J,) columns of the tables."""
     kinds: Mapping[int, str]
-    """The kind on which each job is decided about, by job id."""
+    """Kind within which each job is decided, by job id."""
     spread: Set[int]
-    """Those that keep GPUs of several kinds, or of none here: they take part in no search."""
+    """Ids of jobs that keep GPUs of several kinds, or of none here: they take part in no search."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Sizes and kinds that the jobs which may change want most."""
+    """Most valuable sizes and kinds of the jobs that may change, by the search over all kinds."""
 
     jobs: Sequence[JobView]
     tables: Tables
@@ -201,23 +202,23 @@ class _Wanted:
     columns: Ints
     """(J,) columns of the tables; 0 for waiting."""
     prices: Floats
-    """(K,)"""
+    """(K,) price of a GPU of each kind."""
 
 
 class ByKind:
-    """The search over several kinds. It remembers a search within each kind, and what GPUs of each kind are worth."""
+    """Search over several kinds of GPU; keeps a search within each kind, and the relative worth of their GPUs."""
 
     def __init__(self, search: Search) -> None:
-        """`search` says what GPUs of all kinds are worth; others with its options and memory search within each."""
+        """`search` prices GPUs of all kinds; the searches within kinds take its options and memory."""
         self._search = search
         self._sure = search.options.sure
         self._within: dict[str, Search] = {}
         self._equivalents: dict[str, float] = {}
         self._promised_on: dict[int, str] = {}
-        """The kind on which each deadline is promised, by job id."""
+        """Kind on which each deadline is promised, by job id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`; `jobs` in order of submission."""
+        """Decide as `slurm_ones.policy.contract.Policy` does; `jobs` are in order of submission."""
         held = {job.job_id: cluster.kinds_held(job) for job in jobs}
         of = _Decision(cluster, jobs, fixed_jobs(cluster, jobs), held, now, rng)
         wanted = self._wanted(of)
@@ -234,7 +235,7 @@ class ByKind:
         return self._joined(of, wanted, tried, found)
 
     def _wanted(self, of: _Decision) -> _Wanted:
-        """The kind and the GPUs of each job at which all of them are worth most, places on nodes aside."""
+        """Return the kind and GPUs of each job with the highest total worth, regardless of room on nodes."""
         cluster, found = of.cluster, []
         jobs = [job for job in of.jobs if job.job_id not in of.fixed]
         fixed = [job for job in of.jobs if job.job_id in of.fixed]
@@ -264,9 +265,9 @@ class ByKind:
         return _Wanted(jobs, tables, choices, columns, prices)
 
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
-        """(J, U) columns that deadlines leave open, and what each job has. A promised job keeps to the kind on which it
-        was promised, or that it has. One that waits without a promise gets the kinds on which it could end in time, if
-        there are any."""
+        """Return (J, U) the columns that deadlines leave open, present columns included. A promised job keeps the kind
+        on which it was promised or runs. A waiting job without a promise gets the kinds on which it could end in time,
+        or all kinds if none."""
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
             if job.deadline is None or not job.deadline > of.now or (job.shape is not None and not job.promised):
@@ -288,7 +289,8 @@ class ByKind:
         return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
-        """Go half the way to the ratios of the prices, where GPUs of all kinds are wanted."""
+        """Move the relative worth of kinds half the way to the ratio of `prices` (geometric mean), if all kinds are in
+        demand."""
         if (prices <= 0).any():
             return
         ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)
@@ -296,7 +298,7 @@ class ByKind:
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
-        """Assign each job to the kind on which it is decided; a waiting one to that where it would gain most."""
+        """Assign each job to the kind within which it is decided; a waiting job to the kind where it gains most."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
@@ -309,7 +311,7 @@ class ByKind:
         return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
     def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
-        """Schedule of the jobs of one kind. Those that come from another are shown as waiting."""
+        """Return the schedule of one kind's jobs. Jobs that come from another kind enter as waiting jobs."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
         for job in of.jobs:
@@ -329,7 +331,8 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """The running jobs that would change their kind and get nothing there, or less than makes it worth it."""
+        """Return the rows of running jobs that would change kinds and get nothing there, or too little to be worth the
+        change."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])
@@ -373,7 +376,7 @@ class ByKind:
     def _changes(
         self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]
     ) -> dict[int, Reason]:
-        """Reasons of the jobs that change their kind."""
+        """Return the reasons of the jobs that change kinds."""
         tables, found = wanted.tables, {}
         for j, job in enumerate(wanted.jobs):
             kind, got = tried.kinds[job.job_id], allocations.get(job.job_id)
@@ -397,8 +400,8 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """(K,) how much more a GPU of each kind brings the median job than one of the first kind. It is 1 if no job shows
-    it."""
+    """Return (K,) the median job's gain from a GPU of each kind, relative to the first kind; 1 if no job can use
+    both."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

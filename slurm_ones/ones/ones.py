@@ -1,8 +1,7 @@
-"""The policy: the search within each kind of GPU, and how long a decision stands.
+"""Policy `ones`: a search within each kind of GPU, and the reuse of a decision for some time.
 
-It stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs, batch and
-limits. Each job's expected speed at one size and remaining work must stay nearly the same too. Its time passes
-meanwhile, which the next decision takes into account.
+A decision stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs,
+batch and limits. Each job's expected speed at one size and remaining work must stay nearly the same too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from slurm_ones.policy.tables import predict_each
 
 
 class Ones:
-    """ONES made better. It remembers its search, and its last decision."""
+    """Policy `ones`; keeps its search and its last decision."""
 
     name = "ones"
     options_type = OnesOptions
@@ -34,7 +33,7 @@ class Ones:
         self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
+        """Decide as `slurm_ones.policy.contract.Policy` asks."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self.search.remember(jobs, now)
         if not self.options.stand:
@@ -53,27 +52,27 @@ class Ones:
 
 
 STANDS_S = 60.0
-"""Longest that a decision stands."""
+"""Longest time in seconds for which a decision stands."""
 SPEED, TO_COME = 0.02, 0.05
-"""Relative changes of a job's speed and of its remaining work that are too small for a new decision."""
+"""Largest relative changes of a job's speed and of its remaining work at which a decision still stands."""
 PASSING = frozenset({"seconds", "steps"})
-"""Arguments of reasons that change by themselves as time passes."""
+"""Arguments of reasons whose values change merely as time passes."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision, and what it was made from."""
+    """A decision with its input."""
 
     cluster: ClusterView
     jobs: tuple[JobView, ...]
     """Jobs in order of submission."""
     now: float
     figures: Floats
-    """(2, J) each job's speed at one size, and what it has to do."""
+    """(2, J) each job's speed at one size, and its remaining progress."""
     schedule: Schedule
 
     def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:
-        """Tell whether nothing has changed since; `jobs` in order of submission."""
+        """Tell whether the decision still stands for this input; `jobs` are in order of submission."""
         if not 0.0 <= now - self.now < STANDS_S or len(jobs) != len(self.jobs):
             return False
         if cluster != self.cluster or any(_kept(a) != _kept(b) for a, b in zip(self.jobs, jobs, strict=True)):
@@ -82,7 +81,7 @@ class Decided:
         return bool((drift <= np.array([[SPEED], [TO_COME]]) * self.figures).all())
 
     def as_of(self, jobs: Sequence[JobView]) -> Schedule:
-        """The schedule, with the reasons of those `jobs` that are fixed as they read now."""
+        """Return the schedule with present figures in the reasons of fixed jobs."""
         said = self.schedule.reasons
         newer = {
             job.job_id: job.fixed for job in jobs if job.fixed and _lasting(said.get(job.job_id)) == _lasting(job.fixed)
@@ -91,7 +90,7 @@ class Decided:
 
 
 def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
-    """(2, J) each job's speed where it runs, or at what it asked for, and its progress to come."""
+    """Return (2, J): each job's speed at its present (else requested) size, and its remaining progress."""
     gpus = np.array([job.shape.gpus if job.shape else max(job.requested, 1) for job in jobs], dtype=np.int64)
     nodes = [job.held_nodes or nodes_of(cluster, max(job.requested, 1)) for job in jobs]
     batch = np.maximum(np.array([job.batch for job in jobs], dtype=np.int64), 1)

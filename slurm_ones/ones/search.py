@@ -113,9 +113,9 @@ class OnesOptions:
 
 
 LARGEST = 1e15
-"""Upper limit on any job's samples."""
+"""Upper limit on any job's samples of progress."""
 STEADY = 0.97
-"""Share of the best goodput from which on the batch in force is kept."""
+"""Share of the best goodput at which the batch in force is kept."""
 UNKNOWN_S = 600.0
 """Seconds of remaining time assumed for an unknown job."""
 ENOUGH = 0.9995
@@ -140,7 +140,7 @@ def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple
 
 
 class Search:
-    """Search over GPUs of one kind; it keeps its population and the most GPUs that each job has had."""
+    """Search over GPUs of one kind; keeps its population and the most GPUs that each job has had."""
 
     def __init__(self, options: OnesOptions) -> None:
         self.options = options
@@ -151,11 +151,11 @@ class Search:
         self._population = np.zeros((0, 0), dtype=np.int64)
         """(K, J) GPUs of each job in each candidate of the last decision."""
         self._places: dict[int, int] = {}
-        """Column there, by job id."""
+        """Column of each job in `_population`, by job id."""
         self.most: Mapping[int, int] = {}
-        """The most GPUs that each job has had, by job id."""
+        """Most GPUs that each job has had, by job id."""
         self.since = 0.0
-        """Time at which a job last came or went."""
+        """Unix time at which a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """Return the schedule of these jobs, given in order of submission."""
@@ -187,7 +187,7 @@ class Search:
         return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, gains, promises=promises)
 
     def remember(self, jobs: Sequence[JobView], now: float) -> None:
-        """Update the most GPUs of each job, and note whether a job came or went."""
+        """Update each job's most GPUs, and the time at which a job last came or went."""
         if {job.job_id for job in jobs} != self.most.keys():
             self.since = now
         self.most = {job.job_id: max(self.most.get(job.job_id, 0), job.shape.gpus if job.shape else 0) for job in jobs}
@@ -195,7 +195,7 @@ class Search:
     def situation(
         self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
     ) -> tuple[Situation, Bools]:
-        """Return what is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
+        """Return the input of the rules, and the columns (J, U) that jobs may have, including waiting."""
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
@@ -218,7 +218,7 @@ class Search:
         return replace(at, tables=_steady(cluster, tables)), may
 
     def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """Price a unit of each job's progress in this decision."""
+        """Return the situation with speeds, and the worth of a unit of each job's progress in this decision."""
         options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
         for term in self.terms:
@@ -238,14 +238,14 @@ class Search:
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
     def choices(self, at: Priced, may: Bools) -> Choices:
-        """Worth of each size in this decision."""
+        """Return the sizes that jobs may have, with their worth in this decision."""
         worth = at.unit[:, None] * at.speed
         for term in self.terms:
             worth = term.worth(at, worth)
         return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
 
     def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Return the reason of each job's column, by id, from the first term that decided it."""
+        """Return the reason of each job's column by job id, each from the first rule that decided the column."""
         found: dict[int, Reason] = {}
         for term in self.terms:
             found = {**term.reasons(at, columns), **found}
@@ -259,7 +259,7 @@ class Search:
         return max(job.dataset, 1) * max(epochs, 0.01)
 
     def _search(self, at: Priced, choices: Choices, rng: np.random.Generator) -> Ints:
-        """Columns (J,) of the best candidate after all generations."""
+        """Return the columns (J,) of the best candidate after all generations."""
         options, jobs = self.options, at.tables.jobs
         kept = fill(choices, choices.current)
         least = greedy(choices)
@@ -299,7 +299,8 @@ class Search:
         return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
+        """Return the last decision's population (K, J) for the present jobs and sizes, without columns that a job may
+        not have now."""
         if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
         places = np.array([self._places.get(job.job_id, -1) for job in jobs])
@@ -324,8 +325,8 @@ class _OneNode:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """Keep the batch in force at a running job's size if it is nearly as good as the best; else batches would never
-    settle."""
+    """Return the tables with a running job's batch kept at its present size if that is nearly as good as the best.
+    Otherwise batches would never settle."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))
@@ -344,8 +345,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Place shapes for the `wanted` GPUs of `mobile` jobs, in order of precedence. A running job that would grow or
-    shrink but finds its nodes too fragmented stays as it is. With every running job as it is there is always room."""
+    """Return shapes for the `wanted` GPUs of `mobile` jobs, placed in order of precedence. A running job that finds its
+    nodes too fragmented to grow or shrink stays as it is. There is always room for all running jobs as they are."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -366,7 +367,7 @@ def _fields(found: Situation) -> dict[str, Any]:
 
 
 WEIGHED = 3
-"""Sizes of each job that a schedule names."""
+"""Sizes of each job that a schedule lists."""
 
 
 def _reasons(
@@ -378,8 +379,8 @@ def _reasons(
     free: int,
     said: Mapping[int, Reason],
 ) -> dict[int, Reason]:
-    """Reason for each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate and `free`
-    those of all jobs that may change. `said` are the reasons of the objective's rules, by job id."""
+    """Return the reason for each job, `fixed` jobs included. `wanted` are the GPUs of the best candidate, and `free`
+    the GPUs of all jobs that may change. `said` has reasons of the objective's rules, by job id."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
     found = dict(fixed)
@@ -394,7 +395,7 @@ def _reasons(
 
 
 def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
-    """Return the sizes of most worth of each job that may change, best first; `parts` are the nodes of each kind."""
+    """Return the sizes of highest worth of each job that may change, best first. `parts` are the nodes of each kind."""
     if not tables.jobs:
         return {}
     # Of sizes of one worth the smaller comes first.
@@ -415,7 +416,7 @@ def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices
 
 
 def _gains(tables: Tables, choices: Choices, columns: Ints) -> dict[int, float]:
-    """See `Schedule.gains`."""
+    """Return the gain in worth for each added GPU, for jobs that grow by guests (`Schedule.gains`)."""
     found = {}
     for j, (job, u) in enumerate(zip(tables.jobs, columns.tolist(), strict=True)):
         more = int(tables.sizes[u] - tables.sizes[tables.current[j]])
@@ -433,7 +434,8 @@ def _reason(
     free: int,
     said: Reason | None,
 ) -> Reason:
-    """`goodput` (U,) is 0 at sizes that the job may not have; `column` says where each size is."""
+    """Return the reason for the job's allocation `got`. `goodput` (U,) is 0 at sizes that the job may not have;
+    `column` maps a size to its index."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)

@@ -1,27 +1,25 @@
 """Rules of the objective about sizes: growth limits, costs of changes, loss of guests, leaf switches.
 
-**How large at once.** A first size beyond what was asked for may turn out too large. The chance is about the relative
-deviation σ of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds. The guard against
-unsteady figures allows it four pauses later (`rules.job_rules`). So trying costs σ · 5p of the time H for which a size
-is expected to last. The size is worth 1 − σ · 5p / H of what it would be. Known curves are used in full, and cheap
-pauses leave most sizes open. Doubtful sizes at a dear pause must promise much more. A speed that is no more than a
-guess is no promise.
+**First size.** A first size beyond the request may turn out too large, with a chance of about the relative deviation σ
+of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds. The guard against unsteady figures
+allows that four pauses later (`rules.job_rules`). So trying costs σ · 5p of the time H for which a size is expected to
+last. The size counts as 1 − σ · 5p / H of its worth. Well-known curves lose nothing, and short pauses leave most sizes
+open. Uncertain sizes with long pauses must promise much more. A guessed speed promises nothing.
 
-**What a change costs.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight
-of its waiting and λ the price of a GPU. At its best size n, w + λn is the worth v g(n) of training there. So a pause
-costs the worth of the new size. A change from n to m that lasts L seconds, p of them a pause, brings v g(m) (L − p) − v
-g(n) L.
+**Costs of a change.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight of
+the job's waiting and λ the price of a GPU. At the job's best size n, w + λn equals the worth v g(n) of training at n.
+So a pause costs the worth of the new size. A change from n to m that lasts L seconds, p of them a pause, brings v g(m)
+(L − p) − v g(n) L.
 
-**Guests.** The GPUs of a job beyond its own are borrowed, in guests that Slurm preempts for others. So a change lasts
-at most as long as a guest is expected to. With k guests, each lost at a rate r at a cost of c seconds, a size is worth
-1 − k r c of what it would be. That is nearly 1 if the others train on from memory, and 0 if a loss costs as much
-training as a guest lives.
+**Guests.** A job's GPUs beyond its own are borrowed, in guests that Slurm preempts for others. So a change lasts at
+most as long as a guest is expected to. With k guests, each lost at a rate r at a cost of c seconds, a size counts as 1
+− k r c of its worth. That is nearly 1 if the other blocks train on from memory, and 0 if a loss costs as much training
+as a guest lives.
 
-**Leaf switches.** The part of a step that is gradient exchange follows from a job's model: its step on several nodes,
-less that of one GPU with the same local batch. If a size needs more than one leaf switch, that takes `taper` times
-longer. A larger batch may then be the best, in which it is a smaller share. How many jobs meet on a link is not known
-before they are placed. A candidate whose jobs across leaf switches use E ends of links, of L leaf switches, has about E
-/ L of them on each. Slurm chooses the nodes.
+**Leaf switches.** The share of gradient exchange in a step follows from a job's model: the step on several nodes, less
+that of one GPU with the same local batch. On more than one leaf switch the exchange takes `taper` times as long. Then a
+larger batch, with a smaller share, may be best. The number of jobs on a link is unknown before they are placed. If a
+candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs share each.
 """
 
 from __future__ import annotations
@@ -42,23 +40,23 @@ from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_on
 
 LARGEST_S = 1e15
 UNKNOWN = 0.95
-"""Relative standard deviation from which on a predicted speed counts as a guess."""
+"""Relative standard deviation at which a predicted speed counts as a guess."""
 PAUSES = 5.0
 """Cost of a too large first size, in pauses: one pause, and a dwell time of four."""
 
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """A job gets at most `leap` times the most GPUs it has had. One that has not run gets what it asked for. With
-    `first_size` it gets more, if its speed is known and giving up GPUs again is cheap."""
+    """Limit of a job to `leap` times the most GPUs that it has had, or to its request before its first run. With
+    `first_size` it may start larger, if its speed is known and giving up GPUs again is cheap."""
 
     leap: float
     first_size: bool
     horizon_s: float
-    """Seconds that a size is expected to last."""
+    """Seconds for which a size is expected to last."""
 
     def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
-        """Return the job's view with only the sizes within reach, its smallest at least."""
+        """Return the view with only the sizes within reach; the smallest size always stays."""
         if job.deadline is not None:
             return job  # what it needs to end in time is weighed against others, by what is known of its speed
         had = most[job.job_id]
@@ -72,7 +70,7 @@ class Reach(Term):
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Drop sizes beyond the request of a job that has not run if their speed is only a guess."""
+        """Exclude sizes beyond the request of a job that has not run if their speed is only a guess."""
         new, beyond = self._beyond(at)
         if not new:
             return allowed
@@ -100,12 +98,12 @@ class Reach(Term):
 
 
 def shrink_s(job: JobView) -> float:
-    """Seconds for which giving up GPUs interrupts the job."""
+    """Return the seconds for which giving up GPUs interrupts the job."""
     return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST_S)
 
 
 CHEAP = 0.01
-"""Share of the time a change lasts up to which giving up GPUs again costs next to nothing."""
+"""Share of a change's lifetime up to which the pause for giving up GPUs again counts as cheap."""
 
 
 @dataclass(frozen=True)
@@ -113,16 +111,17 @@ class ChangeCosts:
     """Costs of changing each job to each size, in seconds (J, U)."""
 
     ready_s: Floats
-    """Time for which gained GPUs are held before the change, while the job trains on as it was."""
+    """Seconds for which gained GPUs are held before the change, while the job trains on at its old size."""
     pause_s: Floats
-    """Pause of training in the change."""
+    """Seconds for which training pauses in the change."""
     lasts_s: Floats
-    """Expected life of the change, both of these included."""
+    """Expected lifetime of the change in seconds, preparation and pause included."""
 
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """A change must repay its pause within `horizon_s`, a share of the job's remaining time, and `tenure`."""
+    """Requirement that a change repays its pause within `horizon_s`, a share of the job's remaining time, and
+    `tenure`."""
 
     horizon_s: float
     horizon_share: float
@@ -132,7 +131,7 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """Return costs and expected lives of changes; a life ends at the latest with the job at that size."""
+        """Return the costs and expected lifetimes of all changes; no lifetime exceeds the job's end at that size."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -155,20 +154,21 @@ class Changes(Term):
 
 
 def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
-    """(J, U) seconds until the GPUs that a change gains are ready, and seconds of its pause. There are `sizes` columns;
-    `current` (J,) is what each job has. The others (J,) are seconds of what a job gains and gives up."""
+    """Return (J, U) seconds until a change's added GPUs are ready, and (J, U) seconds of its pause.
+
+    `sizes` is the number of columns, `current` (J,) the present ones. `grow`, `shrink` and `prepare` (J,) are seconds.
+    """
     grows = np.arange(sizes) > current[:, None]
     return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
 
 
 def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
-    """(J, U) what each size is worth on average while it lasts, from the worth (J, U) of training there.
+    """Return (J, U) the mean worth of each size over its lifetime, from the worth (J, U) of training at that size.
 
-    A job that grows trains at its old size until the new GPUs are ready. After the pause it trains at the new size, as
-    long as the change lasts. So the pause costs training. The preparation costs what others would have made of the new
-    GPUs, which count as the job's from now on. The rest is not delayed by it. A change counts at least until it begins:
-    one that would be undone before is worth less than to stay. Waiting jobs pay nothing: whatever their size, they
-    start.
+    A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size for the
+    rest of the change's lifetime. So the pause costs training. The preparation costs the use of the new GPUs by other
+    jobs. A change counts at least until it begins: one that would be undone before is worth less than no change.
+    Waiting jobs pay nothing, since they start at any size.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s
@@ -180,21 +180,21 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
 
 
 def _tenure(job: JobView) -> float:
-    """Mean seconds for which the job has kept a size, as if the present one ended now."""
+    """Return the mean seconds for which the job has kept a size, as if the present size ended now."""
     return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
 
 
 class Guests(NamedTuple):
-    """GPUs that jobs borrow at each size (J, U), if any of them does."""
+    """Guests' lifetimes and losses, by job and size (J, U)."""
 
     life_s: Floats
-    """Expected seconds until a guest of it is preempted; infinite at sizes without any."""
+    """Expected seconds until one of the size's guests is preempted; infinite without guests."""
     lost: Floats
-    """Share of its training time that these preemptions cost the job."""
+    """Share of the job's training time that preemptions of guests cost."""
 
 
 def guests_at(tables: Tables) -> Guests | None:
-    """The guests that each size needs, all as likely to be taken; None if no job borrows anything."""
+    """Return the guests' lifetimes and losses at each size; None if no job borrows."""
     rows = [j for j, job in enumerate(tables.jobs) if job.borrows is not None]
     if not rows:
         return None
@@ -208,7 +208,7 @@ def guests_at(tables: Tables) -> Guests | None:
 
 
 class Borrowed(Term):
-    """Discount for guests: a size is worth less by the share of time that preemptions of its guests cost."""
+    """Discount for guests: each size loses the share of time that preemptions of its guests cost."""
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
         borrowed = guests_at(at.tables)
@@ -216,10 +216,10 @@ class Borrowed(Term):
 
 
 class Leaves(Term):
-    """Leaf switches in the objective."""
+    """Leaf switches in the objective: slower exchange across them, and contention for their links."""
 
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
-        """Return the jobs with the speed across leaf switches at sizes that need several."""
+        """Return the jobs with models that predict slower exchange at sizes across leaf switches."""
         if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
@@ -245,8 +245,8 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return reasons for jobs whose next larger size was only not worth its GPUs since it crosses leaf switches.
-        Free GPUs are worth nothing, others at least what anybody's last GPU brings."""
+        """Return reasons for jobs whose next larger size is not worth its GPUs only because it crosses leaf switches.
+        Free GPUs count as worth nothing, others at least as much as any job's last GPU brings."""
         if not _known(at.cluster):
             return {}
         sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
@@ -279,14 +279,15 @@ class Leaves(Term):
 
 
 class Tapered:
-    """A model of throughput where gradients take `taper` times as long on more GPUs than are `below` a leaf switch."""
+    """Throughput model in which gradient exchange takes `taper` times as long on more GPUs than one leaf switch has
+    (`below`)."""
 
     def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
         self._model, self._below, self._taper = model, below, taper
 
     @classmethod
     def together(cls, models: Sequence[Tapered]) -> Tapered:
-        """Models of jobs of one cluster, asked at once."""
+        """Return one model that predicts for several jobs of one cluster at once."""
         return cls(ask_together([one._model for one in models]), models[0]._below, models[0]._taper)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -305,7 +306,7 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """Tell whether the network is known and tapered, and all nodes have one kind of GPU."""
+    """Tell whether the network is known and tapered, with one kind of GPU on all nodes."""
     return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 
@@ -315,7 +316,7 @@ def _next(there: Bools) -> int | None:
 
 
 def exchange_shares(tables: Tables) -> Floats:
-    """Return the share of a step that is gradient exchange (J, U), at sizes of several nodes; 0 at others."""
+    """Return (J, U) the share of a step that is gradient exchange; 0 at sizes of one node."""
     several = tables.allowed & (tables.nodes > 1)
     columns = np.flatnonzero(several.any(axis=0))
     shares = np.zeros(tables.speed.shape)
@@ -330,7 +331,7 @@ def exchange_shares(tables: Tables) -> Floats:
 
 
 def below_each(cluster: ClusterView) -> Counter[str]:
-    """GPUs below each leaf switch."""
+    """Return the GPUs below each leaf switch, by its name."""
     found: Counter[str] = Counter()
     for node in cluster.nodes:
         found[node.leaf] += node.gpus
@@ -338,7 +339,7 @@ def below_each(cluster: ClusterView) -> Counter[str]:
 
 
 def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
-    """Return the fewest leaf switches with enough GPUs for each size: (U,)."""
+    """Return (U,) the fewest leaf switches with enough GPUs for each size."""
     most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))

@@ -1,17 +1,17 @@
-"""Protocol of the rules (terms) of the objective of `ones`, and the small rules.
+"""Protocol of the objective's rules (terms) in `ones`, and the small rules.
 
-The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
-places, and leaves the others as they are:
+The search maximises Σ_j worth[j, column] less the losses of whole candidates. A rule enters the objective at any of
+five places, and leaves the others unchanged:
 
 1. `mask`: columns that a job may have;
-2. `speed`: how fast a job counts as there (caution, a factor of a kind of GPU);
-3. `weight`: what a second of a job's waiting counts;
+2. `speed`: speed that a job counts with at a column (caution, a factor of a kind of GPU);
+3. `weight`: weight of a second of a job's waiting;
 4. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline);
-5. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
+5. `penalty`: loss of a whole candidate (GPUs without room, contention, packing). It chooses among candidates;
    greedy seeds and local search go by the worth of single jobs.
 
-A rule is made from its own options once, may remember from decision to decision, and names the jobs for which it
-decided (`reasons`). One that is switched off is not in the list and costs nothing. J jobs, U columns, K candidates.
+A rule is made from its own options once, may keep state between decisions, and gives reasons for the jobs that it
+decided (`reasons`). A rule that is switched off is not in the list and costs nothing. J jobs, U columns, K candidates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.policy.tables import Tables
 
 Penalty = Callable[[Ints], Floats]
-"""Loss of candidates (K, J) of columns, (K,) in seconds of waiting per second, 0 or more."""
+"""Function from candidates (K, J) of columns to their losses (K,), in seconds of waiting per second, 0 or more."""
 
 
 @dataclass(frozen=True)
@@ -37,30 +37,31 @@ class Situation:
 
     cluster: ClusterView
     running: Sequence[JobView]
-    """Jobs that run and may not change."""
+    """Running jobs that may not change now."""
     tables: Tables
     """Tables of the jobs that may change or start."""
     nodes: NodeRoom
-    """Room for their candidates."""
+    """Room on the nodes for candidates."""
     most: Mapping[int, int]
-    """The most GPUs that each job has had, by job id; 0 before its first run."""
+    """Most GPUs that each job has had, by job id; 0 before its first run."""
     now: float
     quiet_s: float
-    """Seconds since a job came or went."""
+    """Seconds since a job last came or went."""
 
 
 @dataclass(frozen=True)
 class Outlook(Situation):
-    """Second input of the rules: predicted speed and work of each job."""
+    """Second input of the rules: predicted speed and remaining work of each job."""
 
     speed: Floats
-    """(J, U) progress/s in samples of the base batch, as it counts here; 0 at sizes that the job may not have."""
+    """(J, U) progress/s that counts in the decision, in samples of the base batch; 0 at sizes that the job may not
+    have."""
     remaining: Floats
-    """(J,) progress to come."""
+    """(J,) remaining progress."""
     done: Floats
-    """(J,) progress made."""
+    """(J,) progress made so far."""
     age_s: Floats
-    """(J,) since its submission."""
+    """(J,) seconds since submission."""
 
 
 @dataclass(frozen=True)
@@ -68,49 +69,50 @@ class Priced(Outlook):
     """Third input of the rules: the worth of each job's progress."""
 
     weight: Floats
-    """(J,) weight of a second of the job's waiting."""
+    """(J,) weight of a second of each job's waiting."""
     unit: Floats
-    """(J,) worth of a unit of its progress in weighted seconds."""
+    """(J,) worth of a unit of each job's progress, in weighted seconds."""
     ends: Floats
-    """(J,) predicted seconds to its end."""
+    """(J,) predicted seconds to each job's end."""
 
 
 class Term:
-    """Base of the rules of the objective; changes nothing itself. A rule overrides the methods at which it enters."""
+    """Base class of the objective's rules; changes nothing itself. A rule overrides the methods by which it enters the
+    objective."""
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Return which of the `allowed` columns (J, U) jobs may have: (J, U). A job's present size stays allowed."""
+        """Return which of the `allowed` columns (J, U) jobs may have, also (J, U). A job's present column stays
+        allowed."""
         return allowed
 
     def speed(self, at: Situation, speed: Floats) -> Floats:
-        """Return the speed (J, U) that jobs count with, from the `speed` (J, U) without this rule."""
+        """Return the speed (J, U) that jobs count with, given the `speed` (J, U) without this rule."""
         return speed
 
     def weight(self, at: Outlook, weight: Floats) -> Floats:
-        """Return the weight of a second of waiting (J,), from the `weight` (J,) without this rule."""
+        """Return the weight (J,) of a second of waiting, given the `weight` (J,) without this rule."""
         return weight
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
-        """Return the worth of each column (J, U), from the `worth` (J, U) without this rule; column 0 is waiting."""
+        """Return the worth (J, U) of each column, given the `worth` (J, U) without this rule; column 0 is waiting."""
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """Return the loss function of whole candidates; None for none. A loss of `dear` for each GPU outweighs any
-        gain."""
+        """Return the loss function of whole candidates, or None. A loss of `dear` for each GPU outweighs any gain."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:
-        """Return the promises and refusals of deadlines that this decision made, by job id."""
+        """Return the promises that this decision gave or refused, by job id."""
         return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Reasons for the jobs' `columns` (J,) that this rule decided, by job id."""
+        """Return the reasons for those of the jobs' `columns` (J,) that this rule decided, by job id."""
         return {}
 
 
 @dataclass(frozen=True)
 class Caution(Term):
-    """Uncertain sizes count as slower by `deviations` standard deviations of their predicted speed."""
+    """Discount of uncertain speeds by `deviations` standard deviations."""
 
     deviations: float
 
@@ -120,7 +122,7 @@ class Caution(Term):
 
 @dataclass(frozen=True)
 class Fairness(Term):
-    """More weight for a job whose predicted JCT exceeds `bound` times its JCT on a fair share of the cluster."""
+    """Higher weight of jobs whose predicted JCT exceeds `bound` times their JCT on a fair share of the cluster."""
 
     bound: float
 
@@ -131,7 +133,7 @@ class Fairness(Term):
 
 
 class Unplaced(Term):
-    """GPUs that find no room on the nodes count as lost, and more than they could bring."""
+    """Loss of GPUs that find no room on the nodes, by more than they could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
         return lambda candidates: dear * at.nodes.unplaced(candidates)

@@ -1,16 +1,16 @@
 """Worth of a unit of each job's progress: the co-states of minimising the sum of JCTs.
 
-Each second costs Σ w, one for every job that has not ended. It saves Σ v g(n), with v the worth of a unit of a job's
-progress and g(n) its speed on n GPUs. By Pontryagin's principle v stays the same all the job's life, and the GPUs go
-where Σ v g(n) is highest. There the two are equal at every moment. With λ as the price of a GPU, and N GPUs, this
-reads: Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
+Each second costs Σ w over all jobs that have not ended. Training saves Σ v g(n) a second, with v the worth of a unit of
+a job's progress and g(n) its speed on n GPUs. By Pontryagin's principle v is constant over the job's life, and the GPUs
+go where Σ v g(n) is highest. There cost and saving are equal at every moment. With λ as the price of a GPU, and N GPUs,
+this reads: Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
 
-After the k-th but last job ends, only the jobs that end after it are left. So the equation gives one v after another,
-from the last end backwards. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation
-2020), which it extends to any curves.
+After each job's end only jobs that end later are left. So the equation gives one v after another, from the last end
+backwards. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation 2020); here it is
+extended to any curves.
 
-`worth_of_progress` finds v, `fair_weights` gives w, and `Choices` holds what each size is worth to each job with them:
-the separable part of what the search maximises.
+`worth_of_progress` computes v, `fair_weights` computes w, and `Choices` holds the worth of each size to each job: the
+separable part of the objective.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from slurm_ones.policy.contract import Bools, Floats, Ints
 
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
-"""Prices that are tried, in seconds of waiting per GPU-second."""
+"""Trial prices, in seconds of waiting per GPU-second."""
 CELLS = 1 << 18
 """Largest number of costs computed at once, to bound memory."""
 
@@ -36,12 +36,12 @@ def worth_of_progress(
     *,
     recursive: bool = True,
 ) -> tuple[Floats, Floats]:
-    """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
+    """Return v (J,), the worth of a unit of progress in weighted seconds, and the predicted seconds (J,) to each job's
+    end.
 
-    `goodput` (J, U) is progress/s at each of the `sizes` (U,), the first 0. It is 0 in the first column and at sizes
-    that the job cannot have. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting
-    counts. Without `recursive` today's price holds for all. Jobs without any size are worth 0. Costs jobs × prices ×
-    sizes.
+    `goodput` (J, U) is progress/s at each of the `sizes` (U,); 0 in column 0 (no GPUs) and at sizes that the job may
+    not have. `remaining` (J,) is remaining progress; `weight` (J,) the weight of a second of waiting. Without
+    `recursive` today's price holds for all jobs. Jobs without a size are worth 0. Time: jobs × prices × sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -63,7 +63,7 @@ def worth_of_progress(
         return worth[:, today], ends
     found = np.zeros(jobs)
     owed = -PRICES * gpus
-    """Part of Σ w, at each price, that the next job has to save."""
+    """Part of Σ w, at each price, that the next job must save."""
     for j in np.argsort(-ends, kind="stable"):
         if not possible[j]:
             continue
@@ -87,13 +87,13 @@ HEAVIEST = 16.0
 def fair_weights(
     goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, age_s: Floats, gpus: int, bound: float
 ) -> Floats:
-    """(J,) what a second of each job's waiting counts: 1, and more from `bound` times its fair JCT on (finish-time
-    fairness, Themis, NSDI 2020 §3).
+    """Return (J,) the weight of a second of each job's waiting: 1, and more beyond `bound` times its fair JCT
+    (finish-time fairness, Themis, NSDI 2020 §3).
 
-    The fair JCT is that of all its work by itself on 1/J of the GPUs. The predicted one is its age plus the time of
-    what is left at that share. So a job that was passed over for long rises until it is served, whatever its length.
-    Its present GPUs do not enter. Else its weight would fall as soon as it is served, and rise again when they are
-    taken away.
+    The fair JCT is the time of all the job's work on 1/J of the GPUs. The predicted JCT is the job's age plus the time
+    of its remaining work at that share. So a job that waits for long gains weight until it is served, whatever its
+    length. Its present GPUs do not matter: otherwise its weight would fall once it is served, and rise again when it
+    loses them.
     """
     if bound <= 0 or not len(goodput):
         return np.ones(len(goodput))
@@ -120,20 +120,22 @@ class Choices:
     sizes: Ints
     """(U,) GPUs, ascending from 0."""
     worth: Floats
-    """(J, U) seconds of waiting saved per second; -inf where the job may not be."""
+    """(J, U) seconds of waiting saved per second; -inf at columns that a job may not have."""
     current: Ints
-    """(J,) column held now, 0 for a waiting job."""
+    """(J,) column of the job's present size; 0 for a waiting job."""
     gpus: int
-    """GPUs for all of them."""
+    """GPUs that all jobs together may have."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) the next larger and smaller column that the job may have; itself if there is none."""
+    """(J, U) next larger (`up`) and next smaller (`down`) column that the job may have; the same column if there is
+    none."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
-    """(J, U) GPUs that a step up takes, and that a step down frees."""
+    """(J, U) GPUs that a step up takes (`more`), and that a step down frees (`less`)."""
     gain: Floats = field(init=False)
     loss: Floats = field(init=False)
-    """(J, U) worth that a step up brings (-inf if there is none), and that a step down costs (inf)."""
+    """(J, U) worth that a step up brings (`gain`; -inf if impossible), and that a step down costs (`loss`; inf if
+    impossible)."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
@@ -154,6 +156,6 @@ class Choices:
             object.__setattr__(self, name, table)
 
     def value(self, candidates: Ints) -> Floats:
-        """(K, J) worth of what each candidate (K, J) of columns gives each job."""
+        """Return (K, J) the worth that each candidate (K, J) of columns has for each job."""
         rows: Floats = self.worth[np.arange(candidates.shape[-1]), candidates]
         return rows
