@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -23,11 +24,11 @@ LENGTH = 32
 
 
 def _example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, TOP / "wrapper" / "examples" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.append(str(TOP / "wrapper" / "examples"))  # examples import each other
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop()
 
 
 class _Layout:

@@ -6,6 +6,7 @@ import argparse
 import time
 
 import torch
+from common import options
 from digits import digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,35 +14,11 @@ from torch.nn.functional import cross_entropy
 import ones_wrapper as ones
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--max-local-batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
-    )
-    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = options()
-    job = ones.init(
-        batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs
-    )
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(128, 10),
-    )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+def train(job: ones.Job, model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse.Namespace) -> None:
+    """Train a classifier of digits, and measure it after each epoch."""
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
-    train, test = digits()
-    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, train)
+    data, test = digits()
+    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, data)
     for epoch in job.epochs():
         model.train()
         for x, y in loader:
@@ -59,6 +36,21 @@ def main() -> None:
         if job.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
         job.report(accuracy=accuracy)
+
+
+def main() -> None:
+    args = options(__doc__, epochs=10, lr=0.02).parse_args()
+    job = ones.init(
+        batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+    train(job, model, optimizer, args)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,12 @@ ranks (Optimus-2D): an ordinary training script, made elastic by `ones`.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sysconfig
 import time
-from pathlib import Path
 
 import torch
+from common import library, options
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper.strategies.optimus import Optimus2D
@@ -37,39 +34,14 @@ class LanguageModel(nn.Module):
         return guess
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> None:
+    parser = options(__doc__, epochs=3, lr=0.003)
     parser.add_argument("--q", type=int, nargs="+", default=[1, 2], help="sides of the mesh that may be used")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--max-local-batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
-    parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
-    )
-    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
-    return parser.parse_args()
-
-
-def library(kilobytes: int) -> tuple[TensorDataset, torch.Tensor]:
-    """Pieces of the library's source to train on, and every tenth to measure with."""
-    text = bytearray()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= 1024 * kilobytes:
-            break
-    pieces = torch.frombuffer(text[: 1024 * kilobytes], dtype=torch.uint8).long().unfold(0, CONTEXT + 1, CONTEXT)
-    held_out = torch.arange(len(pieces)) % 10 == 0
-    return TensorDataset(pieces[~held_out]), pieces[held_out]
-
-
-def main() -> None:
-    args = options()
+    args = parser.parse_args()
     strategy = Optimus2D(q=args.q, hidden=args.width, heads=args.heads, vocab=BYTES, layers=args.layers, length=CONTEXT)
     job = ones.init(
         batch=args.batch,
@@ -81,7 +53,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = job.ddp(LanguageModel(strategy, args.width, args.layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    train, test = library(args.text_kb)
+    train, test = library(args.text_kb, CONTEXT)
     optimizer = job.register(model=model, optimizer=optimizer)
     loader = job.loader(train)
     for epoch in job.epochs():

@@ -4,16 +4,13 @@ ordinary training script, made elastic by `ones`.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sysconfig
 import time
-from pathlib import Path
 
 import torch
+from common import library, options
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
@@ -62,35 +59,10 @@ class LanguageModel(nn.Module):
         return guess
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--max-local-batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
-    parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
-    )
-    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
-    return parser.parse_args()
-
-
-def library(kilobytes: int) -> tuple[TensorDataset, torch.Tensor]:
-    """Pieces of the library's source to train on, and every tenth to measure with."""
-    text = bytearray()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= 1024 * kilobytes:
-            break
-    pieces = torch.frombuffer(text[: 1024 * kilobytes], dtype=torch.uint8).long().unfold(0, CONTEXT + 1, CONTEXT)
-    held_out = torch.arange(len(pieces)) % 10 == 0
-    return TensorDataset(pieces[~held_out]), pieces[held_out]
-
-
 def main() -> None:
-    args = options()
+    parser = options(__doc__, epochs=3, lr=0.003)
+    parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
+    args = parser.parse_args()
     job = ones.init(
         batch=args.batch,
         max_batch=args.max_batch,
@@ -102,7 +74,7 @@ def main() -> None:
     model = job.fsdp(model, modules=Block)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
-    train, test = library(args.text_kb)
+    train, test = library(args.text_kb, CONTEXT)
     optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(train)
     for epoch in job.epochs():

@@ -1,16 +1,11 @@
-"""A small transformer on scikit-learn's digits, read row by row: an ordinary training script, made elastic by
-`ones`.
-"""
+"""A small transformer on scikit-learn's digits, read row by row: trained by the loop of `cnn.py`."""
 
 from __future__ import annotations
 
-import argparse
-import time
-
 import torch
-from digits import digits
+from cnn import train
+from common import options
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
 
@@ -32,22 +27,8 @@ class Transformer(nn.Module):
         return digit
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
-    parser.add_argument("--max-batch", type=int, default=256)
-    parser.add_argument("--max-local-batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.002)
-    parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
-    )
-    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = options()
+    args = options(__doc__, epochs=10, lr=0.002).parse_args()
     job = ones.init(
         batch=args.batch,
         max_batch=args.max_batch,
@@ -57,26 +38,7 @@ def main() -> None:
     torch.manual_seed(0)
     model: nn.Module = Transformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
-    train, test = digits()
-    model, optimizer, scheduler, loader = job.prepare(model, optimizer, scheduler, train)
-    for epoch in job.epochs():
-        model.train()
-        for x, y in loader:
-            loss = cross_entropy(model(x.to(job.device)), y.to(job.device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            job.loss(loss)
-            time.sleep((args.pace * len(y) + args.pace_step) / 1000)
-        scheduler.step()
-        model.eval()
-        with torch.no_grad():
-            x, y = test.tensors
-            accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
-        if job.rank == 0:
-            print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
-        job.report(accuracy=accuracy)
+    train(job, model, optimizer, args)
 
 
 if __name__ == "__main__":

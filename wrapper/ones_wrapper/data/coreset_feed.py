@@ -34,15 +34,7 @@ class Selection:
         self.chosen = Chosen(np.empty(0, np.int64), np.empty(0))
 
     def state_dict(self) -> dict[str, Any]:
-        if self.epoch < 0:
-            return {}
-        found = self.chosen
-        return {
-            "epoch": self.epoch,
-            "samples": self.samples,
-            "indices": found.indices,
-            "weights": found.weights,
-        }
+        return {"epoch": self.epoch, "samples": self.samples, **vars(self.chosen)} if self.epoch >= 0 else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.samples = state.get("epoch", -1), state.get("samples", 0)

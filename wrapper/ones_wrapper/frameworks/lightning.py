@@ -33,7 +33,7 @@ from ones_wrapper.api import Job
 from ones_wrapper.data.dataloader import taken_over
 from ones_wrapper.data.feed import AccumulationStep, Pass
 from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
-from ones_wrapper.frameworks.steps import Plain, Steps, join, meet, pass_over
+from ones_wrapper.frameworks.steps import Steps, hidden, join, meet, pass_over
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.process.hooks import FLAGS
@@ -222,7 +222,7 @@ class ElasticStrategy(ParallelStrategy):
         others: dict[str, Any] = {"trainer": carried}
         for number, config in enumerate(self.lr_scheduler_configs):
             if config.reduce_on_plateau or config.interval != "step":
-                others[f"scheduler{number}"] = Plain(config.scheduler)
+                others[f"scheduler{number}"] = hidden(config.scheduler)
             elif config.frequency != 1:
                 raise ValueError(
                     f"lr_scheduler frequency={config.frequency}: with interval='step' an elastic job takes 1"

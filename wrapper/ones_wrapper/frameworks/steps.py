@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 from ones_wrapper.api import Job, enter, init
@@ -74,18 +75,10 @@ def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: 
         log(f"{what} is not read: the job goes on from its own checkpoint, step {step}")
 
 
-class Plain:
-    """Hides a scheduler that steps once an epoch or by evaluations, so that it keeps its own steps."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._scheduler.state_dict()
-        return found
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state)
+def hidden(scheduler: Any) -> Any:
+    """Return the state of a scheduler that steps once an epoch or by evaluations, and so keeps its own steps."""
+    state = {name: getattr(scheduler, name) for name in ("state_dict", "load_state_dict")}
+    return SimpleNamespace(scheduler=scheduler, **state)
 
 
 class Steps:

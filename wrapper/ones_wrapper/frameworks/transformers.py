@@ -27,7 +27,7 @@ from transformers.trainer_callback import ExportableState
 from ones_wrapper.api import Job
 from ones_wrapper.data.dataloader import SAMPLER, TakenOver, own_batches, taken_over
 from ones_wrapper.data.feed import AccumulationStep, Pass
-from ones_wrapper.frameworks.steps import Plain, Steps, check_ranks, join, pass_over
+from ones_wrapper.frameworks.steps import Steps, check_ranks, hidden, join, pass_over
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
 
@@ -144,7 +144,7 @@ class Trainer(transformers.Trainer):
             others["scaler"] = self.accelerator.scaler
         follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # that one is stepped by evaluations
         if not follows:
-            others["plateau"] = Plain(self.lr_scheduler)
+            others["plateau"] = hidden(self.lr_scheduler)
         optimizer: Any = self.optimizer
         found = self.job.register(
             model=self.model_wrapped,
@@ -157,8 +157,7 @@ class Trainer(transformers.Trainer):
         if self._resume:
             what = "resume_from_checkpoint"
             pass_over(self.job, "the Trainer", what, f"{what}={self._resume!r}", " (from_pretrained)")
-        if self._carried.over or self.job.base_steps >= max_steps:
-            self._carried.over = True
+        self._carried.over |= self.job.base_steps >= max_steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self._schedule is not None:  # the registered one, which follows progress

@@ -11,6 +11,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +58,9 @@ class ApartExchange(Exchange):
         self._first(model)
         model = model.to(self._group.device)
         self._check(model)
-        self._alike(model)
-        if self._group.world > 1:
-            self._from(0, list(chain(model.parameters(), model.buffers())))
-        self._model = model
+        self._in_place(model, partial(self._from, 0))
         for parameter in self._trained():
             parameter.register_hook(self._weigh)  # type: ignore[no-untyped-call]
-        if not hasattr(model, "module"):
-            model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -167,6 +167,17 @@ class Exchange(ABC):
                 other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
                 difference = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
+
+    def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
+        """Take the model itself as the one to train with, on the group's device; `send` gives all ranks what rank 0
+        has. `.module` names the model, too, as a script for DistributedDataParallel expects. Collective."""
+        self._alike(model)
+        if self._group.world > 1:
+            send(list(chain(model.parameters(), model.buffers())))
+        self._model = model
+        if not hasattr(model, "module"):
+            model.__dict__["module"] = model  # not a submodule: its state keeps its names
+        return model
 
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
@@ -332,21 +343,12 @@ class DdpExchange(Exchange):
         return done
 
 
-_SCRIPTS = (
-    "training",
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
+_KEPT = """
+    training _forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks
+    _forward_pre_hooks_with_kwargs _backward_hooks _backward_pre_hooks _is_full_backward_hook _state_dict_hooks
+    _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks
+"""
+_SCRIPTS = frozenset(_KEPT.split())
 """Dictionaries of a module in which a script's doing shows."""
 
 

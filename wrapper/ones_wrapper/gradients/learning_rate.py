@@ -50,7 +50,7 @@ class Rate:
         self._peaks = [0.0 for _ in optimizers]
         """Largest learning rate of each optimizer's schedule so far."""
         self.stepped = False
-        """True if an optimizer has stepped since `expect`."""
+        """True if an optimizer has stepped in the loop's present step."""
         self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
         for number, optimizer in enumerate(optimizers):
             optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
@@ -87,14 +87,10 @@ class Rate:
         momentum."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
-    def expect(self) -> None:
-        """Prepare for the loop's next step: clear `stepped`."""
-        self.stepped = False
-
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
         """Begin a step of `total` samples while `batch` is in force. A smaller step, such as an epoch's last, gets the
         factor of its own samples, but at least the base batch's."""
-        self.expect()
+        self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
         if power != self._power and self.rule == "sgd":

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -131,10 +130,7 @@ class MpiExchange(Exchange):
         trained = [p for p in model.parameters() if p.requires_grad]
         if any(p.is_complex() for p in trained):
             raise ValueError("ddp: complex parameters cannot be exchanged with backend mpi")
-        self._alike(model)
-        if self._group.world > 1:
-            self._from_first(chain(model.parameters(), model.buffers()))
-        self._model = model
+        self._in_place(model, self._from_first)
         self._buffers = list(model.buffers()) if buffers else []
         self._buckets = [Bucket(some) for some in together(reversed(trained), self._size)]
         for number, bucket in enumerate(self._buckets):
@@ -142,8 +138,6 @@ class MpiExchange(Exchange):
                 arrive = partial(self._arrive, number, slot)
                 parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
         model.register_forward_hook(OutputHook(self._forward_ended))
-        if not hasattr(model, "module"):
-            model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
 
     @contextmanager

@@ -29,19 +29,8 @@ NEXT_TERM = 104
 DEVICE_FAILED = 105
 """A GPU, its driver or its links failed: start the ranks again here, and if it fails again, on other nodes."""
 
-CRASHED = tuple(
-    128 + s
-    for s in (
-        signal.SIGKILL,
-        signal.SIGSEGV,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    )
-)
+_CRASHES = ("KILL", "SEGV", "ABRT", "BUS", "FPE", "ILL", "USR1", "USR2")
+CRASHED = tuple(128 + signal.Signals[f"SIG{name}"] for name in _CRASHES)
 """Exit codes that are not the script's own: killed for memory, a dead GPU, a library's abort. The last two are
 asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
 

@@ -78,7 +78,7 @@ class Loop:
             self.first_steps.end(rate.stepped, self.part.samples)
         self.still = self.still + 1 if self.unused else 0
         rate.remember(progress)
-        rate.expect()
+        rate.stepped = False
 
     def ranks_changed(self, noise: float, low: float) -> None:
         """Go on with other ranks, which know this gradient noise scale, and its lower bound."""
