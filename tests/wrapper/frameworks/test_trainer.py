@@ -48,6 +48,13 @@ def test_a_stream_without_length(script: ModuleType, tmp_path: Any) -> None:
     testing.run(partial(script.streams, str(tmp_path)))
 
 
+def test_a_stream_gets_the_trainer_s_collator(script: ModuleType, tmp_path: Any) -> None:
+    """Protects who pads rows of several lengths: the model is that of rows of one length, through a resize."""
+    streams = ((script.Stream(), None), (script.Ragged(), script.padded))
+    whole, padded = (testing.run(partial(script.collates, str(tmp_path), *one)) for one in streams)
+    torch.testing.assert_close(padded[0].value, whole[0].value)
+
+
 def test_what_cannot_be_elastic_is_refused(script: ModuleType) -> None:
     """Protects from a Trainer that would lose samples: each refusal says what to do."""
     testing.run(script.refuses)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
@@ -55,7 +56,22 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
         return (Rows()[index] for index in range(self.start, ITEMS))
 
     def skip(self, n: int) -> Stream:
-        return Stream(self.start + n)
+        return type(self)(self.start + n)
+
+
+class Ragged(Stream):
+    """The same rows without what no label counts, so of several lengths."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for row in super().__iter__():
+            counted = row["labels"] >= 0
+            yield {name: values[counted] for name, values in row.items()}
+
+
+def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate rows of several lengths."""
+    padding = {"rows": 0, "labels": -100}
+    return {name: pad_sequence([row[name] for row in rows], True, value) for name, value in padding.items()}
 
 
 class Interrupt(TrainerCallback):
@@ -72,6 +88,7 @@ def trainer(
     elastic: dict[str, Any] | None = None,
     data: Any = None,
     callbacks: Sequence[Any] = (),
+    collator: Any = None,
     **options: Any,
 ) -> Trainer:
     common = {
@@ -91,6 +108,7 @@ def trainer(
     return Trainer(
         Model(),
         TrainingArguments(**(common | options)),
+        data_collator=collator,
         train_dataset=data or Rows(),
         eval_dataset=Rows() if "eval_strategy" in options else None,
         callbacks=[Interrupt(), *callbacks] if callbacks or data else None,
@@ -143,6 +161,14 @@ def streams(folder: str) -> int | None:
     if again is None:
         assert [entry["step"] for entry in one.state.log_history] == [1, 2, 3, 4, 5, 5]
         assert (one.job.progress.epoch, one.job.progress.samples) == (1, ITEMS + 16)
+    return again
+
+
+def collates(folder: str, data: Any, collator: Any) -> int | None:
+    one = trainer(folder, data=data, collator=collator, max_steps=5)
+    again = interrupted(one)
+    if again is None:
+        testing.put({name: value.detach() for name, value in one.model.named_parameters()})
     return again
 
 
