@@ -280,7 +280,7 @@ class TestWithoutSlurm:
         assert not list(tmp_path.rglob("*.sqlite"))
 
 
-@pytest.fixture(scope="module", params=["gres", "old"])
+@pytest.fixture(scope="module", params=["gres", nightly("old")])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     running: Cluster = request.getfixturevalue(request.param)
     yield running

@@ -88,6 +88,7 @@ def enforcing(request: pytest.FixtureRequest) -> Iterator[Harness]:
     cluster.stop()
 
 
+@pytest.mark.nightly
 def test_growth_stays_within_a_limit_of_the_account(enforcing: Harness) -> None:
     """GrpTRES, of which another user's job holds a part: the job grows into the rest, once, and waits for nothing."""
     harness = enforcing

@@ -88,15 +88,8 @@ def test_sent_bytes_tell_their_places() -> None:
     assert not torch.equal(one, other) and not torch.equal(one[:500], one[500:])
 
 
-BY_DAY = "memory"
-"""This one reaches into a run the furthest."""
-PROCESSES = [
-    pytest.param(name, marks=pytest.mark.slow if name == BY_DAY else pytest.mark.nightly)
-    for name in dict.fromkeys(check.process for check in RUN)
-]
-
-
-@pytest.mark.parametrize("process", PROCESSES)
+@pytest.mark.nightly
+@pytest.mark.parametrize("process", dict.fromkeys(check.process for check in RUN))
 def test_the_code_of_each_check_runs(process: str) -> None:
     """Protects the minutes of a card from a slip that only shows there: all runs on the CPU, at small sizes."""
     checks = [check for check in RUN if check.process == process]

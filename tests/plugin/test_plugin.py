@@ -201,7 +201,8 @@ def test_what_is_missing_or_broken_stops_nobody(plugged: Cluster) -> None:
     assert "cannot create cli_filter context" in submit(plugged, *PLAIN).stderr
 
 
-@pytest.mark.parametrize("site", ["gres", nightly("old")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("site", ["gres", "old"])
 def test_many_submissions(request: pytest.FixtureRequest, site: str) -> None:
     """None fails, and none is changed."""
     with contextlib.ExitStack() as stack:

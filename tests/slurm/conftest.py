@@ -17,6 +17,30 @@ BY_DAY = ["gres-pyslurm", "old-command", *OTHERS]
 REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in BY_DAY]
 REAL.append(pytest.param("gres-command", marks=[pytest.mark.cluster, pytest.mark.nightly]))
 
+DEAR = frozenset(
+    (
+        "test_each_task_is_a_job_of_its_own",
+        "test_how_a_job_ended",
+        "test_a_deferred_job_waits_for_its_time_though_there_is_room",
+        "test_blocks_come_and_go_beside_what_runs",
+        "test_up_and_down_across_nodes",
+        "test_a_signal_reaches_the_steps_and_the_script_on_demand",
+        "test_task_counts_are_told",
+        "test_a_stranger_changes_nothing_of_an_array",
+        "test_what_slurm_takes_in_part_is_rolled_back",
+        "test_a_block_that_runs_is_requeued_alone",
+        "test_tasks_that_wait_together_are_reshaped_at_once",
+        "test_what_waits_is_cancelled_and_what_runs_goes_on",
+        "test_a_requeued_job_is_seen_until_its_processes_are_gone",
+        "test_start_now_skips_the_delay",
+        "test_a_throttle_keeps_the_others_waiting_until_it_is_raised",
+        "test_a_deferral_outlives_a_hold_and_a_reshape",
+    )
+)
+"""Clauses that take more than 4 s on 22.05: by day on 26.05 and the simulated Slurm, by night on all."""
+AGAIN = {"held": False, "mode": "requeue", "by_owner": False}
+"""Variants of clauses about guests that run on a real Slurm by night."""
+
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:
     if name == "simulated":
@@ -61,9 +85,12 @@ def slurm(slurm_door: Site) -> Iterator[Site]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a contract for owner and operator each client is held to one by day, and by night to both; each client meets
-    an outage on one of the sites."""
+    an outage by night. Dear clauses have one real Slurm by day."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         users = (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
-        if users or (params.get("outage"), params.get("site")) == ("gres", "command"):
+        outage = "outage" in params and params.get("site") == "command"
+        dear = params.get("door") == "old-command" and getattr(item, "originalname", "") in DEAR
+        again = params.get("whole", "simulated") != "simulated" and not params.items().isdisjoint(AGAIN.items())
+        if users or outage or dear or again:
             item.add_marker(pytest.mark.nightly)

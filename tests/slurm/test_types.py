@@ -39,7 +39,7 @@ def asked(job: SlurmJob) -> tuple[int, int, str]:
     return job.nodes, job.gpus_per_node, job.kind
 
 
-@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", "--gpus-per-node=a100:1"])
+@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", nightly("--gpus-per-node=a100:1")])
 def test_a_waiting_job_keeps_its_type(typed: Site, form: str) -> None:
     """By every way of reading it; and it waits where too few nodes have that type."""
     job_id = typed.held("--nodes=1", form)
@@ -71,7 +71,7 @@ def test_a_type_that_begins_with_a_digit(typed: Site) -> None:
     assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
 
 
-@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", "--gpus-per-node=a100:1"])
+@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", nightly("--gpus-per-node=a100:1")])
 def test_another_type(typed: Site, form: str) -> None:
     """A requeued job runs on GPUs of another type; 22.05 takes that, and never starts it. Of a type that there is not
     Slurm says so once it looks."""

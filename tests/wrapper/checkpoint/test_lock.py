@@ -12,6 +12,7 @@ from ones_wrapper.checkpoint import Checkpoints
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files import job_lock as lock
 from ones_wrapper.group import Group, RankError
+from tests.marks import nightly
 from tests.wrapper.checkpoint.test_checkpoints import group, state
 from tests.wrapper.checkpoint_ranks import make, start
 
@@ -26,7 +27,7 @@ def holding(group: Group, job: Path, job_id: int) -> None:
     time.sleep(120)
 
 
-@pytest.mark.parametrize("job_id", [7, 0])
+@pytest.mark.parametrize("job_id", [7, nightly(0)])
 def test_second_job_in_a_directory_is_refused(
     tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch, job_id: int
 ) -> None:

@@ -66,9 +66,9 @@ def load(group: Group, job: Path, layout: str, steps: int) -> tuple[dict[str, An
     ("wrote", "reads", "behind"),
     [
         nightly("ddp", "ddp", False),
-        ("ddp", "ddp", True),
+        nightly("ddp", "ddp", True),
         nightly("fsdp", "fsdp", False),
-        ("fsdp", "fsdp", True),
+        nightly("fsdp", "fsdp", True),
         ("ddp", "fsdp", True),
         ("fsdp", "ddp", False),
     ],

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ones_wrapper.protocol import Checkpoint, First, Hello, Membership
-from tests.marks import nightly
 from tests.wrapper.membership import apart_train
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.apart_script import SAMPLES, SEED, data
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+"""By day blocks of ranks with one model come, go and are killed (`test_hot`)."""
 
 EPOCHS = 30
 
@@ -31,7 +31,6 @@ def plain() -> list[float]:
     return script.flat(model.parameters())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["lsgd", "decentlam"])
 def test_blocks_come_and_go(strategy: str, tmp_path: Path) -> None:
     """Newcomers get the leader, or the means, and those who stay go on from it. In a ring of up to three ranks
@@ -56,7 +55,7 @@ def test_blocks_come_and_go(strategy: str, tmp_path: Path) -> None:
     assert torch.load(job.directory / "out.json") == pytest.approx(plain(), abs=tolerance)
 
 
-@pytest.mark.parametrize("strategy", ["lsgd", nightly("decentlam")])
+@pytest.mark.parametrize("strategy", ["lsgd", "decentlam"])
 def test_the_others_go_on_when_one_is_killed(strategy: str, tmp_path: Path) -> None:
     """From the last checkpoint: a rank may be ahead of the one that is lost, and so cannot say what that one did."""
     job = Job(tmp_path / "job", "--strategy", strategy, epochs=EPOCHS, script=Path(apart_train.__file__))
