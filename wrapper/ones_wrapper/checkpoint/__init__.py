@@ -1,14 +1,15 @@
-"""Checkpoints that are whole or not there, load at any world size, and hold no code.
+"""Checkpoints that are complete or absent, load at any world size, and hold no code.
 
 `checkpoints/step-N/` in the job's directory:
 
     manifest.json                  written last: progress, origin, and every file's size and checksum
-    tensors-00000.safetensors, …   one file a rank: its part of every tensor (`header` has the format)
-    rest.pt                        all that is no tensor of model or optimizer; `torch.load(weights_only=True)` takes it
+    tensors-00000.safetensors, …   one file a rank: its part of every tensor (`safetensors` has the format)
+    rest.pt                        all other state, plain data; `torch.load(weights_only=True)` reads it
 
-Written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete checkpoint.
-`torch.distributed.checkpoint` plans which rank writes and reads what. So a checkpoint loads at another world size, and
-into DDP or FSDP2 whichever wrote it. `PartReader` opens it to that library's own `load`.
+A checkpoint is written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete
+checkpoint. `torch.distributed.checkpoint` plans which rank writes and reads which parts. So a checkpoint loads at
+another world size, and into DDP or FSDP2 whichever wrote it. `PartReader` lets that library's own `load` read a
+checkpoint.
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints

@@ -1,8 +1,8 @@
 """Saving and loading of one run's checkpoints: all ranks write, while training waits or in a background thread.
 
-`torch.distributed.checkpoint` plans the writing. A replicated tensor is written by one rank, the load spread evenly; of
-a sharded one each rank writes its shard. So only a rank's own part has to be copied before training goes on. The plan
-is kept until tensors come or go.
+`torch.distributed.checkpoint` plans the writes. One rank writes each replicated tensor, the load spread evenly; each
+rank writes its own shards. So each rank copies only its own part before training goes on. The plan is kept until the
+set of tensors changes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ones_wrapper.process.log import log
 
 @dataclass(frozen=True)
 class _Work:
-    """A checkpoint that is ready to be written."""
+    """Checkpoint that is ready to be written."""
 
     name: str
     progress: TrainingProgress
@@ -54,9 +54,8 @@ class Checkpoints:
     def __init__(
         self, job_dir: Path, group: Group, job_id: int, restart: int, keep: int = 2, *, holds: bool = True
     ) -> None:
-        """`keep` is how many complete checkpoints stay; with `holds` these ranks hold the directory, and clear what an
-        interrupted save left. Raises `RankError` where another job runs in `job_dir`.
-        """
+        """`keep` is the number of complete checkpoints that stay. With `holds`, these ranks lock the directory, and
+        remove the remains of an interrupted save. Raises `RankError` if another job runs in `job_dir`."""
         self._group = group
         self._folder = Folder(job_dir, job_id, restart, max(1, keep))
         self._job_id = job_id
@@ -69,10 +68,10 @@ class Checkpoints:
             group.on_first(self._folder.prepare)
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """Plan again, for the group's new ranks; the old ranks finish a checkpoint under way. Not collective.
+        """Forget the plan, since the group has new ranks; the old ranks finish a checkpoint under way. Not collective.
 
-        Returns the background thread's old group, None if there was none: keep a reference, since dropping it would
-        close it.
+        Returns the background thread's old group, None if there was none. Keep the reference: dropping it would close
+        the group.
         """
         behind, self._behind = self._behind, None
         self._planner.forget()
@@ -82,15 +81,15 @@ class Checkpoints:
         return behind
 
     def let_go(self) -> None:
-        """Finish the checkpoint under way and release the directory: these ranks leave, others train on. Not
+        """Finish the checkpoint under way and release the directory, since these ranks leave and others train on. Not
         collective."""
         self._wait()
         self._folder.wait_for_removal()
         self._folder.release()
 
     def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> str:
-        """Write a checkpoint of this rank's whole model, without the other ranks; return its name. Not collective: they
-        may be gone. `refuse` is called last; its reason, if any, discards the checkpoint.
+        """Write a checkpoint of this rank's whole model without the other ranks, which may be gone; return its name.
+        Not collective. `refuse` is called last; a reason that it returns discards the checkpoint.
 
         Raises `RankError`.
         """
@@ -102,18 +101,18 @@ class Checkpoints:
     def save(self, state: SavedState, progress: TrainingProgress) -> Saved:
         """Write a checkpoint that is durable on return; wait for a checkpoint under way first.
 
-        Raises `RankError` on all ranks where it could not be written (a full disk, state of a type that cannot be
-        saved); older checkpoints then stay.
+        Raises `RankError` on all ranks if the write failed (a full disk, state of a type that cannot be saved); older
+        checkpoints then stay.
         """
         started = time.monotonic()
         self._wait()
         return self._write(self._group, self._work(state, progress, started, copy=False))
 
     def begin(self, state: SavedState, progress: TrainingProgress) -> None:
-        """Copy the state, and write it as a checkpoint in a background thread; `ended` returns the result.
+        """Copy the state, and write a checkpoint in a background thread; `ended` returns the result.
 
-        Waits for a checkpoint under way. Raises nothing for a checkpoint that could not be written. Where the ranks
-        cannot exchange messages from a second thread (some MPI), it is written before this returns.
+        Waits for a checkpoint under way. Raises no error for a failed write. If a second thread cannot exchange
+        messages (some MPI), the checkpoint is written before this returns.
         """
         started = time.monotonic()
         self._wait()
@@ -157,7 +156,7 @@ class Checkpoints:
             self._thread = None
 
     def _work(self, state: SavedState, progress: TrainingProgress, started: float, copy: bool) -> _Work:
-        """Plan the write of each rank; with `copy`, training may change the state once this returns."""
+        """Plan each rank's writes; with `copy`, training may change the state once this returns."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
         def look() -> tuple[Content, SavePlan]:
@@ -185,7 +184,8 @@ class Checkpoints:
         return _Work(name, replace(progress), plan, tensors, kept, started)
 
     def _run(self, group: Group, work: _Work, stall: float | None) -> None:
-        """Write, and keep how it ended; `stall` is None if training waits for it."""
+        """Write a checkpoint and store its result; `stall` is the pause of training in seconds, None if training waits
+        for the write."""
         try:
             self._end = self._write(group, work, stall)
         except RankError as error:
@@ -217,11 +217,11 @@ class Checkpoints:
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
     def load(self, state: SavedState) -> Loaded:
-        """Load the newest checkpoint that is undamaged, into the objects of `state`.
+        """Load the newest undamaged checkpoint into the objects of `state`.
 
-        A damaged one is set aside under a name with a dot, and logged. Raises `RankError` where the files are
-        sound but do not fit (model, optimizer, extras, job), and where `state` is of types that cannot be saved:
-        better now than after the first hours.
+        A damaged checkpoint is renamed to a name with a dot, and logged. Raises `RankError` if sound files do not fit
+        (model, optimizer, extras, job), and if `state` has types that cannot be saved: better now than after the first
+        hours.
         """
         group, folder = self._group, self._folder
         group.here(lambda: collect(state))
@@ -273,7 +273,7 @@ class Checkpoints:
 
 
 def _copied(value: Any) -> Any:
-    """Plain data with tensors of its own."""
+    """Copy plain data with its tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:
@@ -283,14 +283,14 @@ def _copied(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """Tensors that this rank writes, in this order, and the header of the file."""
+    """Tensors that this rank writes, in order, and the header of its file."""
 
     items: list[WriteItem]
     header: bytes
 
 
 class Planner:
-    """Plans checkpoints, and holds the buffers into which they are copied."""
+    """Planner of checkpoints, which also holds the buffers for copies."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -299,7 +299,7 @@ class Planner:
         self._arena: Arena | None = None
 
     def forget(self) -> None:
-        """Plan again, since the ranks changed."""
+        """Forget the plan, since the ranks changed."""
         self._local = None
 
     def local(self, content: Content) -> SavePlan:
@@ -313,7 +313,8 @@ class Planner:
         return replace(plan, items=held)
 
     def agree(self, local: SavePlan) -> WritePlan:
-        """Agree what each rank writes, of what it could. Collective. Raises `RankError`."""
+        """Return the writes of this rank; all ranks agree on them, from what each could write. Collective. Raises
+        `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None
@@ -334,11 +335,11 @@ class Planner:
         return self._plan
 
     def live(self, content: Content) -> list[torch.Tensor]:
-        """Return the tensors that this rank writes, not copied."""
+        """Return the tensors that this rank writes, without a copy."""
         return [find_state_dict_object(content.tensors, item.index).detach() for item in self._plan.items]
 
     def staged(self, content: Content) -> list[torch.Tensor]:
-        """Return the tensors that this rank writes, copied into CPU buffers that the next call overwrites."""
+        """Return copies of the tensors that this rank writes, in CPU buffers that the next call overwrites."""
         device, live = self._group.device, self.live(content)
         if self._arena is None:
             self._arena = Arena(live, device)
@@ -353,7 +354,7 @@ def _dcp_planner() -> DefaultSavePlanner:
 
 
 def _rows(plan: SavePlan) -> list[tuple[Any, ...]]:
-    """A plan as plain data: all of its items are tensors, or parts of them."""
+    """Convert a plan, all of whose items are tensors or parts of tensors, to plain data."""
     rows = []
     for item in plan.items:
         index, data = item.index, _data(item)

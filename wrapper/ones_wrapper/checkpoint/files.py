@@ -1,4 +1,4 @@
-"""The files of a checkpoint, written with their checksum on the way."""
+"""Durable writes of a checkpoint's files, with checksums computed during the write."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ones_wrapper.devices.host_memory import bytes_of, memory_of
 from ones_wrapper.files.checksums import Sum
 
 BLOCK = 2 << 20
-"""Bytes written, and hashed, at a time."""
+"""Bytes written and hashed at a time."""
 PIECES = 512
-"""Most pieces of memory that one system call writes; Linux takes 1024."""
+"""Most pieces of memory in one system call; Linux takes 1024."""
 
 
 def tensor_file(rank: int) -> str:
-    """Name of the file that holds a rank's part."""
+    """Name of the file with a rank's part of all tensors."""
     return f"tensors-{rank:05d}.safetensors"
 
 
 @contextmanager
 def _created(path: Path) -> Iterator[int]:
-    """A new file's handle; the file is durable when this is left."""
+    """Yield a new file's handle; the file is durable when the context ends."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         yield handle
@@ -41,7 +41,7 @@ def _created(path: Path) -> Iterator[int]:
 
 
 def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
-    """The bytes in order, in lists of at most `PIECES` and about `BLOCK` bytes, the header aside."""
+    """Yield the file's bytes in order, in lists of at most `PIECES` pieces and about `BLOCK` bytes."""
     pieces, size = [memoryview(header)], len(header)
     for tensor in tensors:
         data = memory_of(bytes_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()))
@@ -56,9 +56,9 @@ def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryv
 
 
 def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
-    """Make a file of the header and the tensors it names, durable when this returns.
+    """Write a new file of the header and its tensors, durable on return; return size and checksum.
 
-    A thread hashes next to the writing.
+    A second thread computes the checksum during the write.
     """
     size = crc = 0
 
@@ -95,7 +95,7 @@ def _write(handle: int, pieces: list[memoryview]) -> int:
 
 
 class _Summing:
-    """A file for `torch.save` that hashes what passes."""
+    """File object for `torch.save` that computes the checksum of the written bytes."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -113,7 +113,7 @@ class _Summing:
 
 
 def write_plain(path: Path, value: Any) -> Sum:
-    """Make a file of plain data with `torch.save`, durable when this returns."""
+    """Write a new file of plain data with `torch.save`, durable on return; return size and checksum."""
     with _created(path) as handle:
         file = _Summing(handle)
         torch.save(value, file)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def write_plain(path: Path, value: Any) -> Sum:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Make a file of JSON, durable when this returns."""
+    """Write a new file of JSON, durable on return."""
     data = json.dumps(value, indent=1).encode()
     with _created(path) as handle:
         _write(handle, [memoryview(data)])

@@ -1,6 +1,6 @@
-"""The `checkpoints/` folder of a job: which are complete and sound, how one becomes complete, and who may write there.
+"""Folder `checkpoints/` of a job: which checkpoints are complete and sound, and how a checkpoint becomes complete.
 
-One job at a time holds the directory: two would clear away and replace each other's checkpoints.
+One job at a time locks the directory: two jobs would remove and replace each other's checkpoints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ones_wrapper.script.line import script
 FORMAT = 3
 REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
-"""Fields of `TrainingProgress` that the first checkpoints of this format lack, and what they stand for."""
+"""Fields of `TrainingProgress` that the first checkpoints of this format lack, with the values to assume."""
 _NAME = re.compile(r"step-\d{9,}")
 OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), in whose training {mine} would go on: give each "
@@ -34,7 +34,7 @@ OTHERS = (
 
 
 def checkpoint_name(step: int) -> str:
-    """Directory of the checkpoint taken at this step; names sort by step."""
+    """Return the directory name of the checkpoint at this step; names sort by step."""
     return f"step-{step:09d}"
 
 
@@ -43,12 +43,12 @@ class Manifest:
     """Manifest of a checkpoint."""
 
     job_id: int
-    """Id of the job that first wrote the checkpoint, also after another job took it over by `--resume-from`."""
+    """Id of the job that first wrote the checkpoint, even if another job took it over by `--resume-from`."""
     progress: TrainingProgress
 
 
 class Folder:
-    """The checkpoints of one job. Nothing here is collective: who calls what is `Checkpoints`' business."""
+    """Checkpoints of one job on the disk. No method is collective: `Checkpoints` decides which rank calls which."""
 
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
         self.job_dir = job_dir
@@ -58,20 +58,20 @@ class Folder:
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.refuse: Callable[[], str] = str
-        """Returns the reason to discard a checkpoint that is written but not yet published; empty for none."""
+        """Function that returns the reason to discard a written checkpoint before it is published; empty for none."""
 
     def path(self, name: str) -> Path:
-        """Path of a complete checkpoint."""
+        """Return the path of a complete checkpoint."""
         return self._path / name
 
     def temporary(self, name: str) -> Path:
-        """Path at which a checkpoint is written before it is complete."""
+        """Return the path at which a checkpoint is written."""
         return self._path / f".tmp-{name}"
 
     def prepare(self) -> None:
-        """Hold the job's directory, make the folder, and clear what an interrupted save left.
+        """Lock the job's directory, create the folder, and remove what an interrupted save left.
 
-        Raises `InUseError` where another job runs in the directory.
+        Raises `InUseError` if another job runs in the directory.
         """
         self._held = lock_directory(self.job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
@@ -82,29 +82,29 @@ class Folder:
         _sweep([left for kind in (".tmp-*", ".old-*", ".gone-*") for left in self._path.glob(kind)])
 
     def take_over(self) -> None:
-        """Hold the directory in place of another process of the same job, which lets it go."""
+        """Lock the directory in place of another process of the same job, which releases it."""
         if self._held is None:
             self._held = lock_directory(self.job_dir, self._job_id, wait_s=0.0)
 
     def release(self) -> None:
-        """Let another job have the directory."""
+        """Unlock the directory for other jobs."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
     def begin(self, name: str) -> None:
-        """Make an empty temporary directory for a checkpoint's files."""
+        """Create an empty temporary directory for a checkpoint's files."""
         self.wait_for_removal()
         self.discard(name)
         self.temporary(name).mkdir()
 
     def discard(self, name: str) -> None:
-        """Give up a checkpoint that was being written."""
+        """Remove a checkpoint that was being written."""
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
-        """Write the manifest, publish the checkpoint, and remove surplus ones; return the checkpoint's size in bytes.
-        Rank 0 calls it once all ranks' files are durable."""
+        """Write the manifest, publish the checkpoint, and remove surplus checkpoints; return the new one's size in
+        bytes. Rank 0 calls this once all ranks' files are durable."""
         temporary = self.temporary(name)
         manifest = {
             "format": FORMAT,
@@ -123,7 +123,7 @@ class Folder:
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:
-        """Rename a checkpoint to its final name; return the path of the one that it replaced, if any."""
+        """Rename a checkpoint to its final name; return the path of the replaced checkpoint, if any."""
         target, old = self.path(name), self._path / f".old-{name}"
         again = target.exists()  # the same step again, such as before and after the end of an epoch
         if again:
@@ -145,29 +145,30 @@ class Folder:
             self._sweeper.start()
 
     def wait_for_removal(self) -> None:
-        """Wait until what was removed is gone from the disk."""
+        """Wait until the removed checkpoints are deleted from the disk."""
         if self._sweeper is not None:
             self._sweeper.join()
             self._sweeper = None
 
     def names(self) -> list[str]:
-        """Complete checkpoints, newest first."""
+        """Return the names of the complete checkpoints, newest first."""
         found = [entry.name for entry in self._path.iterdir() if _NAME.fullmatch(entry.name)]
         return sorted(found, key=lambda name: int(name[5:]), reverse=True)
 
     def damage(self, name: str, part: int = 0, parts: int = 1) -> str:
-        """Damage of a checkpoint, or empty; checks one `part` of its files of `parts`."""
+        """Return the damage of a checkpoint in words, empty if sound; checks part number `part` of `parts` parts of its
+        files."""
         return damage(self.path(name), part, parts)
 
     def set_aside(self, name: str) -> None:
-        """Keep one damaged checkpoint for people to look at."""
+        """Hide a damaged checkpoint, kept for people to examine; one that was hidden before is removed."""
         for older in self._path.glob(".damaged-*"):
             shutil.rmtree(older, ignore_errors=True)
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Return a checkpoint's manifest. Raises ValueError for another format and a file that is no manifest. Raises
-        it also for another job's or script's checkpoint that this job was not asked to resume from."""
+        """Return a checkpoint's manifest. Raises ValueError for another format, and for a malformed file. Also raises
+        ValueError for another job's or script's checkpoint, unless this job was asked to resume from it."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -1,5 +1,4 @@
-"""Objects that a script registers, by names, and what it gets back: one of a kind or a dict of several, as it was
-given."""
+"""Objects that a script registers by name, either one object or a dict of several, returned in the same form."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ def named(what: str, given: Any) -> dict[str, Any]:
 
 
 def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to an object, or to each object of a dict, and return the result. A dict of plain values is
-    returned unchanged."""
+    """Return the result of `change` on an object, or on each object of a dict. A dict of plain values is returned
+    unchanged."""
     if isinstance(given, dict):
         return {name: change(thing) for name, thing in given.items()} if _of_things(given) else given
     return change(given)
@@ -67,8 +66,8 @@ def state_of(
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
-    """Raises ValueError for a trained model without a gradient exchange, unless the job is `alone`. Raises it also for
-    a model that has an exchange and is not registered."""
+    """Check that each trained model has a gradient exchange, unless the job runs `alone`, and that each exchange's
+    model is registered. Raises ValueError."""
     models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())
@@ -85,13 +84,14 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
 
 
 def normalizes_batches(model: torch.nn.Module) -> bool:
-    """Tell whether the model takes statistics over its local batch (BatchNorm), which may fail for a single sample."""
+    """Tell whether the model computes statistics over its local batch (BatchNorm), which may fail for a single
+    sample."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 
 
 def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:
-    """Objects of a kind by name. Raises TypeError for one that is something else."""
+    """Return the objects of a kind by name. Raises TypeError for an object of another type."""
     found = named(kind, given)
     for name, thing in found.items():
         if not isinstance(thing, wanted):
@@ -108,12 +108,12 @@ def _called(kind: str, name: str) -> str:
 
 
 def _of_things(given: Mapping[Any, Any]) -> bool:
-    """Tell whether a dict holds things with a state of their own, rather than plain values."""
+    """Tell whether a dict holds objects with a state, rather than plain values."""
     return any(hasattr(value, "state_dict") for value in given.values())
 
 
 def _stateful(name: str, other: Any) -> dict[str, Stateful]:
-    """An object with a state, a dict of several, or a dict of plain values."""
+    """Return objects with a state by name: from one such object, a dict of several, or a dict of plain values."""
     if isinstance(other, Stateful):
         return {name: other}
     if not isinstance(other, dict):

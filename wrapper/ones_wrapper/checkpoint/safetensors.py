@@ -1,11 +1,11 @@
 """The safetensors files of a checkpoint: their headers, and a reader for `torch.distributed.checkpoint`.
 
-The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in JSON (by
-path: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without gaps. Of a
-sharded tensor each rank's file has a block, under the same path. `__metadata__` says where each block begins in the
-whole, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
+The format is that of the safetensors library. A file begins with 8 bytes, the header's length (little endian). The
+header is JSON: dtype, shape and range of bytes by path, padded with spaces to a multiple of 8 bytes. The tensors follow
+without gaps. Each rank's file holds a block of a sharded tensor, under the same path. `__metadata__` holds each block's
+first index in the whole tensor, in the way of `torch.distributed.checkpoint`'s own safetensors files.
 
-Everything in a header is checked: it may be damaged, or somebody else's.
+The reader checks all of a header: it may be damaged, or another user's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ones_wrapper.devices.host_memory import bytes_of, fill
 from ones_wrapper.protocol import MANIFEST
 
 MOST = 100_000_000
-"""Longest header in bytes; the safetensors library takes no longer one."""
+"""Longest header in bytes, as in the safetensors library."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -59,7 +59,7 @@ DTYPES = {
 }
 """Names of the dtypes that the safetensors library opens as torch tensors."""
 MOST_DIMENSIONS = 64
-"""Most dimensions of a tensor, as torch has it."""
+"""Most dimensions of a tensor, as in torch."""
 _METADATA = "__metadata__"
 _BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
 _KIND = {"format": "pt", "DCP_VERSION": "1.0"}
@@ -68,11 +68,11 @@ _NAMED = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A tensor, or the block of one that a rank holds."""
+    """Tensor, or the block of a sharded tensor that a rank holds."""
 
     path: str
     offsets: tuple[int, ...]
-    """Index of the block's first element in the whole."""
+    """Index of the block's first element in the whole tensor."""
     shape: tuple[int, ...]
     """Shape of the block."""
     dtype: torch.dtype
@@ -83,16 +83,16 @@ class TensorPart:
 
 
 def refusal(path: str, dtype: torch.dtype) -> str:
-    """Reason why a tensor of this path and dtype cannot be in such a file; empty if it can."""
+    """Return the reason why a file cannot hold a tensor of this path and dtype; empty if it can."""
     if dtype not in DTYPES:
         return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
     return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
 
 
 def encode(parts: Sequence[TensorPart]) -> bytes:
-    """The header of a file with these parts, one after the other, its length included.
+    """Return the header of a file with these parts in order, its length included.
 
-    Raises ValueError where it would be too long, and for two parts of one tensor.
+    Raises ValueError if the header would be too long, and for two parts of one tensor.
     """
     blocks = {part.path: {_BEGINS: part.offsets} for part in parts}
     if len(blocks) < len(parts):
@@ -111,9 +111,10 @@ def encode(parts: Sequence[TensorPart]) -> bytes:
 
 
 def decode(path: Path) -> list[tuple[TensorPart, int]]:
-    """The parts in a file, with each one's first byte in it, in the order of the bytes.
+    """Return the parts in a file with the position of each part's first byte, in the order of the bytes.
 
-    Raises ValueError for a header that is none, that reaches beyond the file, or whose tensors overlap or leave gaps.
+    Raises ValueError for a malformed header, a header that reaches beyond the file, and tensors that overlap or leave
+    gaps.
     """
     try:
         with path.open("rb") as file:
@@ -128,7 +129,7 @@ def decode(path: Path) -> list[tuple[TensorPart, int]]:
 
 
 def _parts(entries: Any, first: int, size: int) -> list[tuple[TensorPart, int]]:
-    """`first` is where the tensors begin in a file of `size` bytes."""
+    """Return the parts in a header; `first` is the tensors' position in a file of `size` bytes."""
     if not isinstance(entries, dict):
         raise ValueError("the header is no JSON object")
     blocks = _blocks(entries.pop(_METADATA, {}))
@@ -178,9 +179,9 @@ def _counts(key: str, values: Any) -> tuple[int, ...]:
 
 
 def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
-    """The shape of the tensor that these parts, of all files, make up.
+    """Return the shape of the tensor that these parts, from all files, make up.
 
-    Raises ValueError where an element is missing or there twice.
+    Raises ValueError if an element is missing or present twice.
     """
     ordered = sorted(parts, key=lambda part: part.offsets)
     first = ordered[0]
@@ -212,7 +213,7 @@ _TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
 
 
 class PartReader(StorageReader):
-    """Opens a checkpoint's tensors to `torch.distributed.checkpoint.load`, which then needs no pickle.
+    """Reader by which `torch.distributed.checkpoint.load` reads a checkpoint's tensors without pickle.
 
     Paths are `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary.
     """
@@ -223,7 +224,7 @@ class PartReader(StorageReader):
         self._places: dict[MetadataIndex, tuple[str, int, TensorPart]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read what is there, from the headers of the manifest's files.
+        """Return the tensors' shapes and blocks, from the headers of the manifest's files.
 
         Raises ValueError if headers are damaged, or do not cover every tensor that they name.
         """
@@ -241,14 +242,14 @@ class PartReader(StorageReader):
         return Metadata(tensors)  # type: ignore[arg-type]
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Do nothing, since there is nothing to set up."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -267,7 +268,7 @@ class PartReader(StorageReader):
         return done
 
     def _read(self, file: IO[bytes], item: ReadItem, target: torch.Tensor) -> None:
-        """One part of a chunk: of its first dimension only the rows that are wanted are read."""
+        """Fill `target` with one part of a chunk; only the wanted rows of the first dimension are read."""
         _, start, part = self._places[item.storage_index]
         sizes, dtype = part.shape, part.dtype
         first, rows = 0, sizes
@@ -284,14 +285,14 @@ class PartReader(StorageReader):
             target.copy_(block.reshape(target.shape))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Forget the headers that were read, and read another checkpoint's directory if one is given."""
+        """Forget the headers, and read another checkpoint's directory from now on if `checkpoint_id` is given."""
         if checkpoint_id:
             self._path = Path(checkpoint_id)
         self._places = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether this could be a checkpoint's directory."""
+        """Tell whether this path could be a checkpoint's directory."""
         return Path(checkpoint_id).is_dir()
 
 

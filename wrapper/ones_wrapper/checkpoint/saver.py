@@ -1,4 +1,4 @@
-"""Decides when to write a checkpoint, from its cost and the job's failure rate, and reports each one."""
+"""Choice of the times of checkpoints, by their cost and the job's failure rate, and reports of each checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ FIRST_S = 600.0
 
 
 class Saver:
-    """The checkpoints of one run. Methods are collective unless said otherwise."""
+    """Checkpoints of one run: when to write them, and their reports. Methods are collective unless their docstring says
+    otherwise."""
 
     def __init__(
         self,
@@ -29,9 +30,8 @@ class Saver:
         behind: bool,
         send: Callable[[Report], None],
     ) -> None:
-        """`every_s` is the time between checkpoints, None for what their cost suggests; `behind` lets those that
-        nobody waits for be written behind the training; `send` sends a report.
-        """
+        """`every_s` is the time between checkpoints in seconds, None for the time that their cost suggests. `behind`
+        writes checkpoints that nobody waits for in the background. `send` sends a report."""
         self._group = group
         self._checkpoints = checkpoints
         self._every_s = every_s
@@ -42,10 +42,10 @@ class Saver:
         self._stall_s: float | None = None
         self._writing = False
         self.load_s = 0.0
-        """Time that the last `load` took."""
+        """Seconds that the last `load` took."""
 
     def load(self, state: SavedState) -> Loaded:
-        """Load the newest good checkpoint into the objects of `state`."""
+        """Load the newest sound checkpoint into the objects of `state`."""
         started = time.monotonic()
         loaded = self._checkpoints.load(state)
         self._saved = replace(loaded.progress) if loaded.name else None
@@ -62,9 +62,9 @@ class Saver:
         return not self._writing and time.monotonic() - self._saved_at >= every_s
 
     def save(self, state: SavedState | None, progress: TrainingProgress, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return; False if it could not be, which is logged.
+        """Write a checkpoint that is durable on return; return False if the write failed, which is logged.
 
-        Without an order, nothing is written if the progress is that of the last checkpoint.
+        Without an order, nothing is written if the progress equals that of the last checkpoint.
         """
         if state is None:
             return False
@@ -110,7 +110,7 @@ class Saver:
         return self._writing
 
     def ranks_changed(self, restart: int) -> Group | None:
-        """Go on with the group's new ranks; see `Checkpoints.ranks_changed`. Not collective."""
+        """Continue with the group's new ranks; see `Checkpoints.ranks_changed`. Not collective."""
         self._saved = None  # what new ranks know of no checkpoint must hold for all
         self._saved_at = time.monotonic()
         return self._checkpoints.ranks_changed(restart)
@@ -152,32 +152,32 @@ class Saver:
 PRIOR_FAILURES = 0.2
 PRIOR_NODE_S = 20 * 86_400.0
 """Prior of the failure rate, a gamma distribution: one failure in 100 node-days. Kokolis et al. ("Revisiting
-Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025) give 6.5 and 2.3 in 1,000 node-days for the
-infrastructure of two clusters. People and scripts fail as well, so ours is a round number above them. It is held so
-loosely that the job's own first failures outweigh it."""
+Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025) report 6.5 and 2.3 infrastructure failures in
+1,000 node-days on two clusters. People and scripts cause failures as well, so our rate is a round number above theirs.
+The prior is so weak that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
-"""`LEAST_S` and `MOST_S` bound the interval in seconds: stalls too short to measure, or a rate known only from the
-prior, would lead to extremes."""
+"""Bounds of the interval in seconds: stalls too short to measure, or a rate known only from the prior, would lead to
+extremes."""
 
 
 def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
-    """Failures a second of a job on `nodes` nodes, having seen `failures` in `trained_s` seconds at this size.
+    """Return the failures per second of a job on `nodes` nodes, after `failures` in `trained_s` seconds at this size.
 
-    The mean of a gamma posterior: nodes fail independently, each at the same rate.
+    The result is the mean of a gamma posterior: nodes fail independently, each at the same rate.
     """
     nodes = max(1, nodes)
     return nodes * (PRIOR_FAILURES + failures) / (PRIOR_NODE_S + max(0.0, trained_s) * nodes)
 
 
 def interval_s(stall_s: float, mean_time_between_failures_s: float) -> float:
-    """Seconds of training between two checkpoints that lose least to stalls and to work done twice.
+    """Return the seconds of training between two checkpoints that lose least to stalls and to repeated work.
 
     Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for restart
     dumps", Future Generation Computer Systems 22, 2006). Its first term is Young's sqrt(2 × stall × time between
-    failures). It is kept from `LEAST_S` to `MOST_S`. `stall_s` is the pause of training for one, not how long its
-    writing takes.
+    failures). The result is limited to `LEAST_S` to `MOST_S`. `stall_s` is the pause of training for one checkpoint,
+    not the time of its write.
     """
     stall, between = max(0.0, stall_s), max(1e-9, mean_time_between_failures_s)
     best = between

@@ -1,9 +1,9 @@
 """Content of a checkpoint: progress, and the state of model, optimizer and extras as tensors and plain data.
 
-`pack` turns what state dictionaries hold into what `torch.load(weights_only=True)` takes, so that reading a checkpoint
-runs no code: numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of these. Other types that are
-common there (NumPy arrays and numbers, deques, counters …) become a dictionary with the key `KIND`; `unpack` makes them
-again. What could only be kept by naming code to run is refused.
+`pack` converts the values of state dictionaries to types that `torch.load(weights_only=True)` takes, so that reading a
+checkpoint runs no code. These are numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of these.
+Other common types (NumPy arrays and numbers, deques, counters …) become a dictionary with the key `KIND`; `unpack`
+restores them. A value that only a pickle with code could hold is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_sta
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with a state that checkpoints hold besides model and optimizers: a scheduler, gradient scaler or moving
+    """Object whose state checkpoints hold besides model and optimizers: a scheduler, gradient scaler or moving
     average."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -42,7 +42,7 @@ class Stateful(Protocol):
 
 
 class PlainValues:
-    """A script's dict of plain values (`best`, `step`): loaded in place, so that the script's dict stays the same."""
+    """Script's dict of plain values (`best`, `step`), loaded in place, so that the script keeps the same dict."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -51,44 +51,44 @@ class PlainValues:
         return dict(self.values)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keys that the checkpoint lacks keep the script's value: they are new in the script."""
+        """Load the values; keys that the checkpoint lacks are new in the script and keep the script's value."""
         self.values.update(state)
 
 
 OWN = ("files", "data")
-"""Names of the job's own state: the sizes of the script's files, and the choice of the data."""
+"""Names of the job's own state: the sizes of the script's files, and the selection of the data."""
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """State that is saved besides the progress: registered once by the script."""
+    """State that checkpoints hold besides the progress, registered once by the script."""
 
     model: torch.nn.Module
-    """The model; several models are one `ModuleDict`."""
+    """Model; several models are one `ModuleDict`."""
     optimizers: dict[str, torch.optim.Optimizer]
-    """Optimizers by name; the name of a single one is empty."""
+    """Optimizers by name; a single optimizer has the empty name."""
     extras: dict[str, Stateful]
     own: dict[str, Stateful] = field(default_factory=dict)
-    """State of the job's own, under names in `OWN`."""
+    """State of the job itself, under names in `OWN`."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable."""
+    """Result of a checkpoint that is durable."""
 
     name: str
     bytes: int
     seconds: float
-    """Time from its beginning until it was durable."""
+    """Time from the checkpoint's beginning until it was durable."""
     stall_s: float
-    """Pause of training for it, the wait for the one before included."""
+    """Seconds that training paused for the checkpoint, including the wait for the previous checkpoint."""
     progress: TrainingProgress
-    """Progress at the beginning of the checkpoint."""
+    """Progress at the checkpoint's beginning."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A checkpoint that could not be written; the older ones are still there."""
+    """Result of a checkpoint that could not be written; older checkpoints still exist."""
 
     name: str
     why: str
@@ -96,7 +96,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Checkpoint that was loaded (empty name: none), and what people should know."""
+    """Checkpoint that was loaded (empty name: none), and a note for people."""
 
     name: str
     progress: TrainingProgress
@@ -113,15 +113,16 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 Take = Callable[[str, torch.Tensor], bool]
-"""Called with each tensor and its path; returns True if it keeps the tensor under that path, outside the plain data."""
+"""Function called with each tensor and its path; returns True to keep the tensor under that path, outside the plain
+data."""
 
 
 class CannotSaveError(TypeError):
-    """A checkpoint cannot hold state of this type; the message names its place."""
+    """Error of state whose type a checkpoint cannot hold; the message names its place."""
 
 
 def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
-    """`value` as plain data. `path` is its place, for errors and for `take`. Raises `CannotSaveError`."""
+    """Return `value` as plain data. `path` is its place, for errors and for `take`. Raises `CannotSaveError`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return _pack_tensor(value, path, take)
@@ -171,7 +172,7 @@ def _pairs(value: dict[Any, Any], path: str, take: Take) -> list[tuple[Any, Any]
 
 
 def _bytes(data: bytes | bytearray) -> torch.Tensor:
-    """Bytes as a tensor: empty `bytes` would be pickled as a call."""
+    """Return bytes as a tensor: empty `bytes` would be pickled as a call."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
@@ -180,7 +181,7 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `pack` was given; `tensors` are those that its `take` kept. Raises KeyError for a missing
+    """Return the value that `pack` packed; `tensors` are those that its `take` kept. Raises KeyError for a missing
     tensor."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
@@ -208,25 +209,25 @@ def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 SHOWN = 5
-"""Differences that an error names."""
+"""Most differences that an error names."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """One rank's view of all that is saved; the tensors are the live ones."""
+    """One rank's view of all saved state, with the live tensors."""
 
     tensors: dict[str, torch.Tensor]
     """Tensors of model and optimizers, and sharded tensors of extras, by path."""
     rest: dict[str, Any]
-    """Packed state without the tensors above: `model`, each optimizer under its path, `extras`, and the job's own."""
+    """Packed state without those tensors: `model`, each optimizer under its path, `extras`, and the job's own."""
     first: frozenset[str]
-    """Paths of the model's buffers: ranks may differ in these, and rank 0's count, as in DDP."""
+    """Paths of the model's buffers: ranks may differ in these, and rank 0's values are saved, as in DDP."""
 
 
 def collect(state: SavedState, *, template: bool = False) -> Content:
     """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`.
 
-    A `template`, for loading, has the optimizer's state also where no step was taken yet.
+    A `template`, for loading, includes optimizer state even before the first step.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -267,15 +268,15 @@ def collect(state: SavedState, *, template: bool = False) -> Content:
 
 
 def _path_of(optimizer: str) -> str:
-    """Path of the state of an optimizer of this name."""
+    """Return the path of the state of an optimizer of this name."""
     return f"optimizer.{optimizer}" if optimizer else "optimizer"
 
 
 @contextmanager
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
-    """Keep torch from taking a step with zero gradients to fill an empty optimizer, which would count as one.
+    """Keep torch from filling an empty optimizer by a step with zero gradients, which would count as a step.
 
-    It takes none if any gradient exists.
+    torch takes no such step if any gradient exists.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
@@ -289,7 +290,7 @@ def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
 
 
 def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[str]:
-    """Reasons why a checkpoint does not fit, in words; empty if it fits."""
+    """Return the reasons why a checkpoint does not fit, in words; empty if it fits."""
     found = []
     saved = metadata.state_dict_metadata
     bare = _without_state(now, rest)
@@ -328,7 +329,7 @@ def _shape(size: torch.Size) -> str:
 
 
 def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
-    """Paths of optimizer state of parameters that had none yet when the checkpoint was taken."""
+    """Return the paths of optimizer state of parameters that had no state yet at the checkpoint."""
     prefixes = tuple(
         f"{path}.state.{name}."
         for path, optimizer in _optimizers(now.rest).items()
@@ -339,7 +340,7 @@ def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
 
 
 def restore(state: SavedState, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Load what was read into the objects of `state`; `tensors` are a template's, filled from the checkpoint."""
+    """Load a checkpoint's state into the objects of `state`; `tensors` are a template's, filled from the checkpoint."""
     set_model_state_dict(state.model, unpack(rest["model"], tensors))
     # Parameters that never had a gradient have no state, which strictness would refuse.
     options = StateDictOptions(strict=False)
