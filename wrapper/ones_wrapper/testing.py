@@ -58,7 +58,7 @@ __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
 @dataclass(frozen=True)
 class Put:
-    """A value that a rank put."""
+    """Value that a rank put by `put`."""
 
     start: int
     """Number of the start, from 0."""
@@ -71,17 +71,17 @@ _earlier: list[Put] = []
 
 
 def put(value: Any) -> None:
-    """Keep a value, which pickle must take, for later starts and for who called `run`."""
+    """Keep a value, which must be picklable, for later starts and for the caller of `run`."""
     _this("put").put.append(value)
 
 
 def values() -> list[Put]:
-    """Return the values that the ranks of earlier starts put, by start and rank."""
+    """Return the values that the ranks of earlier starts put, in the order of starts and ranks."""
     return list(_earlier)
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, without a bye; the next start has `ranks` ranks. All ranks call it."""
+    """End this rank as SIGKILL does, without a bye; the next start has `ranks` ranks. All ranks call this."""
     _this("die").die(ranks)
 
 
@@ -94,9 +94,10 @@ def _this(name: str) -> Rank:
 def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Decorate a test: its body runs in `ranks` processes, then in as many as it returned, until it returns None.
+    """Decorate a test: its body runs in `ranks` processes, then in the number that the body returned, until it returns
+    None.
 
-    Further arguments as in `run`.
+    Further arguments are those of `run`.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -118,9 +119,10 @@ def run(
     most_starts: int = 32,
     env: Mapping[str, str] | None = None,
 ) -> list[Put]:
-    """Run `body` in `ranks` processes, then in as many as it returned, until it returns None; return the values put.
+    """Run `body` in `ranks` processes, then in the number that it returned, until it returns None; return the values
+    put.
 
-    `timeout_s` is for each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
+    `timeout_s` applies to each start; `env` is added to the ranks' environment. Raises RankFailed if a rank raises,
     vanishes or hangs, if ranks return different sizes, and after `most_starts` starts. Raises RuntimeError if this
     process cannot be forked (it uses a GPU, or has a process group).
     """
@@ -147,7 +149,7 @@ def run(
 def _start(
     start: Start, number: int, body: Callable[[], int | None], timeout_s: float, env: Mapping[str, str]
 ) -> list[int | None]:
-    """Run one start; return the sizes that the ranks returned, and keep the values that they put."""
+    """Run one start; store the values that the ranks put, and return the sizes that they returned."""
     try:
         start.fork(body, env)
         results = start.outcome(timeout_s)
@@ -159,32 +161,32 @@ def _start(
 
 _LOCAL = "127.0.0.1"
 GRACE_S = 2.0
-"""Time that the other ranks may go on after one failed."""
+"""Time that the other ranks may go on after one rank failed."""
 
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 
 class RankFailed(AssertionError):
-    """A rank raised, vanished or hung; the message says which, at which start, and where."""
+    """Error: a rank raised, vanished or hung. The message says which rank, at which start, and where."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of a rank's process."""
+    """Result of a rank's process."""
 
     wanted: int | None = None
     """World size of the next start."""
     put: tuple[Any, ...] = ()
     trace: str = ""
-    """Traceback of its error; empty if it did not fail."""
+    """Traceback of the rank's error; empty if the rank did not fail."""
     raised: BaseException | None = None
     skipped: str = ""
-    """Reason that the body cannot run here."""
+    """Reason why the body cannot run here; empty if it can."""
 
 
 class Rank:
-    """This process, as a rank of a test."""
+    """This process as a rank of a test."""
 
     this: Rank | None = None
 
@@ -226,13 +228,13 @@ class Start:
     """One start of all ranks."""
 
     def __init__(self, number: int, world: int, directory: Path) -> None:
-        """`directory` holds the job's directory, which starts have in common."""
+        """`directory` holds the job's directory, which all starts share."""
         self._number, self._world, self._directory = number, world, directory
         self._pids: dict[int, int] = {}
         self._pipes: dict[int, Connection] = {}
 
     def fork(self, body: Callable[[], int | None], env: Mapping[str, str]) -> None:
-        """Begin the ranks."""
+        """Fork the ranks."""
         listener, parent = listen(_LOCAL), os.getpid()
         place = {"MASTER_PORT": str(free_port()), STORE: f"{_LOCAL}:{listener.getsockname()[1]}"}
         hot = Path(env.get("ONES_JOB_DIR", self._directory / "job")) / HOT
@@ -368,7 +370,7 @@ class Start:
             os.kill(self._pids[rank], _STACK_SIGNAL)
 
     def end(self) -> None:
-        """End the ranks that are left, and collect them."""
+        """Kill the remaining ranks, and wait for their end."""
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids.values():

@@ -2,14 +2,14 @@
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.Lsgd(period=16))
 
-`job.ddp` then brings the exchange, with a leader for each node and one for all. Each rank trains on its own samples.
-Every step pulls it a little towards its leaders, the ranks whose mean training loss was lowest, as they were at the
-last round. Rounds are synchronous. Each `local_period` steps the ranks of a node take their leader's parameters, each
-`period` steps all ranks take those of the best. Unlike an average, a leader is a point that some rank reached. So ranks
-on both sides of a barrier do not meet on top of it.
+`job.ddp` then returns a model with this exchange: a leader for each node and one for all ranks. Each rank trains on its
+own samples. Every step pulls the rank a little towards its leaders' parameters of the last round. The leaders are the
+ranks whose mean training loss was lowest. Rounds are synchronous. Each `local_period` steps the ranks of a node take
+their leader's parameters; each `period` steps all ranks take the best rank's parameters. Unlike an average, a leader is
+a point that some rank reached. So ranks on both sides of a barrier do not meet on top of it.
 
-What the job evaluates, saves and publishes is the leader. The gradient noise scale is not measured: it compares
-gradients of several ranks at one and the same point.
+The job evaluates, saves and publishes the leader. The gradient noise scale is not measured, since it needs gradients of
+several ranks at the same point.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ NO_LOSS = (
 
 
 class LeaderParameters:
-    """A leader's parameters as they were at its last round, in vectors by type; none before the first."""
+    """Copies of a leader's parameters at the last round, in vectors by type; none before the first round."""
 
     def __init__(self) -> None:
         self._flat: list[torch.Tensor] = []
 
     @torch.no_grad()
     def take(self, flat: list[torch.Tensor]) -> None:
-        """Store the leader's present parameters, in vectors by type."""
+        """Store the leader's present parameters, given as vectors by type."""
         self._flat = flat
 
     @torch.no_grad()
@@ -56,26 +56,26 @@ class LeaderParameters:
 
 
 class LsgdExchange(ApartExchange):
-    """Synchronous rounds at fixed steps; each rank holds a copy of its leaders between them."""
+    """Leader SGD's exchange: synchronous rounds at fixed steps; between rounds each rank holds a copy of its
+    leaders."""
 
     name = "lsgd"
 
     def __init__(
         self, group: Group, noise: NoiseScale | None = None, *, period: int, local_period: int, pull: float
     ) -> None:
-        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. `pull` is the
-        share of the way that a rank moves to a leader at a round. It moves as far once more over the steps to the next
-        one.
-        """
+        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. A round moves a
+        rank by the share `pull` of the way to a leader. The steps up to the next round together move the rank as far
+        again."""
         super().__init__(group, noise)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._local, self._global = LeaderParameters(), LeaderParameters()
         self._since = 0
         self._pulled: list[torch.nn.Parameter] = []
-        """Those that were to be trained at first: leaders' copies keep their form where a script freezes some later."""
+        """Parameters that were trainable at first: leaders' copies keep this form if a script freezes some later."""
         self.leader = 0
-        """The rank whose parameters the job evaluates, saves and publishes: the best at the last round of all."""
+        """Rank whose parameters the job evaluates, saves and publishes: the best at the last round of all ranks."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         model = super().wrap(model, **options)
@@ -96,7 +96,7 @@ class LsgdExchange(ApartExchange):
         self._begin()
 
     def _begin(self) -> None:
-        """Begin to count to the next round, since all ranks are at the leader's point."""
+        """Restart the count of steps to the next round, since all ranks are at the leader's point."""
         self._losses, self._since, self.leader = [], 0, 0
         self._local, self._global = LeaderParameters(), LeaderParameters()
 
@@ -131,7 +131,7 @@ class LsgdExchange(ApartExchange):
             self._global.pull(buckets, self._pull)
 
     def _mean_losses(self) -> list[float]:
-        """Each rank's mean training loss since the last round; infinite without one, or if it is no number.
+        """Return each rank's mean training loss since the last round; infinite if it has no loss or no finite one.
         Collective."""
         world, rank = self._group.world, self._group.rank
         total = sum(float(loss) * samples for loss, samples in self._losses)
@@ -146,7 +146,7 @@ class LsgdExchange(ApartExchange):
         return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
 
     def _sent(self, tensors: list[torch.nn.Parameter], ranks: range, source: int) -> torch.Tensor:
-        """Broadcast `tensors` of rank `source`, as one vector, to all of `ranks`; these call it together."""
+        """Broadcast `tensors` of rank `source`, as one vector, to all of `ranks`, which call this together."""
         flat = flattened(tensors)
         if len(ranks) == self._group.world:
             dist.broadcast(flat, source)
@@ -156,8 +156,8 @@ class LsgdExchange(ApartExchange):
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` over a binomial tree of messages between two: no group of their own is
-    needed, so that ranks may change."""
+    """Broadcast from `source` to `ranks` over a binomial tree of messages between pairs: without a process group, so
+    that ranks may change."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1
@@ -178,7 +178,7 @@ def _at(ranks: range, source: int, place: int) -> int:
 
 
 def options_checked(period: int, local_period: int | None, pull: float) -> dict[str, Any]:
-    """The options of `LsgdExchange`. Raises ValueError for numbers that cannot be."""
+    """Return the options of `LsgdExchange`. Raises ValueError for invalid numbers."""
     local = local_period or max(1, period // 4)
     if period < 1 or local < 1 or period % local:
         raise ValueError(
@@ -192,13 +192,13 @@ def options_checked(period: int, local_period: int | None, pull: float) -> dict[
 
 @dataclass
 class Lsgd(Strategy):
-    """Leader SGD. Each rank trains by itself; every `period` steps all are pulled to the one with the lowest loss.
+    """Leader SGD. Each rank trains its own model; every `period` steps all are pulled to the rank with the lowest loss.
 
-    On several nodes of several ranks each, the ranks of a node are pulled to the best of them every `local_period`
-    steps (default: a quarter of `period`), which sends nothing between nodes. `pull` is how far a round moves a rank
-    towards a leader, and how far the steps up to the next one do. The script calls `job.loss(loss)` after each
-    backward: leaders are chosen by it. The learning rate belongs to the local batch. Raises ValueError for numbers
-    that cannot be.
+    On several nodes with several ranks each, the ranks of a node are also pulled to their best every `local_period`
+    steps (default: a quarter of `period`), which sends nothing between nodes. A round moves a rank by the share `pull`
+    towards a leader, and so do the steps up to the next round. The script calls `job.loss(loss)` after each backward,
+    since losses select the leaders. The learning rate belongs to the local batch. Raises ValueError for invalid
+    numbers.
     """
 
     period: int = 16
@@ -227,7 +227,7 @@ class Lsgd(Strategy):
         )
 
     def _sent(self, ranks: int, per_node: int) -> int:
-        """Bytes a step that a rank sends, in the mean over ranks and steps: the leader's tree has N − 1 messages."""
+        """Bytes a step that a rank sends, averaged over ranks and steps: the leader's tree has N − 1 messages."""
         local = self._options["local_period"]
         messages = ranks - 1
         if 1 < per_node < ranks and local < self.period:

@@ -1,22 +1,22 @@
-"""DecentLaM (Yuan et al. 2021, arXiv 2104.11981): momentum SGD without a centre, by averaging with neighbours.
+"""DecentLaM (Yuan et al. 2021, arXiv 2104.11981): momentum SGD without a central average, by averages with neighbours.
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.DecentLam(topology="ring"))
 
-`job.ddp` then brings the exchange. What the job evaluates, saves and publishes is the mean. The gradient noise scale is
-not measured: it compares gradients of several ranks at one and the same point.
+`job.ddp` then returns a model with this exchange. The job evaluates, saves and publishes the mean over the ranks. The
+gradient noise scale is not measured, since it needs gradients of several ranks at the same point.
 
 Each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed graph, and steps with momentum on
 
-    g̃_i = (x_i − Σ_j w_ij y_j) / γ,    m_i ← β m_i + g̃_i,    x_i ← x_i − γ m_i,
+    g̃_i = (x_i − Σ_j w_ij y_j) / γ,    m_i ← β m_i + g̃_i,    x_i ← x_i − γ m_i.
 
-which is heavy ball on what decentralised SGD without momentum would do, and so ends where that ends. The plain way
-(DmSGD: m_i ← β m_i + g_i, x ← W (x − γ m)) ends where decentralised SGD with the step γ/(1 − β) does: with
-data that differs between ranks its squared distance from the optimum is about 1/(1 − β)² as large.
+This is heavy ball on the step of decentralised SGD without momentum, and so has the same limit. The plain way (DmSGD:
+m_i ← β m_i + g_i, x ← W (x − γ m)) has the limit of decentralised SGD with the step γ/(1 − β). If data differs between
+ranks, the squared distance of that limit from the optimum is about 1/(1 − β)² as large.
 
-The momentum is the optimizer's own (`torch.optim.SGD`), which is given g̃ as gradient. Since 1ᵀ(I − W) = 0, the means
-over the ranks obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So (x̄, m̄) is what a resize carries, and what is
-evaluated and saved is x̄. Local gradients are weighed with n_i N / n, so that ḡ is the mean over all samples though
-ranks may differ by one.
+The momentum is that of `torch.optim.SGD`, which gets g̃ as its gradient. Since 1ᵀ(I − W) = 0, the means over the ranks
+obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So a resize carries (x̄, m̄), and the job evaluates and saves
+x̄. Local gradients are weighted by n_i N / n, so that ḡ is the mean over all samples though ranks may differ by one
+sample.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class DecentLamExchange(ApartExchange):
-    """Gradients become g̃ as the optimizer's step begins: one message to each neighbour and back, for each bucket."""
+    """Exchange of DecentLaM: gradients become g̃ as the optimizer's step begins, by one message to and from each
+    neighbour for each bucket."""
 
     name = "decentlam"
 
@@ -53,7 +54,7 @@ class DecentLamExchange(ApartExchange):
         topology: Topology = "ring",
         momentum: float = 0.9,
     ) -> None:
-        """`topology` as in `topologies.mixing`."""
+        """`topology` is a name or function as in `topologies.mixing`."""
         super().__init__(group, noise)
         self._topology, self._momentum = topology, momentum
         self._find_neighbours()
@@ -120,7 +121,7 @@ class DecentLamExchange(ApartExchange):
     def _correct(
         self, parameters: list[torch.nn.Parameter], gradients: list[torch.Tensor], rate: float, decay: float
     ) -> None:
-        """Correct g to g̃, without the decay, which the optimizer adds."""
+        """Correct g to g̃, without the weight decay, which the optimizer adds."""
         at, gradient = flattened(parameters), flattened(gradients)
         gradient.add_(at, alpha=decay)
         sent = at.add(gradient, alpha=-rate)
@@ -132,14 +133,14 @@ class DecentLamExchange(ApartExchange):
         unflatten(found, gradients)
 
     def _buckets(self) -> Iterator[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
-        """The trained parameters, in the same buckets on all ranks, each of one parameter group."""
+        """Yield the trained parameters in buckets, equal on all ranks, each of one parameter group."""
         trained = set(self._trained())
         for group in self._optimizers[0].param_groups:
             for some in together([p for p in group["params"] if p in trained], self._bucket):
                 yield group, some
 
     def _exchanged(self, mine: torch.Tensor) -> list[tuple[float, torch.Tensor]]:
-        """Exchange a vector with all neighbours; return (weight on this rank, vector) of each."""
+        """Exchange a vector with all neighbours; return (weight on this rank, vector) for each neighbour."""
         received = [(other, weight, torch.empty_like(mine)) for other, weight in self._neighbours]
         operations = [dist.P2POp(dist.isend, mine, other) for other, _, _ in received]
         operations += [dist.P2POp(dist.irecv, theirs, other) for other, _, theirs in received]
@@ -150,10 +151,10 @@ class DecentLamExchange(ApartExchange):
 
 @dataclass
 class DecentLam(Strategy):
-    """DecentLaM. Each step a rank exchanges its parameters only with its neighbours.
+    """DecentLaM. At each step a rank exchanges its parameters only with its neighbours.
 
-    `topology` is ring, grid, exponential or complete, or a function that gives the weights W [ranks, ranks] for a
-    number of ranks: symmetric, doubly stochastic and connected. The optimizer is `torch.optim.SGD` with `momentum`.
+    `topology` is ring, grid, exponential or complete. Or it is a function that returns the weights W [ranks, ranks] for
+    a number of ranks: symmetric, doubly stochastic and connected. The optimizer is `torch.optim.SGD` with `momentum`.
     Raises ValueError for a topology that is directed or varies, with the momentum up to which it would be stable.
     """
 
@@ -191,11 +192,11 @@ class DecentLam(Strategy):
 
     @property
     def _given(self) -> bool:
-        """True if the topology is a function of the script's, which may fit only some numbers of ranks."""
+        """True if the topology is a script's function, which may fit only some numbers of ranks."""
         return not isinstance(self.topology, str)
 
     def _degree(self, world: int) -> int | None:
-        """Messages that a rank sends in a step, at most; None if the topology does not fit."""
+        """Return the most messages that a rank sends in a step; None if the topology does not fit."""
         if isinstance(self.topology, str):
             return degree(self.topology, world)
         try:

@@ -1,7 +1,7 @@
-"""Topologies of averaging: static, symmetric, doubly stochastic matrices W over the ranks.
+"""Topologies for averages with neighbours: static, symmetric, doubly stochastic matrices W over the ranks.
 
-W[i, j] is the weight that rank i gives to what rank j sends. Rows and columns sum to 1, so that averaging keeps the
-mean over the ranks; W is symmetric, so that its eigenvalues are real, which momentum needs (`largest_momentum`).
+W[i, j] is the weight of rank j's values at rank i. Rows and columns sum to 1, so that averaging keeps the mean over the
+ranks. W is symmetric, so that its eigenvalues are real, as momentum requires (`largest_momentum`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
 Topology = str | Callable[[int], Any]
-"""A name, or a function that gives W for a number of ranks."""
+"""Name of a topology, or a function that returns W for a number of ranks."""
 
 TOLERANCE = 1e-9
 
@@ -24,7 +24,7 @@ def _ring(world: int) -> set[tuple[int, int]]:
 
 
 def _grid(world: int) -> set[tuple[int, int]]:
-    """Edges of a grid, as square as the number allows; of a prime number a path."""
+    """Return the edges of a grid, as square as the number allows; a prime number makes a path."""
     columns = world // _rows(world)
     across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
     return across | {(i, i + columns) for i in range(world - columns)}
@@ -35,7 +35,7 @@ def _rows(world: int) -> int:
 
 
 def _exponential(world: int) -> set[tuple[int, int]]:
-    """Neighbours 1, 2, 4, … ranks away, on both sides."""
+    """Return edges to the ranks 1, 2, 4, … away, on both sides."""
     return {(i, (i + step) % world) for i in range(world) for step in _powers(world)}
 
 
@@ -58,13 +58,13 @@ DIRECTED = {
     "directed-ring": lambda world: [1],
     "directed-exponential": _powers,
 }
-"""Known topologies that are refused: each rank sends to those this many ranks further on, and gets from others."""
+"""Known topologies that are refused: each rank sends to the ranks this far ahead, and receives from other ranks."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
-"""Known topologies that are refused, since neighbours change in each step."""
+"""Known topologies that are refused, since their neighbours change at each step."""
 
 
 def degree(name: str, world: int) -> int:
-    """Most neighbours of a rank in a topology of this name."""
+    """Return the most neighbours of a rank in a topology of this name."""
     if name == "grid":
         rows = _rows(world)
         return min(2, rows - 1) + min(2, world // rows - 1)
@@ -73,8 +73,8 @@ def degree(name: str, world: int) -> int:
 
 
 def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
-    """The weights of Metropolis and Hastings: 1/(1 + the larger degree of the two) for each edge, and the rest of 1 for
-    the rank itself. Symmetric and doubly stochastic for any graph."""
+    """Return the Metropolis-Hastings weights: 1/(1 + the larger degree of both ranks) for each edge, and the rest of 1
+    for the rank itself. The matrix is symmetric and doubly stochastic for any graph."""
     joined = np.zeros((world, world), dtype=bool)
     for i, j in edges:
         joined[i, j] = joined[j, i] = i != j
@@ -85,7 +85,7 @@ def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
 
 
 def directed(name: str, world: int) -> Matrix:
-    """A directed topology with equal weights: doubly stochastic, but not symmetric."""
+    """Return a directed topology with equal weights: doubly stochastic, but not symmetric."""
     steps = DIRECTED[name](world)
     weights = np.eye(world)
     for step in steps:
@@ -102,7 +102,7 @@ def mixing(topology: Topology, world: int) -> Matrix:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a name that is unknown, or of a topology that is directed or varies."""
+    """Raises ValueError for an unknown name, and for a topology that is directed or varies."""
     if name in TIME_VARYING:
         raise ValueError(
             f"topology {name!r} changes its neighbours from step to step: DecentLaM's momentum remembers I − W of "
@@ -134,10 +134,10 @@ def checked(weights: Matrix, world: int) -> Matrix:
 
 
 def largest_momentum(weights: Matrix) -> float:
-    """The momentum β up to which DecentLaM's averaging is stable, to 0.001; 1 for symmetric W.
+    """Return the momentum β up to which DecentLaM's averaging is stable, to 0.001; 1 for symmetric W.
 
-    Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. All
-    roots of z² − (β + λ) z + β must lie within the unit circle. For real λ in (−1, 1) they do at any β < 1.
+    Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. All roots of z²
+    − (β + λ) z + β must lie within the unit circle. For real λ in (−1, 1) they do at any β < 1.
     """
     values = np.linalg.eigvals(weights).astype(complex)
     betas = np.arange(0, 1000)[:, None] / 1000
@@ -148,7 +148,7 @@ def largest_momentum(weights: Matrix) -> float:
 
 
 def neighbours(weights: Matrix, rank: int) -> list[tuple[int, float]]:
-    """Ranks that a rank exchanges with, and the weights; in the order of ranks, without itself."""
+    """Return the other ranks that a rank exchanges with, and their weights, in the order of ranks."""
     row: Sequence[float] = weights[rank].tolist()
     return [(other, weight) for other, weight in enumerate(row) if weight > 0 and other != rank]
 

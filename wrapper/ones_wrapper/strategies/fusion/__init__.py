@@ -46,21 +46,21 @@ def fuse(
     randomness: str = "different",
     probe: Sequence[Any] | None = None,
 ) -> tuple[FusedModel, FusedOptimizer]:
-    """One module and one optimizer that train all of `models`, each as its optimizer of `optimizers` would.
+    """Return one module and one optimizer that train all of `models`, each as its optimizer of `optimizers` would.
 
-    A dict names the members; those of a list are named "0", "1", …. Optimizers are SGD, Adam, AdamW or Lamb, of one
-    kind for all, and their learning rates, weight decays, betas and momenta are each member's own. They are read at
-    each step, so an ordinary scheduler of a member's optimizer is that member's schedule.
+    A dict names the members; members of a list are named "0", "1", …. All optimizers are of one kind: SGD, Adam, AdamW
+    or Lamb. Each member has its own learning rate, weight decay, betas and momentum. These are read at each step, so an
+    ordinary scheduler of a member's optimizer is that member's schedule.
 
-    `loss(output, *targets)` is the mean over the samples; `values` gives it each member's own numbers by name
-    (`values={"label_smoothing": [0.0, 0.1]}`, which it gets as tensors without dimensions). A list has a loss for each
-    member. `randomness` is that of the members' dropout: "different" or "same".
+    `loss(output, *targets)` is the mean over the samples. `values` holds numbers of each member by name, which the loss
+    gets as tensors without dimensions (`values={"label_smoothing": [0.0, 0.1]}`). A list has one loss for each member.
+    With `randomness` "different" each member has its own dropout, with "same" all have one.
 
-    `probe` is a local batch (x, *targets) on the device that will train: a few steps of both ways are taken with it
-    before, on copies, and `NoGainError` is raised where fusing does not pay.
+    `probe` is a local batch (x, *targets) on the device that will train. Fused and separate training then take a few
+    steps with it, on copies; `NoGainError` is raised if fusing does not pay.
 
-    The models are copied: those given stay as they are. Raises ValueError, with the member's name, where a member
-    differs from the first in anything but the values of its tensors and its optimizer's numbers.
+    The models are copied: the given ones stay unchanged. Raises ValueError, with the member's name, if a member differs
+    from the first in more than the values of its tensors and its optimizer's numbers.
     """
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     if list(its_models) != list(its_optimizers):
@@ -88,8 +88,8 @@ def gain(
     values: Mapping[str, Sequence[float]] | None = None,
     steps: int = 3,
 ) -> Gain:
-    """Gain of fusing these members, measured with a local batch (x, *targets) on the batch's device: on a CPU in
-    processor time. Takes some ten steps of each member, on copies."""
+    """Return the gain of fusing these members, measured with a local batch (x, *targets) on the batch's device, on a
+    CPU in processor time. Takes some ten steps of each member, on copies."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
 
@@ -107,8 +107,8 @@ def largest(
     batch: Sequence[Any],
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """Number of these members, the first ones, that fit on the batch's device at once: by steps taken with ever more of
-    them. 0 if not even one does."""
+    """Return how many of these members, the first ones, fit on the batch's device at once, found by steps with ever
+    more members. 0 if not even one fits."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = device_of(batch)
 

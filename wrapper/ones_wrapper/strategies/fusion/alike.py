@@ -1,4 +1,4 @@
-"""Check that models may be fused: all of one architecture, alike in all but their tensors' values."""
+"""Check that models may be fused: all have one architecture and differ only in the values of their tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.Size, t
 
 
 def named(what: str, given: Sequence[_T] | Mapping[str, _T]) -> dict[str, _T]:
-    """Members by name. Raises ValueError for none, and for names that are no file's."""
+    """Return the members by name. Raises ValueError if there are none, and for names that cannot be a file's name."""
     found = dict(given) if isinstance(given, Mapping) else {str(index): one for index, one in enumerate(given)}
     if not found:
         raise ValueError(f"fuse: {what} is empty; give one for each member")
@@ -25,7 +25,7 @@ def named(what: str, given: Sequence[_T] | Mapping[str, _T]) -> dict[str, _T]:
 
 
 def check_models(models: Mapping[str, torch.nn.Module]) -> None:
-    """Raises ValueError, with the member's name and what differs, for one unlike the first."""
+    """Raises ValueError, with the member's name and the difference, for a member unlike the first."""
     names = list(models)
     first = dict(_traits(models[names[0]]))
     seen: dict[int, str] = {}
@@ -43,7 +43,8 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
 
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
-    """The first trait in which the two differ, in words; empty if they are alike. `name` is the first's."""
+    """Return the first trait in which two models differ, in words; empty if they are alike. `name` is the first
+    model's."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -60,7 +61,7 @@ def _shown(value: Any) -> str:
 
 
 def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """All that a forward pass depends on besides the values of tensors, as far as it can be seen, by name."""
+    """Yield, by name, every visible property that a forward pass depends on besides the values of tensors."""
     for path, module in model.named_modules(remove_duplicate=False):
         where = path or "the model"
         yield f"the type of {where}", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -78,7 +79,7 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value by which to compare settings: equal for functions of the same code; for unknown objects, their
+    """Return a value by which to compare settings: equal for functions with the same code; for unknown objects, their
     type."""
     if isinstance(value, _PLAIN):
         return value

@@ -1,8 +1,8 @@
-"""Measures whether fusing pays on this device, and for how many members: nothing else shows it.
+"""Measurement of whether fusing pays on this device, and for how many members.
 
-Fused layers are larger operations. That pays if a single model leaves the device idle or spends its time on starting
-operations. It does not pay if one model fills the device: there it may even cost. So a few steps of both ways are taken
-before (HFTA, §4, chooses by measurement, too).
+Fused layers are larger operations. They pay if a single model leaves the device idle, or spends its time on starting
+operations. They do not pay if one model fills the device, and may even cost time. Only a measurement shows this, so
+both ways take a few steps first (as in HFTA, §4).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ones_wrapper.strategies.fusion.model import Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
-"""Least speed-up for which fusing pays; a smaller one is within the error of a probe of a few steps."""
+"""Least speed-up for which fusing pays; a smaller speed-up is within the error of a probe of a few steps."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain of fusing on the device that it was measured on."""
+    """Gain of fusing on the measured device."""
 
     members: int
     alone_s: float
-    """Sum over the members of the seconds of one step each, made in turn: processor time on a CPU, time on a GPU."""
+    """Sum over the members of the seconds of one separate step each: processor time on a CPU, elapsed time on a GPU."""
     fused_s: float
     """Seconds of one fused step."""
 
@@ -51,7 +51,7 @@ class Gain:
 
 
 class NoGainError(ValueError):
-    """Fusing was refused: it does not pay here. `gain` is what was measured."""
+    """Error: fusing was refused, since it does not pay here. `gain` is the measurement."""
 
     def __init__(self, gain: Gain) -> None:
         super().__init__(f"fuse: {gain}; train each member by itself, or more of them at once")
@@ -66,9 +66,9 @@ def measure(
     batch: Sequence[Any],
     steps: int,
 ) -> Gain:
-    """Measure the gain of `fuse` on a local batch (x, *targets), over `steps` steps of either way after a warm-up step.
+    """Return the gain of `fuse` on a local batch (x, *targets), over `steps` steps of either way after a warm-up step.
 
-    All is done on copies, on the batch's device. `losses` are the members', each of an output.
+    All steps use copies, on the batch's device. `losses` are the members' losses, each a function of an output.
     """
     device = device_of(batch)
     alone = [_copied(models[name], optimizers[name], device) for name in models]
@@ -96,10 +96,11 @@ def measure(
 
 
 def most_members(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which `fits` holds; 0 for none. `fits` must hold for all smaller
-    numbers, too.
+    """Return the largest number up to `most` for which `fits` holds; 0 for none. `fits` must also hold for all smaller
+    numbers.
 
-    Doubled until it fails, then bisected (as HFTA's planner does). Running out of memory counts as failing.
+    The number doubles until `fits` fails, then is bisected (as in HFTA's planner). Running out of memory counts as
+    failing.
     """
 
     def good(count: int) -> bool:
@@ -122,7 +123,7 @@ def most_members(fits: Callable[[int], bool], most: int) -> int:
 
 
 def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Seconds of a step. The least of three turns: others may use the same processors."""
+    """Seconds of a step: the least of three measurements, since others may use the same processors."""
     step()
     found = []
     for _ in range(3):
@@ -156,7 +157,7 @@ def _copied(
 def losses_of(
     loss: Loss | Sequence[Loss], values: Mapping[str, Sequence[float]], targets: Sequence[Any], members: int
 ) -> list[Callable[[Any], torch.Tensor]]:
-    """Each member's loss of an output."""
+    """Return each member's loss as a function of an output."""
 
     def bound(row: int) -> Callable[[Any], torch.Tensor]:
         its = loss if callable(loss) else loss[row]

@@ -1,8 +1,8 @@
-"""The fused model: each parameter and buffer holds those of all members, one behind the other in a new first dimension.
-One vectorised call (`torch.func.vmap`) makes all forward passes.
+"""Fused model: each parameter and buffer holds those of all members, stacked in a new first dimension. One vectorised
+call (`torch.func.vmap`) makes all forward passes.
 
-The sum of the members' losses has each member's own gradient in its own row, since no member's loss depends on
-another's row. So an ordinary backward pass, exchange and optimizer train all of them.
+No member's loss depends on another member's row. So the gradient of the sum of losses holds each member's own gradient
+in its own row. An ordinary backward pass, exchange and optimizer train all members.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Loss = Callable[..., torch.Tensor]
 class FusedModel(torch.nn.Module):
     """B models of one architecture. Made by `fuse`.
 
-    `fused(x, *targets)` gives the losses, of shape [B], 0 for members that are stopped. `fused(x)` gives the outputs,
-    of shape [B, …]: those of all members. All members see the same `x`; a tuple is the model's several arguments, a
-    dict its named ones.
+    `fused(x, *targets)` returns the losses, of shape [B], 0 for stopped members. `fused(x)` returns the outputs of all
+    members, of shape [B, …]. All members get the same `x`; a tuple holds the model's positional arguments, a dict its
+    named arguments.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FusedModel(torch.nn.Module):
         self._losses = _losses(loss, self.members)
         given = list(models.values())
         self.stack = _stacked(given)
-        """The first model, with all members' tensors in place of its own."""
+        """Copy of the first model, with the tensors of all members in place of its own."""
         for name, of_each in values.items():
             if len(of_each) != len(self.members):
                 raise ValueError(
@@ -50,28 +50,28 @@ class FusedModel(torch.nn.Module):
         if self._values and len(self._losses) > 1:
             raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
         self.active = [True] * len(self.members)
-        """Flags by row: True while the member trains. Saved in the optimizer's state, since a buffer would be sent at
-        each step."""
+        """Flags by row: True while the member trains. Checkpoints hold them in the optimizer's state, since a buffer
+        would be sent at each step."""
         self.train(given[0].training)
 
     def __len__(self) -> int:
-        """B."""
+        """Return B, the number of members."""
         return len(self.members)
 
     def row(self, name: str) -> int:
-        """Row of a member. Raises KeyError with the names that there are."""
+        """Return the row of a member. Raises KeyError with the names that exist."""
         try:
             return self.members.index(name)
         except ValueError:
             raise KeyError(f"no member {name!r}; there are {', '.join(self.members)}") from None
 
     def rows(self) -> list[int]:
-        """The members that still train, in order."""
+        """Return the rows of the members that still train, in order."""
         return [row for row, active in enumerate(self.active) if active]
 
     def stop(self, name: str) -> None:
-        """Stop the training of this member: its tensors and its optimizer's state stay as they are, and from now on
-        only the others are computed. All ranks stop the same members at the same step. Checkpoints keep it stopped."""
+        """Stop the training of this member: its tensors and optimizer state stay unchanged, and only the others are
+        computed from now on. All ranks stop the same members at the same step. Checkpoints keep the member stopped."""
         self.active[self.row(name)] = False
 
     def forward(self, x: Any, *targets: Any) -> torch.Tensor:
@@ -92,7 +92,7 @@ class FusedModel(torch.nn.Module):
         return losses.new_zeros(len(self)).index_copy(0, partly, losses)
 
     def _call(self, rows: torch.Tensor | None, x: Any, *targets: Any) -> Any:
-        """Outputs, or with targets losses, of these members; None: all."""
+        """Return the outputs, or with targets the losses, of these members; None for all members."""
 
         def chosen(tensor: torch.Tensor) -> torch.Tensor:
             return tensor if rows is None else tensor.index_select(0, rows)
@@ -130,8 +130,9 @@ class FusedModel(torch.nn.Module):
         return found
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
-        """Clip each member's gradient to a norm of at most `most`, as `torch.nn.utils.clip_grad_norm_` does for one
-        model. That one would clip all by the norm of them together. Returns the norms, of shape [B]."""
+        """Clip each member's gradient to a norm of at most `most`, and return the norms, of shape [B]. Each member is
+        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model; on the fused model that would clip by the norm
+        of all members."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
         norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
@@ -141,7 +142,7 @@ class FusedModel(torch.nn.Module):
         return norms
 
     def member(self, name: str) -> dict[str, Any]:
-        """The state of this member, as its own model's `state_dict` would be: on the CPU, a copy."""
+        """Return the state of this member as its own model's `state_dict`, copied to the CPU."""
         row = self.row(name)
         return {
             key: value[row].detach().cpu().clone() if isinstance(value, torch.Tensor) else value
@@ -149,7 +150,7 @@ class FusedModel(torch.nn.Module):
         }
 
     def load_member(self, name: str, state: Mapping[str, Any]) -> None:
-        """Take over what an ordinary model's `state_dict` gave. Raises ValueError where it does not fit."""
+        """Load the `state_dict` of an ordinary model into this member. Raises ValueError if it does not fit."""
         row, mine = self.row(name), self.stack.state_dict()
         shapes = {key: tuple(value.shape[1:]) for key, value in mine.items() if isinstance(value, torch.Tensor)}
         theirs = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,7 +1,7 @@
-"""The fused optimizer: makes the step of each member's own optimizer, on the tensors of all members at once.
+"""Fused optimizer: one step makes the step of each member's own optimizer, on the tensors of all members at once.
 
-The members' optimizers stay what schedules are written for: their parameter groups are read at each step. The fused
-one's own learning rate is a factor on top, 1, by which the job's batch rule acts.
+Schedules act on the members' optimizers, whose parameter groups are read at each step. The fused optimizer's own
+learning rate is a factor on top, 1 at first, by which the job's batch rule acts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ones_wrapper.strategies.fusion.model import FusedModel
 from ones_wrapper.strategies.fusion.updates import STEP, Update, update_for
 
 MEMBERS, ACTIVE = "members", "active"
-"""Keys in a parameter group: the members' own numbers, and which members still train."""
+"""Keys in a parameter group: the members' own numbers, and flags of the members that still train."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """The optimizers of all members of a fused model. Made by `fuse`.
+    """Optimizers of all members of a fused model. Made by `fuse`.
 
-    What is kept of a parameter has the members as first dimension; `step`, of shape [B], counts each member's.
+    The state of a parameter has the members as first dimension; `step`, of shape [B], counts each member's steps.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.model = model
         self.optimizers = dict(optimizers)
-        """Each member's own optimizer, by name, on which its schedule acts."""
+        """Each member's own optimizer by name, on which its schedule acts."""
         self._update = _same_update(optimizers)
         names = _partitions(models, optimizers)
         _check_groups(self._update, optimizers)
@@ -61,7 +61,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; the members' optimizers get their numbers."""
+        """Load a state that `state_dict` returned; the members' optimizers get their numbers."""
         super().load_state_dict(state_dict)
         for index, group in enumerate(self.param_groups):
             for name, values in group[MEMBERS].items():
@@ -71,7 +71,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step of every member that still trains. A parameter without gradient stays as it is."""
+        """Make one step of every member that still trains. A parameter without gradient stays unchanged."""
         found = called(closure)
         for one in self.optimizers.values():
             one._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it is ahead
@@ -88,7 +88,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return found
 
     def _own(self, index: int, rows: list[int], factor: float) -> dict[str, torch.Tensor]:
-        """The members' numbers of a parameter group, of shape [members that train]."""
+        """Return the members' numbers of a parameter group, each of shape [members that train]."""
         found: dict[str, list[float]] = {}
         members = list(self.optimizers.values())
         for row in rows:
@@ -158,8 +158,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {"model": self.model.member(name), "optimizer": {"state": state, "param_groups": groups}}
 
     def load_member(self, name: str, saved: Mapping[str, Any]) -> None:
-        """Go on with this member where an ordinary script stopped: `saved` is what `member` gives. Where `model` or
-        `optimizer` is missing, that stays as it is. Raises ValueError where it does not fit."""
+        """Load a state that `member`, or an ordinary script, saved into this member. A missing `model` or `optimizer`
+        leaves that part unchanged. Raises ValueError if the state does not fit."""
         row, one = self.model.row(name), self.optimizers[name]
         if "model" in saved:
             self.model.load_member(name, saved["model"])
@@ -179,8 +179,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     held[key][row].copy_(value if value is not None else torch.zeros_like(held[key][row]))
 
     def save(self, folder: str | os.PathLike[str], *names: str) -> None:
-        """Write `NAME.pt` of these members, or of all, into a folder, which is made if it is missing. A file is
-        complete or not there. An ordinary script goes on from it:
+        """Write `NAME.pt` for these members, or for all, into a folder, which is created if missing. Each file is
+        complete or absent. An ordinary script continues from a file:
 
             saved = torch.load("results/a.pt")
             model.load_state_dict(saved["model"])
@@ -195,7 +195,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def _plain(value: Any) -> Any:
-    """A number, or two, as a checkpoint holds them."""
+    """Convert a number, or a pair of numbers, to the form that checkpoints hold."""
     return [float(item) for item in value] if isinstance(value, (tuple, list)) else float(value)
 
 
@@ -204,7 +204,7 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _same_update(optimizers: Mapping[str, torch.optim.Optimizer]) -> Update:
-    """Raises ValueError for members with optimizers of two kinds."""
+    """Return the update rule of all members. Raises ValueError for optimizers of two kinds."""
     names = list(optimizers)
     kind = type(optimizers[names[0]])
     for name, one in optimizers.items():
@@ -219,7 +219,8 @@ def _same_update(optimizers: Mapping[str, torch.optim.Optimizer]) -> Update:
 def _partitions(
     models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> list[list[str]]:
-    """The names of the parameters in each group. Raises ValueError where members differ, or an optimizer has others."""
+    """Return the names of the parameters in each group. Raises ValueError if members differ, if an optimizer has
+    parameters of another model, or if an optimizer has already stepped."""
     found: dict[str, list[list[str]]] = {}
     for member, one in optimizers.items():
         names = {id(p): name for name, p in models[member].named_parameters()}
@@ -244,7 +245,7 @@ def _partitions(
 
 
 def _check_groups(update: Update, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-    """Raises ValueError for settings that differ between members, or that no rule supports."""
+    """Raises ValueError for settings that differ between members, or that the update rule does not support."""
     first, *_ = names = list(optimizers)
     for name in names:
         for index, group in enumerate(optimizers[name].param_groups):

@@ -1,5 +1,4 @@
-"""Limits of a fused training for the scheduler: it takes any number of GPUs, and the memory and bytes of all
-members."""
+"""Limits of a fused training for the scheduler: any number of GPUs, and the memory and bytes of all members."""
 
 from __future__ import annotations
 
@@ -10,20 +9,20 @@ from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 COPIES = 4
-"""Copies of each parameter: itself, its gradient and two moments."""
+"""Copies of each parameter in memory: the parameter, its gradient and two moments."""
 
 
 @dataclass(frozen=True)
 class Fused(Strategy):
     """B members in one job, data parallel: each GPU is a replica, with its part of every member's local batch.
 
-    Raises ValueError for numbers that cannot be.
+    Raises ValueError for invalid numbers.
     """
 
     members: int
-    """B."""
+    """B, the number of members."""
     parameter_bytes: int = 0
-    """Bytes of one member's parameters; 0, as below: not given."""
+    """Bytes of one member's parameters; 0 here and below: unknown."""
     sample_bytes: int = 0
     """Bytes of one member's activations, for each sample of a GPU's local batch."""
 

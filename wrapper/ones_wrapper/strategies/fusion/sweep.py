@@ -1,4 +1,4 @@
-"""The members of a sweep that a script trains: its own job, and others that wait for it (`ones-run --fuse`).
+"""Members of a sweep that a script trains: its own job, and others that wait for it (`ones-run --fuse`).
 
     sweep = ones.strategies.sweep(parser)
     models = {name: make(args) for name, args in sweep.members.items()}
@@ -9,7 +9,7 @@
         members.save(sweep.folder(name), name)
         sweep.done(name)
 
-Without others it has only its own job, so the same script trains one.
+Without other members the sweep has only the script's own job, so the same script also trains a single job.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sweep:
         self._rows = {str(row.job_id): row for row in rows}
         self._own = str(own.job_id)
         self.members: dict[str, argparse.Namespace] = {}
-        """The arguments of each member, by its job's number: as the parser has them."""
+        """Arguments of each member, parsed by the script's parser, by the number of the member's job."""
         for name, row in self._rows.items():
             self.members[name] = parser.parse_args(list(row.arguments))
         # A checkpoint has the rows of those that left, too: they are fused again, and stopped at once.
@@ -57,12 +57,12 @@ class Sweep:
             self._trains.remove(name)  # done before a restart
 
     def folder(self, name: str) -> Path:
-        """The directory of this member's job: where its results belong."""
+        """Return the directory of this member's job, where its results belong."""
         return Path(self._rows[name].folder)
 
     def left(self) -> list[str]:
-        """Return the members to stop: cancelled, or started by themselves. Each is returned once, and again after a
-        restart. They are removed from `members`: their results are no business of this job."""
+        """Return the members to stop: their jobs were cancelled, or started by themselves. Each is returned once, and
+        again after a restart. They also leave `members`, since this job no longer writes their results."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
         gone = [
@@ -78,7 +78,8 @@ class Sweep:
         return gone
 
     def alone(self) -> None:
-        """Train only the script's own member: if fusing does not pay, say. The others start by themselves."""
+        """Train only the script's own member, for example if fusing does not pay. The other jobs then start by
+        themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
         self.members, self._gone = {self._own: self.members[self._own]}, []
@@ -88,8 +89,8 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
-        """Mark a member's training as ended; its job will end with this exit code. Write its results into its folder
-        before. The script's own job ends with the script's exit code."""
+        """Mark a member's training as ended; its job will end with this exit code. Write the member's results into its
+        folder first. The script's own job ends with the script's exit code."""
         if name not in self._trains:
             return
         self._count()
@@ -110,7 +111,7 @@ class Sweep:
             replace_small(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:
-        """Add the time since the last call to the members that train, in equal parts."""
+        """Share the time since the last call equally among the members that train."""
         now = time.monotonic()
         for name in self._trains:
             self._seconds[name] += (now - self._since) / len(self._trains)
@@ -118,5 +119,6 @@ class Sweep:
 
 
 def sweep(parser: argparse.ArgumentParser) -> Sweep:
-    """The members that this script is to train, with their arguments. Call it in place of `parser.parse_args()`."""
+    """Return the members that this script is to train, with their arguments. Call this in place of
+    `parser.parse_args()`."""
     return Sweep(parser)

@@ -1,8 +1,8 @@
-"""The optimizers' steps on the tensors of several members at once, each with its own numbers.
+"""Steps of optimizers on the tensors of several members at once, each member with its own numbers.
 
-Each rule is that of one kind of optimizer: which numbers members have of their own, what it keeps of a parameter, and
-how a step changes it. Tensors have the members as first dimension; a member's numbers are broadcast over its row. The
-operations and their order are those of the optimizer for one model, so that in double precision the results agree.
+Each rule belongs to one kind of optimizer. It names the numbers that members have of their own and the state of a
+parameter, and makes the step. Tensors have the members as first dimension; a member's numbers are broadcast over its
+row. The operations and their order are those of the ordinary optimizer, so that in double precision the results agree.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ import torch
 from ones_wrapper.gradients.lamb import Lamb, trust
 
 Numbers = Mapping[str, torch.Tensor]
-"""A member's numbers by name, of shape [B], in double precision on the CPU."""
+"""Numbers of all members by name, each of shape [B], in double precision on the CPU."""
 
 Tensors = dict[str, torch.Tensor]
 Options = Mapping[str, Any]
-"""A parameter group of one model's optimizer."""
+"""Parameter group of one model's optimizer."""
 
 STEP = "step"
 
 
 class Update(ABC):
-    """Rule of one kind of optimizer, for the tensors of all members."""
+    """Update rule of one kind of optimizer, for the tensors of all members."""
 
     numbers: tuple[str, ...]
-    """Numbers that each member has of its own in a parameter group; `betas` are two."""
+    """Names of the numbers in a parameter group that each member has of its own; `betas` counts as two."""
     same: ClassVar[Mapping[str, tuple[Any, ...]]]
-    """Options that must be the same for all members, and the values that are supported."""
+    """Options that must be equal for all members, with their supported values."""
 
     @abstractmethod
     def keeps(self, groups: Sequence[Options]) -> tuple[str, ...]:
-        """Names of the tensors that are kept of each parameter, for members with these groups."""
+        """Return the names of the state tensors of each parameter, for members with these groups."""
 
     @abstractmethod
     def scalars(self, own: Numbers, steps: torch.Tensor, group: Options) -> Tensors:
-        """Scalars that `apply` needs of the members, of shape [B], from their numbers and the steps made with this
-        one."""
+        """Return the scalars that `apply` needs, each of shape [B], from the members' numbers and the steps made, this
+        one included."""
 
     @abstractmethod
     def apply(self, p: torch.Tensor, gradient: torch.Tensor, kept: Tensors, by: Numbers, group: Options) -> None:
-        """Make one step in place. `by` has the scalars, in the parameter's type, ready to be broadcast; without `decay`
-        if it is 0 for all."""
+        """Make one step in place. `by` holds the scalars, in the parameter's type, ready to be broadcast; `decay` is
+        missing if it is 0 for all members."""
 
     def alone(self, kept: Tensors, step: torch.Tensor, own: Options) -> dict[str, Any]:
-        """State that the optimizer of one model keeps, from the row of a member that has stepped."""
+        """Return the state that one model's optimizer keeps, from the row of a member that has stepped."""
         return {STEP: step, **kept}
 
     def steps(self, kept: Options) -> float:
-        """Steps made, from what the optimizer of one model keeps."""
+        """Return the number of steps made, from the state of one model's optimizer."""
         return float(kept[STEP])
 
 
 class SgdUpdate(Update):
-    """torch.optim.SGD: weight decay in the gradient, momentum with dampening, Nesterov's variant."""
+    """Update rule of torch.optim.SGD: weight decay in the gradient, momentum with dampening, Nesterov's variant."""
 
     numbers = ("lr", "weight_decay", "momentum", "dampening")
     same: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -92,7 +92,7 @@ class SgdUpdate(Update):
 
 
 class AdamUpdate(Update):
-    """torch.optim.Adam and AdamW."""
+    """Update rule of torch.optim.Adam and AdamW."""
 
     numbers = ("lr", "weight_decay", "betas", "eps")
     same: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -129,7 +129,7 @@ class AdamUpdate(Update):
         p.add_(mean / (square.sqrt().div_(by["root"]).add_(by["eps"])) * by["lr"])
 
     def _moments(self, gradient: torch.Tensor, kept: Tensors, by: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both moments with this gradient in them."""
+        """Update both moments by this gradient and return them."""
         mean, square = kept["exp_avg"], kept["exp_avg_sq"]
         mean.lerp_(gradient, by["beta1"])
         square.mul_(by["beta2"]).add_(gradient * gradient * by["rest2"])
@@ -137,7 +137,7 @@ class AdamUpdate(Update):
 
 
 class LambUpdate(AdamUpdate):
-    """`Lamb`, with a trust ratio for each tensor of each member."""
+    """Update rule of `Lamb`, with a trust ratio for each tensor of each member."""
 
     same: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
@@ -155,14 +155,14 @@ class LambUpdate(AdamUpdate):
 
 
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each member's part, ready to be broadcast."""
+    """Return the norm of each member's row, ready to be broadcast."""
     flat = tensor.reshape(len(tensor), -1)
     norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1).view(-1, *[1] * (tensor.dim() - 1))
     return norms
 
 
 def update_for(optimizer: torch.optim.Optimizer) -> Update:
-    """The rule for this optimizer. Raises ValueError for a kind that has none."""
+    """Return the update rule for this optimizer. Raises ValueError for a kind without a rule."""
     kind = type(optimizer)
     if kind is torch.optim.SGD:
         return SgdUpdate()

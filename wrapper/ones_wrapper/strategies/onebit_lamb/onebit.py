@@ -1,12 +1,12 @@
-"""One bit an element: a mean over ranks with error feedback, and the gradient exchange that goes with it.
+"""Mean over ranks with error feedback, in one bit an element, and the gradient exchange that goes with it.
 
-The mean is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank
-adds to its values what it kept back the last time, its error. Of the sum it sends signs and one scale, the root of the
-mean square, and keeps the rest as its new error. Each rank is the server of one chunk: it takes the mean of what all
-sent of the chunk, and sends that on in the same way, with an error of its own.
+The mean is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds
+its error of the last time to its values. It sends the signs of the sum and one scale, the root of the mean square; the
+rest is its new error. Each rank is the server of one chunk. The server averages the chunk over all ranks, and sends the
+average on in the same way, with an error of its own.
 
-What goes in comes out, now or later: result + (mean of the ranks' errors + the servers' errors, in order) is the mean
-of the values + the same of before. So one vector holds all errors, whatever the number of ranks: `OneBitMean.carried`.
+Nothing is lost, only delayed. The result plus all new errors (the mean over the ranks, plus the servers') equals the
+mean of the values plus all old errors. So one vector holds all errors, at any number of ranks: `OneBitMean.carried`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""Its new name since torch 2.13, which warns of the old one."""
+"""Gather by its new name since torch 2.13, which warns of the old name."""
 
 
 class OneBitMean:
-    """The mean over the ranks of a group of torch.distributed, the default one unless another is given. Each method is
-    collective but `ranks_changed`."""
+    """Compressed mean over the ranks of a process group, the default group unless another is given. Each method is
+    collective except `ranks_changed`."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self._server: torch.Tensor | None = None
-        """Residual of its chunk that this rank keeps back; None for nothing."""
+        """Error that this rank, as a server, keeps of its chunk; None for no error."""
         self.sent = 0
-        """Bytes of payload that this rank has sent so far."""
+        """Bytes of payload that this rank has sent."""
 
     def ranks_changed(self) -> None:
-        """Go on with other ranks. The servers' errors are lost, unless `carried` was called before."""
+        """Continue with other ranks. The servers' errors are lost, unless `carried` was called before."""
         self._server = None
 
     def __call__(self, values: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the mean of all ranks' `values`, about; this rank's new error), both of the shape [n] of `values` and of
-        `error`, this rank's error of the last time. A single rank gets values + error, and no error is left.
+        """Return the approximate mean of all ranks' `values`, and this rank's new error, both of shape [n]. `error` is
+        this rank's error of the last call. A single rank gets values + error, and no error.
 
         A rank sends 2 (N-1)/N n bits, and 2 (N-1) scales.
         """
@@ -74,9 +74,8 @@ class OneBitMean:
         return mean, wanted - torch.where(signs, size, -size)
 
     def carried(self, error: torch.Tensor) -> torch.Tensor:
-        """All errors as one vector, the same on all ranks: what each is to go on with as its own error, at this or
-        another number of ranks. The servers then keep nothing back. It takes one all-reduce of [n].
-        """
+        """Return all errors as one vector, equal on all ranks: each rank continues with it as its own error, at any
+        number of ranks. The servers then keep no error. Takes one all-reduce of [n]."""
         world = dist.get_world_size(self.group)
         found = error / world
         if world > 1:
@@ -89,18 +88,19 @@ class OneBitMean:
         return found
 
     def _chunk(self, n: int) -> tuple[int, int]:
-        """The elements of a chunk, a multiple of 8, and how many of this rank's are no padding."""
+        """Return the elements of a chunk, a multiple of 8, and the number of elements of this rank's chunk that are no
+        padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
 
 
 def sent_bytes(n: int, world: int, element: int = 4) -> int:
-    """Bytes that a rank sends for a mean of [n], with elements and scales of `element` bytes."""
+    """Return the bytes that a rank sends for a mean of [n], with elements and scales of `element` bytes."""
     return 2 * (world - 1) * (-(-n // (8 * world)) + element)
 
 
 def _split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signs (zero counts as positive) and scale of a vector."""
+    """Return the signs (zero counts as positive) and the scale of a vector."""
     return values >= 0, torch.linalg.vector_norm(values) / math.sqrt(max(values.numel(), 1))
 
 
@@ -109,7 +109,7 @@ def _padded(signs: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def pack(signs: torch.Tensor) -> torch.Tensor:
-    """Bools [8 n] as bytes [n]."""
+    """Convert bools [8 n] to bytes [n]."""
     groups = signs.view(-1, 8).view(torch.uint8)
     packed = groups[:, 0].clone()
     for bit in range(1, 8):
@@ -118,7 +118,7 @@ def pack(signs: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """Bytes [n] as bools [8 n]."""
+    """Convert bytes [n] to bools [8 n]."""
     groups = packed.new_empty(packed.numel(), 8)
     for bit in range(8):
         torch.bitwise_and(packed >> bit, 1, out=groups[:, bit])
@@ -126,7 +126,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 class Compressing(Protocol):
-    """The optimizer of a model with a `OneBitExchange`, as the exchange uses it."""
+    """Optimizer of a model with a `OneBitExchange`, as the exchange uses it."""
 
     @property
     def frozen(self) -> bool:
@@ -137,12 +137,12 @@ class Compressing(Protocol):
 
 
 class OneBitExchange(DdpExchange):
-    """Gradients are averaged over samples as by DistributedDataParallel, until their optimizer exchanges its momentum:
-    then each rank keeps its own, scaled so that the plain mean over ranks is the mean over the step's samples.
-    """
+    """Exchange that averages gradients over samples, as DistributedDataParallel does, until the optimizer exchanges
+    momentum. Then each rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the
+    step's samples."""
 
     def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], Compressing | None]) -> None:
-        """`made` gives the optimizer, once there is one."""
+        """`made` returns the optimizer, None before it is made."""
         super().__init__(group, noise)
         self._made = made
 

@@ -1,8 +1,8 @@
 """LAMB (You et al. 2020, arXiv 1904.00962, Algorithm 2) and 1-bit LAMB (Li et al. 2021, arXiv 2104.06069).
 
-1-bit LAMB warms up as LAMB does, on averaged gradients. Then the variance freezes, and with it the trust ratios; ranks
-exchange one bit an element of their momentum instead of gradients (`gradients/onebit.py`). A factor of each tensor's
-frozen trust ratio follows the variance of the gradients that the exchanged momentum shows.
+1-bit LAMB warms up as LAMB, on averaged gradients. Then the variance and the trust ratios freeze, and ranks exchange
+one bit an element of their momentum in place of gradients (`onebit`). Each tensor's frozen trust ratio gets a factor.
+The factor follows the variance of the gradients, which are computed from the exchanged momentum.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ MEMORY = 0.9
 FACTOR = (0.5, 4.0)
 """Least and largest factor of a frozen trust ratio."""
 CHANGE = 0.1
-"""Most of a factor that it may change in one step."""
+"""Largest relative change of a factor in one step."""
 
 
 class CompressedLamb(Lamb):
     """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
 
-    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (what it would be) and
-    `residual` (what this rank kept back of the momentum). Of its whole tensor: `trust` (running mean of trust ratios),
-    `factor` and `scale` (by which tensors become alike before they share one scale). While momentum is exchanged,
-    `step` is collective and `.grad` is this rank's own part of the gradient.
+    State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (its unfrozen value)
+    and `residual` (this rank's error of the compressed momentum). State of its whole tensor: `trust` (running mean of
+    trust ratios), `factor`, and `scale` (which makes tensors alike before they share one scale). While momentum is
+    exchanged, `step` is collective and `.grad` is this rank's own part of the gradient.
     """
 
     _step_supports_amp_scaling = True
-    """Has a gradient scaler set `grad_scale`, which says so."""
+    """Flag that makes a gradient scaler set `grad_scale`, whose setter raises an error."""
 
     def __init__(self, params: Any, mean: OneBitMean, *, lr: float, warmup_steps: int, **numbers: Any) -> None:
         """`numbers` are those of `Lamb`. Raises ValueError for numbers outside their ranges, and for parameters that
-        are sharded, or of less than 32 bits."""
+        are sharded or narrower than 32 bits."""
         if "betas" in numbers and not numbers["betas"][0]:
             raise ValueError(f"onebit_lamb: betas={numbers['betas']}: the first must be above 0")
         self._mean = mean
         self._warmup_steps = warmup_steps
         self._untrained: set[torch.Tensor] | None = None
-        """Parameters that had no gradient in the warm-up; None if that is to be found out."""
+        """Parameters that had no gradient in the warm-up; None until they are determined."""
         super().__init__(params, lr, **numbers)
         for group in (self.defaults, *self.param_groups):
             group.update({"warmed": 0, "frozen": False, "batch": 0})
@@ -67,7 +67,7 @@ class CompressedLamb(Lamb):
 
     @property
     def batch(self) -> int:
-        """Global batch that the warm-up was made with; 0 before its first step."""
+        """Global batch of the warm-up; 0 before its first step."""
         return int(self.param_groups[0]["batch"])
 
     @property
@@ -77,7 +77,7 @@ class CompressedLamb(Lamb):
 
     @property
     def grad_scale(self) -> Any:
-        """Scale that a gradient scaler sets; there is none."""
+        """Scale of a gradient scaler; always missing."""
         raise AttributeError("grad_scale")
 
     @grad_scale.setter
@@ -94,8 +94,8 @@ class CompressedLamb(Lamb):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Collective once the warm-up is over. Raises ValueError for a closure, and where a parameter gets
-        its first gradient after the warm-up."""
+        """Make one step. Collective once the warm-up is over. Raises ValueError for a closure, and for a parameter that
+        gets its first gradient after the warm-up."""
         if closure is not None:
             raise ValueError(
                 "onebit_lamb: a closure is not taken; call loss.backward() yourself, then optimizer.step()"
@@ -126,7 +126,7 @@ class CompressedLamb(Lamb):
             torch.mul(part, state["exp_avg_sq"] > 0, out=state["residual"])
 
     def restart(self, batch: int) -> None:
-        """Warm up again, at this global batch: the variance is updated again, and the residual is added to the
+        """Begin the warm-up again at this global batch: the variance is unfrozen, and the residual is added to the
         momentum. Collective."""
         self.settle()
         for group, _, state in self._trained() if self.frozen else ():
@@ -140,7 +140,7 @@ class CompressedLamb(Lamb):
             group[key] = value
 
     def _trained(self) -> Iterator[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]:
-        """Group, parameter and state of all that is exchanged: the same on all ranks, in the same order."""
+        """Yield group, parameter and state of all exchanged parameters, in the same order on all ranks."""
         for group in self.param_groups:
             for p in group["params"]:
                 if self.state.get(p):
@@ -162,7 +162,7 @@ class CompressedLamb(Lamb):
         self._count("frozen", True)
 
     def _exchange(self) -> None:
-        """1-bit LAMB's step of all parameters."""
+        """Make 1-bit LAMB's step of all parameters."""
         trained = list(self._trained())
         self._check_trained(trained)
         moved = []

@@ -1,4 +1,4 @@
-"""1-bit LAMB as a strategy: its optimizer, its exchange, and what the scheduler knows of its two phases."""
+"""1-bit LAMB as a strategy: its optimizer, its exchange, and its two phases as limits for the scheduler."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ class OneBitLamb(Strategy):
         model = job.ddp(model)
         optimizer = lamb.optimizer(model.parameters(), lr=0.005, weight_decay=0.01)
 
-    After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. A batch
-    that changes all the same, at a requeue or since fewer GPUs hold less, begins the warm-up again.
+    After the warm-up the global batch must not change, and `.grad` is this rank's own part of the gradient. If the
+    batch changes all the same, at a requeue or since fewer GPUs hold less, the warm-up begins again.
     """
 
     name = "onebit_lamb"
     hot = True
 
     def __init__(self, warmup_steps: int) -> None:
-        """`warmup_steps` are optimizer steps: 15 to 25 % of all. Raises ValueError for less than one."""
+        """`warmup_steps` is the number of warm-up steps: 15 to 25 % of all steps. Raises ValueError for less than
+        one."""
         if warmup_steps < 1:
             raise ValueError(f"onebit_lamb: warmup_steps={warmup_steps} must be 1 or more; 15 to 25 % of all steps fit")
         self._warmup_steps = warmup_steps
@@ -40,11 +41,11 @@ class OneBitLamb(Strategy):
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
         self._told: bool | None = None
-        """True if the limits were made for frozen variance; None if the model was not known."""
+        """True if the last limits were made for frozen variance; None if the model was unknown."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
-        """The optimizer of all that the job trains; `options` are `lr`, `betas`, `eps` and `weight_decay`, as of
-        `CompressedLamb`. Call it once."""
+        """Return the optimizer of all parameters that the job trains; `options` are `lr`, `betas`, `eps` and
+        `weight_decay`, as of `CompressedLamb`. Call this once."""
         if self._made is not None:
             raise ValueError("onebit_lamb: a job has one optimizer; give it the parameters of all models as groups")
         self._made = CompressedLamb(params, self._mean, warmup_steps=self._warmup_steps, **options)
@@ -74,8 +75,8 @@ class OneBitLamb(Strategy):
         return rows_within(rows, any_number=True)
 
     def sent_bytes(self, world: int) -> int:
-        """Bytes that a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in
-        one."""
+        """Return the bytes that a rank sends in an optimizer step of the present phase: gradients in 32 bits, or
+        momentum in one."""
         elements = self._made.elements if self._made is not None else 0
         return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
 

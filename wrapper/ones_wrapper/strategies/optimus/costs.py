@@ -1,7 +1,8 @@
 """Memory and network traffic of a transformer on a q × q mesh: formulas, without torch.
 
-In elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021 (arXiv
-2104.05343): in a pass forward each rank sends (q − 1)/q² of every product's two matrices, backward twice that.
+All are numbers of elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021
+(arXiv 2104.05343): in a forward pass each rank sends (q − 1)/q² of every product's two matrices, backward twice as
+much.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fractions import Fraction
 class MeshTransformer:
     """Sizes of a language model of `TransformerBlock`s, with an embedding, positions, a last norm and an output layer.
 
-    `layers` or `length` 0: not known, and so are all costs.
+    If `layers` or `length` is 0, the size is unknown, and so are all costs.
     """
 
     hidden: int
@@ -30,31 +31,31 @@ class MeshTransformer:
 
     @property
     def matrices(self) -> int:
-        """Elements of what is split over all ranks of a mesh."""
+        """Elements of the parameters that are split over all ranks of a mesh."""
         return 12 * self.layers * self.hidden**2 + 2 * self.vocab * self.hidden
 
     @property
     def vectors(self) -> int:
-        """Elements of what is split only over the columns: biases, norms, positions."""
+        """Elements of the parameters that are split only over the columns: biases, norms, positions."""
         return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
 
     def fixed(self, q: int) -> Fraction:
-        """Elements that a rank holds for no sample: parameters, gradients and two moments."""
+        """Elements that a rank holds whatever its samples: parameters, gradients and two moments."""
         return 4 * self._held(q)
 
     def _held(self, q: int) -> Fraction:
         return Fraction(self.matrices, q * q) + Fraction(self.vectors, q)
 
     def saved(self, q: int) -> Fraction:
-        """Elements that a rank keeps from the forward pass of the blocks for the backward one, for a sample of its
-        replica: 1/q² of the dense model's, but for a number of each norm that all ranks of a row keep."""
+        """Elements of a sample of the replica that a rank keeps from the blocks' forward pass for the backward pass:
+        1/q² of the dense model's. Only one number of each norm is kept by all ranks of a row."""
         block = Fraction(16 * self.length * self.hidden + self.length * self.heads, q * q)
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements that a rank holds for a sample of its replica at the peak, as backward begins. They are those of the
-        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient. About
-        eight numbers a token come from the loss."""
+        """Elements of a sample of the replica that a rank holds at the peak, when the backward pass begins. They come
+        from the blocks, the last norm, the output layer, and the logits or the widest activation, with their gradient.
+        The loss adds about eight numbers a token."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
         return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 
@@ -65,10 +66,10 @@ class MeshTransformer:
         return products + Fraction(2 * (q - 1) * numbers * self.length, q * q)
 
     def pass_wire(self, q: int) -> Fraction:
-        """Elements that a rank sends in its mesh in a forward and backward pass whatever its samples: parameters."""
+        """Elements of parameters that a rank sends in its mesh in a forward and backward pass, whatever its samples."""
         matrices = 3 * (12 * self.layers * self.hidden**2 + self.vocab * self.hidden) + 2 * self.vocab * self.hidden
         return Fraction(matrices * (q - 1), q * q) + Fraction(2 * (q - 1) * self.vectors, q * q)
 
     def data_wire(self, q: int, replicas: int) -> Fraction:
-        """Elements that a rank sends to other replicas in a step: a ring's all-reduce of its blocks."""
+        """Elements that a rank sends to other replicas in a step: its blocks' all-reduce in a ring."""
         return Fraction(2 * (replicas - 1), replicas) * self._held(q)

@@ -1,9 +1,9 @@
-"""The gradient exchange between replicas of a mesh: each rank sums its blocks over the ranks that hold the same ones.
+"""Gradient exchange between replicas of a mesh: each rank sums its blocks over the ranks that hold the same blocks.
 
-Within a replica the products have summed the gradients already, so each rank has its blocks' gradient of the mean over
-the replica's local batch. A pass's gradient is weighed with its part of the step's samples before it is added up (see
-gradients/exchange.py). So what is left is a sum over the replicas. It goes in buckets, the last parameters first, while
-backward goes on (Li et al., VLDB 2020, §3.2).
+Within a replica the products have already summed the gradients. So each rank has the gradient of its blocks for the
+mean over the replica's local batch. Each pass's gradient is weighted by the pass's share of the step's samples before
+it is added (see gradients/exchange.py). Only a sum over the replicas is left. It is sent in buckets, the last
+parameters first, during the backward pass (Li et al., VLDB 2020, §3.2).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ones_wrapper.data.feed import AccumulationStep
 
 BUCKET_MB = 25.0
-"""Gradients that go in one message."""
+"""Largest message of gradients, in MiB."""
 
 
 class MeshExchange(Exchange):
@@ -38,12 +38,12 @@ class MeshExchange(Exchange):
         self._mesh = mesh
         self._buckets: list[_Bucket] = []
         self._begun = self._over = False
-        """True if the last pass's backward has begun, and if the step's gradients were handed out."""
+        """True if the last pass's backward has begun, and if the step's gradients are ready."""
         self._started = 0
-        """Buckets whose sum is under way; all ranks start them in order."""
+        """Number of buckets whose sum is under way; all ranks start buckets in the same order."""
 
     def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB, **options: Any) -> torch.nn.Module:
-        """The model itself; all replicas take the first one's parameters."""
+        """Return the model itself; all replicas take the first replica's parameters."""
         self._first(model)
         if options:
             raise ValueError(f"optimus2d: {', '.join(sorted(options))} cannot be given to job.ddp; bucket_mb can")
@@ -86,14 +86,14 @@ class MeshExchange(Exchange):
                 self._finish_all()  # a script that makes no step here must not leave messages under way
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Weigh the mean over the pass's samples as its part of the mean over the step's."""
+        """Weight the mean over the pass's samples by their share of the step's samples."""
         if self.trying:
             return gradient
         part = self._now()
         return scaled(gradient, part.samples, part.share.total)
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
-        """Backward has brought a parameter's gradient."""
+        """Count a parameter whose gradient the backward pass has computed, and start the sums of complete buckets."""
         if self.trying or not self._now().last:
             return
         if self._over or not bucket.missing:
@@ -130,24 +130,24 @@ class MeshExchange(Exchange):
 
 
 class _Bucket:
-    """Some parameters of one type, whose gradients go in one message."""
+    """Parameters of one type whose gradients are sent in one message."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = parameters
         self.missing = len(parameters)
-        """Parameters whose gradient the present pass has not brought."""
+        """Number of parameters that have no gradient of the present pass yet."""
         self.flat = torch.empty(0)
         self.work: Any = None
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Gather the gradients; zeros where this replica has none."""
+        """Collect the gradients; zeros for parameters without a gradient on this replica."""
         self.flat = flattened([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
 
     @torch.no_grad()
     def hand_out(self) -> None:
-        """Copy the sums to the parameters' gradients, and drop the message. All replicas use the same parameters, so
-        one that has no gradient here has none anywhere."""
+        """Copy the sums to the parameters' gradients, and drop the message. All replicas use the same parameters, so a
+        parameter without a gradient here has none anywhere."""
         for parameter, piece in zip(self.parameters, pieces(self.flat, self.parameters), strict=True):
             if parameter.grad is not None:
                 local(parameter.grad).copy_(piece)

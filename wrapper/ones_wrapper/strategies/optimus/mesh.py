@@ -1,4 +1,4 @@
-"""The q × q mesh of ranks that holds one replica, and what its rows and columns exchange.
+"""Mesh of q × q ranks that holds one replica, and the collectives of its rows and columns.
 
 Rank r of a replica is in row r // q and column r % q. The replica's local batch is split over the rows, the hidden
 dimension over the columns: rank (i, j) holds the samples of row i and the features of column j.
@@ -14,19 +14,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 MATRIX = (Shard(1), Shard(0))
-"""Weights [out, in], as in `torch.nn.Linear`: rows of the mesh split the inputs, columns the outputs."""
+"""Placement of weights [out, in], as in `torch.nn.Linear`: rows of the mesh split the inputs, columns the outputs."""
 TABLE = (Shard(0), Shard(1))
-"""Embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
+"""Placement of embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
 FEATURES = (Replicate(), Shard(-1))
-"""Placement of what has the hidden dimension last and is the same for all samples, such as a bias."""
+"""Placement of tensors that are equal for all samples and have the hidden dimension last, such as a bias."""
 
 
 class Mesh:
-    """This rank's place in its mesh, and its process groups. Methods are collective over the row or column they name;
-    if that is one rank, they send nothing."""
+    """This rank's place in its mesh, and its process groups. Methods are collective over the row or column in their
+    name; in a mesh of one rank they send nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
-        """Build the groups of all meshes, of all ranks. Collective. Raises ValueError where q² does not divide them."""
+        """Create the groups of all meshes, on all ranks. Collective. Raises ValueError if q² does not divide the
+        ranks."""
         world = dist.get_world_size()
         if world % (q * q):
             raise ValueError(f"a mesh of {q} × {q} ranks does not divide {world} ranks")
@@ -35,17 +36,18 @@ class Mesh:
         self.replicas = world // (q * q)
         self.replica, self.row, self.column = (int(place) for place in whole.get_coordinate() or ())
         self.across = whole.get_group("replicas")
-        """The ranks that hold the same blocks in other replicas."""
+        """Group of the ranks that hold the same blocks in all replicas."""
         # Along the dimension "columns" lie the ranks of one row.
         self.in_row, self.in_column = whole.get_group("columns"), whole.get_group("rows")
         self.ranks = whole["rows", "columns"]
         self.ranks._flatten()  # so that DTensor sums over both in one message, as in a gradient's norm
-        """The ranks of this replica, for DTensor."""
+        """Ranks of this replica, for DTensor."""
 
     def cut(self, whole: torch.Tensor, placements: tuple[Placement, ...]) -> torch.nn.Parameter:
-        """This rank's block of a tensor that every rank of the replica has whole, as a parameter. Sends nothing.
+        """Return this rank's block of a tensor, as a parameter; every rank of the replica has the whole tensor. Sends
+        nothing.
 
-        Raises ValueError where a dimension does not divide by q.
+        Raises ValueError if q does not divide a split dimension.
         """
         block = whole.detach()
         for place, placement in zip((self.row, self.column), placements, strict=True):
@@ -59,26 +61,26 @@ class Mesh:
         return torch.nn.Parameter(DTensor.from_local(block, self.ranks, placements, run_check=False))
 
     def sum_in_row(self, values: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
-        """The sum over the row, or the maximum, in place."""
+        """Return the sum over the row, or the maximum, in place."""
         if self.q > 1 and values.numel():
             dist.all_reduce(values, operation, group=self.in_row)
         return values
 
     def sum_in_column(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over the column, in place."""
+        """Return the sum over the column, in place."""
         if self.q > 1:
             dist.all_reduce(values, group=self.in_column)
         return values
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this mesh row's samples of the replica's local batch [samples, …]. Rows differ by one sample at most,
+        """Return this mesh row's samples of the replica's local batch [samples, …]. Rows differ by at most one sample,
         and may have none."""
         return batch.tensor_split(self.q)[self.row]
 
     @torch.no_grad()
     def whole(self, block: torch.Tensor) -> torch.Tensor:
-        """The whole tensor [samples, …, features] from its blocks, on every rank of the replica, for looking at it: no
-        gradient flows back."""
+        """Return the whole tensor [samples, …, features] from its blocks, on every rank of the replica, to examine it:
+        no gradient flows back."""
         if self.q == 1:
             return block.detach()
         block = block.contiguous()
@@ -97,7 +99,7 @@ class Mesh:
 
 
 class _SameForAllRows(torch.autograd.Function):
-    """Parameter that all rows of a mesh use; its gradient is the sum over theirs."""
+    """Parameter that all rows of a mesh use; its gradient is the sum over the rows."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -110,8 +112,8 @@ class _SameForAllRows(torch.autograd.Function):
 
 
 def features(parameter: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """This column's features of a parameter placed as `FEATURES`. Its gradient is summed over the rows, so that each
-    row's copy gets the same."""
+    """Return this column's features of a parameter placed as `FEATURES`. Its gradient is summed over the rows, so that
+    each row's copy gets the same gradient."""
     assert isinstance(parameter, DTensor)
     found: torch.Tensor = _SameForAllRows.apply(parameter.to_local(), mesh)  # type: ignore[no-untyped-call]
     return found

@@ -1,9 +1,9 @@
-"""The layers and the loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
+"""Layers and loss of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
-Each takes and gives blocks: of activations [samples, length, hidden] rank (i, j) has [samples of row i, length, hidden
-/ q]. Each draws its whole parameters as the dense layer of torch does, from the default generator, and keeps its block.
-With one seed on all ranks the model is the dense one at any mesh. The parameters are DTensors with the names and whole
-shapes of the dense layer's. So a checkpoint loads at any mesh, and into the dense model.
+Each layer takes and returns blocks: rank (i, j) has [samples of row i, length, hidden / q] of activations [samples,
+length, hidden]. Each layer draws its whole parameters as torch's dense layer does, from the default generator, and
+keeps its block. With one seed on all ranks the model equals the dense model on any mesh. The parameters are DTensors
+with the dense layer's names and whole shapes. So a checkpoint loads on any mesh, and into the dense model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ones_wrapper.strategies.optimus.mesh import FEATURES, MATRIX, TABLE, Mesh, 
 
 
 class Linear(nn.Module):
-    """`torch.nn.Linear`: blocks […, inputs / q] to blocks […, outputs / q]."""
+    """`torch.nn.Linear` on a mesh, from blocks […, inputs / q] to blocks […, outputs / q]."""
 
     def __init__(self, mesh: Mesh, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class LayerNorm(nn.Module):
 
 
 class _Normal(torch.autograd.Function):
-    """x̂ = (x − mean) / √(variance + eps), where each row of the mesh has the features of a sample."""
+    """Normalisation x̂ = (x − mean) / √(variance + eps), where each row of the mesh has the features of a sample."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, size: int, eps: float, mesh: Mesh) -> torch.Tensor:
@@ -73,8 +73,8 @@ class _Normal(torch.autograd.Function):
 
 
 class Embedding(nn.Module):
-    """`torch.nn.Embedding`: token numbers [samples of the row, …] to blocks […, size / q]. The rows of the mesh split
-    the vocabulary, and each row's part of the table travels down the columns."""
+    """`torch.nn.Embedding` on a mesh, from token numbers [samples of the row, …] to blocks […, size / q]. The rows of
+    the mesh split the vocabulary, and each row's part of the table is sent down the columns."""
 
     def __init__(self, mesh: Mesh, count: int, size: int) -> None:
         super().__init__()
@@ -86,14 +86,14 @@ class Embedding(nn.Module):
         return found
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with the table's transpose, for a model whose output layer is its embedding: blocks [samples, …,
-        size / q] to blocks […, count / q]."""
+        """Return the product with the table's transpose, for a model whose output layer is its embedding, from blocks
+        [samples, …, size / q] to blocks […, count / q]."""
         product = summa.abt(x.flatten(0, -2), local(self.weight), self.mesh)
         return product.view(*x.shape[:-1], product.shape[-1])
 
 
 class _Lookup(torch.autograd.Function):
-    """The product of one-hot rows with a table, without the ones."""
+    """Product of one-hot rows with a table, without the one-hot matrix."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -118,7 +118,8 @@ class _Lookup(torch.autograd.Function):
 
 
 class Positions(nn.Module):
-    """Learned positions, added to blocks [samples, length, size / q]; drawn as `torch.nn.Embedding(length, size)`."""
+    """Learned positions, added to blocks [samples, length, size / q], and drawn as `torch.nn.Embedding(length,
+    size)`."""
 
     def __init__(self, mesh: Mesh, length: int, size: int) -> None:
         super().__init__()
@@ -130,9 +131,10 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of blocks [samples, length, hidden / q]; each rank has its samples and heads / q whole heads.
+    """Self-attention on blocks [samples, length, hidden / q]; each rank has its row's samples and heads / q whole
+    heads.
 
-    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are by head: its query, its key, its value.
+    The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: its query, its key, its value.
     """
 
     def __init__(self, mesh: Mesh, hidden: int, heads: int, causal: bool = True) -> None:
@@ -151,7 +153,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between them, `times` as wide there, of blocks […, hidden / q]."""
+    """Two linear layers on blocks […, hidden / q], with a GELU between them and `times` as many features there."""
 
     def __init__(self, mesh: Mesh, hidden: int, times: int = 4) -> None:
         super().__init__()
@@ -180,14 +182,14 @@ class TransformerBlock(nn.Module):
 
 
 IGNORED = -100
-"""Target of tokens that do not count, as in torch."""
+"""Target of tokens that the loss ignores, as in torch."""
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """The mean over the tokens of the replica's local batch, the same on all of its ranks.
+    """Return the mean over the tokens of the replica's local batch, equal on all of its ranks.
 
-    `logits` are blocks [samples of the row, …, vocabulary / q], `targets` token numbers [samples of the row, …].
-    No rank has all of the vocabulary: the row's ranks exchange three numbers a token. Collective, but for its backward
+    `logits` are blocks [samples of the row, …, vocabulary / q], `targets` token numbers [samples of the row, …]. No
+    rank has the whole vocabulary: the row's ranks exchange three numbers a token. Collective, except for the backward
     pass.
     """
     loss: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), mesh)  # type: ignore[no-untyped-call]

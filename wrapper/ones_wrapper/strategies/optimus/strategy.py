@@ -1,4 +1,4 @@
-"""Optimus-2D as a strategy: which meshes a number of GPUs makes, and the layers that a script builds its model from."""
+"""Optimus-2D as a strategy: the meshes that a number of GPUs makes, and the layers of a script's model."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Optimus2D(Strategy):
         memory_bytes: int = 0,
         element_bytes: int = 4,
     ) -> None:
-        """`q` is the side of the mesh, or all sides that may be used. Of those whose square divides the GPUs the
-        largest is taken; with `memory_bytes` of a GPU, the smallest that holds the model. `layers` and `length` (tokens
-        of a sample) are for the costs by which the scheduler plans, with numbers of `element_bytes` bytes.
+        """`q` is the side of the mesh, or all sides that may be used. The largest side is used whose square divides the
+        GPUs; with `memory_bytes` of a GPU, the smallest such side that holds the model. `layers` and `length` (tokens
+        of a sample) let the scheduler plan with costs, for numbers of `element_bytes` bytes.
 
         Raises ValueError for sizes that q does not divide.
         """
@@ -72,7 +72,7 @@ class Optimus2D(Strategy):
         self._mesh: Mesh | None = None
 
     def side(self, world: int) -> int | None:
-        """The side of the mesh at a world size; None if it cannot be used."""
+        """Return the side of the mesh at a world size; None if the world size cannot be used."""
         sides = [q for q in self.sides if world % (q * q) == 0 and self._fits(q)]
         if not sides:
             return None
@@ -135,51 +135,53 @@ class Optimus2D(Strategy):
 
     @property
     def mesh(self) -> Mesh:
-        """This rank's place. Raises RuntimeError before `init`."""
+        """This rank's place in its mesh. Raises RuntimeError before `init`."""
         if self._mesh is None:
             raise RuntimeError("optimus2d: the ranks are not known yet; make the model after ones.init(strategy=…)")
         return self._mesh
 
     def linear(self, inputs: int, outputs: int, bias: bool = True) -> modules.Linear:
-        """`torch.nn.Linear` on the mesh."""
+        """Return `torch.nn.Linear` on the mesh."""
         from ones_wrapper.strategies.optimus.modules import Linear
 
         return Linear(self.mesh, inputs, outputs, bias)
 
     def layer_norm(self, size: int) -> modules.LayerNorm:
-        """`torch.nn.LayerNorm` on the mesh."""
+        """Return `torch.nn.LayerNorm` on the mesh."""
         from ones_wrapper.strategies.optimus.modules import LayerNorm
 
         return LayerNorm(self.mesh, size)
 
     def embedding(self, count: int, size: int) -> modules.Embedding:
-        """`torch.nn.Embedding` on the mesh."""
+        """Return `torch.nn.Embedding` on the mesh."""
         from ones_wrapper.strategies.optimus.modules import Embedding
 
         return Embedding(self.mesh, count, size)
 
     def positions(self, length: int, size: int) -> modules.Positions:
-        """Learned positions, to be added to an embedding's blocks."""
+        """Return learned positions, to be added to an embedding's blocks."""
         from ones_wrapper.strategies.optimus.modules import Positions
 
         return Positions(self.mesh, length, size)
 
     def block(self, causal: bool = True) -> modules.TransformerBlock:
-        """A whole transformer block: attention and MLP, each with a norm before it."""
+        """Return a transformer block: attention and MLP, each with a norm before it."""
         from ones_wrapper.strategies.optimus.modules import TransformerBlock
 
         return TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """The samples of this rank's row, of the local batch that `job.loader` gives to all ranks of a replica."""
+        """Return the samples of this rank's mesh row, of the local batch that `job.loader` gives to all ranks of a
+        replica."""
         return self.mesh.rows(batch)
 
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean over the tokens of the replica's local batch, of blocks of logits and this row's targets."""
+        """Return the mean over the tokens of the replica's local batch, from blocks of logits and this row's
+        targets."""
         from ones_wrapper.strategies.optimus.modules import cross_entropy
 
         return cross_entropy(logits, targets, self.mesh)
 
     def whole(self, blocks: torch.Tensor) -> torch.Tensor:
-        """The whole tensor of blocks, on all ranks of the replica; no gradient flows back."""
+        """Return the whole tensor from its blocks, on all ranks of the replica; no gradient flows back."""
         return self.mesh.whole(blocks)

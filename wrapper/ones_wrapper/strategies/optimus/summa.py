@@ -7,8 +7,8 @@ Rank (i, j) holds the blocks A_ij and B_ij, and gets C_ij. Each product takes q 
 - ABᵀ: B_lj travels down column j;                      C_il = Σ_j A_ij B_ljᵀ, summed along row i
 - AᵀB: A_il travels along row i;                        C_lj = Σ_i A_ilᵀ B_ij, summed down column j
 
-No rank ever holds more than a few blocks, 1/q² of a matrix each. The gradient of each product is made of the two
-others. A's rows may be split unevenly over the mesh: where rows are samples, any number of them fits.
+No rank ever holds more than a few blocks, 1/q² of a matrix each. The gradient of each product is made of the two other
+products. A's rows may be split unevenly over the mesh: any number of samples fits.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ Kind = Literal["ab", "abt", "atb"]
 
 
 def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """C = AB for blocks a [m, k] and b [k, n]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    """Return this rank's block [m, n] of C = AB, for blocks a [m, k] and b [k, n]. Collective, and so is its backward
+    pass."""
     return _of("ab", a, b, mesh)
 
 
 def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """C = ABᵀ for blocks a [m, k] and b [n, k]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    """Return this rank's block [m, n] of C = ABᵀ, for blocks a [m, k] and b [n, k]. Collective, and so is its backward
+    pass."""
     return _of("abt", a, b, mesh)
 
 
 def atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """C = AᵀB for blocks a [k, m] and b [k, n]: this rank's block [m, n]. Collective, and so is its backward pass."""
+    """Return this rank's block [m, n] of C = AᵀB, for blocks a [k, m] and b [k, n]. Collective, and so is its backward
+    pass."""
     return _of("atb", a, b, mesh)
 
 
@@ -45,7 +48,7 @@ def _of(kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tenso
 
 
 class _Product(torch.autograd.Function):
-    """A product whose gradients are products on the mesh, too."""
+    """Product on the mesh whose gradients are also products on the mesh."""
 
     @staticmethod
     def forward(ctx: Any, kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -92,8 +95,8 @@ _PRODUCTS = {"ab": _ab, "abt": _abt, "atb": _atb}
 
 
 def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:
-    """The blocks of a row's or column's ranks, one after the other, on all of them; `mine` is this rank's place. The
-    next one travels while one is used."""
+    """Yield the blocks of a row's or column's ranks, in order, on all of its ranks; `mine` is this rank's place. The
+    next block is sent while one is used."""
     if q == 1 or not block.numel():
         for _ in range(q):
             yield block
@@ -114,8 +117,8 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
-    """The sum over a row or column of the terms that are meant for this rank, each rank's `mine`th. One sum is under
-    way while the next term is computed."""
+    """Return the sum over a row or column of each rank's term number `mine`, this rank's place. One sum is under way
+    while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

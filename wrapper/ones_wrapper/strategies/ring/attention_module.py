@@ -1,4 +1,4 @@
-"""An attention layer for a ring, with the parameters of torch's own."""
+"""Attention layer for a ring, with the parameters of `torch.nn.MultiheadAttention`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ones_wrapper.strategies.ring.strategy import Ring
 class RingAttention(nn.Module):
     """Self-attention over sequences that are split over a ring, in place of `nn.MultiheadAttention`.
 
-    Its parameters have the names, shapes and first values of `nn.MultiheadAttention(width, heads, batch_first=True)`,
-    so either loads the other's checkpoint. Whether it is causal the ring says.
+    The parameters have the names, shapes and first values of `nn.MultiheadAttention(width, heads, batch_first=True)`,
+    so each loads the other's checkpoint. The ring determines whether attention is causal.
     """
 
     def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        """`dropout` is the share of the attention's probabilities. Raises ValueError where `heads` does not divide
+        """`dropout` is the dropped share of attention probabilities. Raises ValueError if `heads` does not divide
         `width`."""
         super().__init__()
         if width % heads:
@@ -31,9 +31,8 @@ class RingAttention(nn.Module):
             nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """`x` is (batch, tokens, width), this rank's tokens, and so is the result. `real`, (batch, length), says which
-        tokens of the whole sequences are no padding. Collective over the ring.
-        """
+        """Return the attention's output for `x`, this rank's tokens; both are (batch, tokens, width). `real`, (batch,
+        length), is False for padding in the whole sequences. Collective over the ring."""
         joined = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
         q, k, v = (one.view(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in joined.chunk(3, -1))
         seen = self.ring.attention(q, k, v, real=real, dropout=self.rate if self.training else 0.0)

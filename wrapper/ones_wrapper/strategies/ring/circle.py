@@ -1,4 +1,4 @@
-"""The ranks of one replica in a circle: each sends to the next and receives from the one before."""
+"""Ranks of one replica in a circle: each sends to the next rank and receives from the rank before."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import torch
 import torch.distributed as dist
 
 FORWARD, BACK = 0, 1
-"""Tags: what goes around to be read, and what goes around to be summed."""
+"""Tags of messages: blocks that travel to be read, and sums that travel to be completed."""
 
 
 class Circle:
-    """This rank's place among `size` consecutive ranks, from rank `first` of the default group on.
+    """This rank's place among `size` consecutive ranks, beginning with rank `first` of the default group.
 
-    No group of its own: the default group changes in a job of blocks, and messages then go to its new ranks.
+    A circle has no group of its own: the default group changes in a job of blocks, and messages then go to its new
+    ranks.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
         self.rank, self.size, self._first = rank, size, first
         self.sent_bytes = 0
-        """Payload that this rank has sent."""
+        """Bytes of payload that this rank has sent."""
 
     def source(self, step: int) -> int:
         """Return the rank, within the circle, whose block this rank has after `step` shifts."""
@@ -46,10 +47,10 @@ class Circle:
         return partial(_arrived, works, arriving, tensor)
 
     def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
-        """The sum over all ranks of their `part(this rank)`: each rank says what it has for every owner.
+        """Return the sum over all ranks of their `part(this rank)`; `part(owner)` is this rank's part for an owner.
 
-        The sum for an owner begins at the rank after it and ends with the owner, so `size - 1` parts are sent. What
-        `part` returns is changed. Collective over the circle.
+        The sum for an owner begins at the rank after the owner and ends with the owner, so each rank sends `size - 1`
+        parts. The tensor that `part` returns is overwritten. Collective over the circle.
         """
         total = part(self.source(1))
         for step in range(2, self.size + 1):

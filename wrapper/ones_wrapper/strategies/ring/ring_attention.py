@@ -1,8 +1,8 @@
 """Exact attention over sequences that are split over a circle of ranks, by blocks and with an online softmax.
 
-Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and values go
-around. Each rank keeps its queries, its output and one logsumexp a query, and computes the scores again in the backward
-pass. Nothing of the size of a whole sequence squared is ever kept.
+Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and values travel
+around the circle. Each rank keeps its queries, its output and one logsumexp a query, and computes the scores again in
+the backward pass. No tensor of a whole sequence's length squared is ever kept.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ones_wrapper.strategies.ring.tile import Above, Dropout, Place
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Layout of the sequences on the ranks of a circle."""
+    """Distribution of the sequences' tokens over the ranks of a circle."""
 
     circle: Circle
     length: int
     """Tokens of a whole sequence."""
     causal: bool = False
-    """True if a token sees only itself and those before. Then each rank holds two pieces of the sequence, an early and
-    a late one (numbers n and 2N - 1 - n of 2N). So all ranks have the same work; else it holds one piece."""
+    """True if a token attends only to itself and earlier tokens. Each rank then holds an early and a late piece of the
+    sequence (numbers n and 2N - 1 - n of 2N), for equal work; else one piece."""
 
     def __post_init__(self) -> None:
         size, pieces = self.circle.size, self.circle.size * (2 if self.causal else 1)
@@ -46,7 +46,7 @@ class Arrangement:
         return self.length // self.circle.size
 
     def positions(self, rank: int, device: torch.device | None = None) -> torch.Tensor:
-        """Positions of a rank's tokens in the whole sequence, in the order in which it holds them, (tokens,)."""
+        """Return the positions of a rank's tokens in the whole sequence, in the rank's order, (tokens,)."""
         if not self.causal:
             return torch.arange(rank * self.tokens, (rank + 1) * self.tokens, device=device)
         half, last = self.tokens // 2, 2 * self.circle.size - 1 - rank
@@ -54,10 +54,11 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Queries of this rank and keys of rank `source` that meet, and whether they see only those before them.
+        """Return the slices of this rank's queries and of rank `source`'s keys that interact, and whether a causal mask
+        applies.
 
-        Causal: from another rank either all queries see the early half of the keys, or the late half of the queries
-        sees all keys. So each meeting of two ranks is half the work of a whole one.
+        Causal: from another rank either all queries attend to the early half of the keys, or the late half of the
+        queries attends to all keys. So two ranks cost half the work of a whole block.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:
@@ -68,7 +69,7 @@ class Arrangement:
 
 
 def padded_length(length: int, size: int, causal: bool) -> int:
-    """The least multiple of what `size` ranks split, from `length` tokens on."""
+    """Return the least multiple of the pieces of `size` ranks that is not below `length` tokens."""
     pieces = size * (2 if causal else 1)
     return -(-length // pieces) * pieces
 
@@ -94,13 +95,13 @@ def ring_attention(
     scale: float | None = None,
     function: type[torch.autograd.Function] | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of this rank's queries with all keys of the sequences; collective over the circle.
+    """Return the softmax attention of this rank's queries to all keys of the sequences; collective over the circle.
 
     `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
-    order (batch, tokens, heads, width). `real` says which tokens of the whole sequences are no padding, (batch, length)
-    in their natural order, the same on all ranks. A query that sees no key gets 0. `scale` is 1/√width unless given.
-    The gradients are those of the dense attention; nothing is divided by the number of ranks. `function` computes it in
-    place of blocks in a ring.
+    order (batch, tokens, heads, width). `real`, (batch, length) in natural order and equal on all ranks, is False for
+    padding in the whole sequences. A query without visible keys gets 0. `scale` is 1/√width by default. The gradients
+    are those of dense attention, not divided by the number of ranks. `function` replaces the computation by blocks in a
+    ring.
 
     Raises ValueError for shapes that contradict the arrangement.
     """
@@ -131,7 +132,7 @@ def check(
 
 @dataclass(frozen=True)
 class Meetings:
-    """The places of this rank's queries and other ranks' keys in one attention."""
+    """Places of this rank's queries and other ranks' keys in one attention."""
 
     arrangement: Arrangement
     real: torch.Tensor | None
@@ -139,7 +140,7 @@ class Meetings:
     scale: float
 
     def at(self, source: int, device: torch.device) -> tuple[slice, slice, Place]:
-        """Queries of this rank and keys of another that meet, and their place."""
+        """Return the slices of this rank's queries and of another rank's keys that interact, and their place."""
         rows, columns, triangular = self.arrangement.meeting(source)
         mine, its = (self.arrangement.positions(rank, device) for rank in (self.arrangement.circle.rank, source))
         return rows, columns, self.place(mine[rows], its[columns], triangular)
@@ -150,7 +151,7 @@ class Meetings:
 
 
 class _Ring(torch.autograd.Function):
-    """Blocks in a ring. Both passes send and receive while they compute."""
+    """Attention by blocks in a ring. Both passes send and receive while they compute."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meetings: Meetings) -> torch.Tensor:

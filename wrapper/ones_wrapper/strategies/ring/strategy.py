@@ -45,13 +45,13 @@ class Ring(Strategy):
         model: Transformer | None = None,
         memory_bytes: int = 0,
     ) -> None:
-        """`length` is the tokens of a sequence, a multiple of the ranks of a ring, `causal` of twice as many.
+        """`length` is the tokens of a sequence: a multiple of the ranks of a ring, or of twice as many if `causal`.
 
-        A ring has `ranks` ranks. Unless given: as few as hold one sequence, where `model` says what one takes and
-        `memory_bytes` what a GPU has; else all ranks are one ring. `two_pass` chooses the paper's ring self-attention
-        rather than blocks with an online softmax: the same result in more memory. `model` and `memory_bytes` also let
-        the scheduler know the memory and the bytes on the wire. Raises ValueError for numbers below 1, and where
-        no ring could hold a sequence.
+        A ring has `ranks` ranks. By default it has as few as hold one sequence, if `model` gives the sequence's memory
+        and `memory_bytes` a GPU's; else all ranks are one ring. `model` and `memory_bytes` also let the scheduler know
+        the memory and the bytes sent. `two_pass` selects the paper's ring self-attention in place of blocks with an
+        online softmax: the same result in more memory. Raises ValueError for numbers below 1, and if no ring could hold
+        a sequence.
         """
         for name, value in {"length": length, "ranks": 1 if ranks is None else ranks}.items():
             if value < 1:
@@ -69,7 +69,7 @@ class Ring(Strategy):
     # -- what the scheduler sees --------------------------------------------------------------------------------------
 
     def size(self, world: int) -> int:
-        """Ranks of a ring at a world size; 0 if none can be made."""
+        """Return the number of ranks of a ring at a world size; 0 if no ring can be made."""
         if self.ranks is not None:
             return self.ranks if world % self.ranks == 0 else 0
         holds = self._memory_known
@@ -126,7 +126,7 @@ class Ring(Strategy):
     # -- what the script does with it ---------------------------------------------------------------------------------
 
     def bind(self, group: Group) -> None:
-        """The ring of this rank. Raises ValueError where the ranks do not fit, or exchange by MPI."""
+        """Find this rank's ring. Raises ValueError if the ranks do not fit, or exchange by MPI."""
         check_torch(self.name, group)
         size = group.world // self.replicas(group.world)
         circle = Circle(group.rank % size, size, group.rank - group.rank % size)
@@ -140,17 +140,17 @@ class Ring(Strategy):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent around its ring since the ranks were known or changed."""
+        """Bytes that this rank has sent around its ring since the ranks were last set."""
         return self._arrangement.circle.sent_bytes
 
     def positions(self) -> torch.Tensor:
-        """Positions of this rank's tokens in the whole sequence, (tokens,): for embeddings of positions, and all else
-        that depends on them. Ask again in each step: ranks may change.
-        """
+        """Return the positions of this rank's tokens in the whole sequence, (tokens,), for position embeddings and the
+        like. Call this again in each step: ranks may change."""
         return self._positions
 
     def shard(self, x: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """This rank's tokens of whole sequences. Raises ValueError for sequences of another length than the ring's."""
+        """Return this rank's tokens of whole sequences. Raises ValueError for sequences of another length than the
+        ring's."""
         if x.shape[dim] != self.length:
             shorter = x.shape[dim] < self.length
             raise ValueError(
@@ -160,7 +160,8 @@ class Ring(Strategy):
         return x.index_select(dim, self._positions.to(x.device))
 
     def pad(self, x: torch.Tensor, value: float = 0, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sequences made as long as the ring's, with `value`, and which of their tokens are real, (batch, length)."""
+        """Return the sequences padded to the ring's length with `value`, and a mask that is False for padding, (batch,
+        length)."""
         missing = self.length - x.shape[dim]
         if missing < 0:
             raise ValueError(f"ring: sequences of {x.shape[dim]} tokens are longer than length={self.length}")
@@ -179,18 +180,19 @@ class Ring(Strategy):
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Attention of this rank's queries with the whole sequences, (batch, heads, tokens, width) each.
+        """Return the attention of this rank's queries to the whole sequences; all tensors are (batch, heads, tokens,
+        width).
 
-        `real`, (batch, length), says which tokens of the whole sequences are no padding. Of the probabilities the share
-        `dropout` is dropped, by their place in the whole sequences, so the ring's size does not matter. Collective.
+        `real`, (batch, length), is False for padding in the whole sequences. The share `dropout` of the probabilities
+        is dropped. The choice depends on their place in the whole sequences, not on the ring's size. Collective.
         """
         function = two_pass_attention if self.two_pass else ring_attention
         dropped = Dropout(dropout, _key(), self.length) if dropout else None
         return function(q, k, v, self._arrangement, real=real, dropout=dropped, scale=scale)
 
     def dropout(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        """Apply dropout to (batch, tokens, …), by the tokens' positions in the whole sequences. Ordinary dropout would
-        draw the same mask on all ranks of a ring, for different tokens."""
+        """Return `x`, (batch, tokens, …), with dropout by the tokens' positions in the whole sequences. Ordinary
+        dropout would draw the same mask on all ranks of a ring, for different tokens."""
         if not rate:
             return x
         samples = torch.arange(len(x), device=x.device)[:, None] * self.length + self._positions.to(x.device)
@@ -199,10 +201,11 @@ class Ring(Strategy):
         return x * (uniform(places, _key()) >= rate).view(x.shape).to(x.dtype) / (1 - rate)
 
     def mean(self, losses: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-        """This rank's part of the loss, from the losses of its tokens, (batch, tokens). The parts of a ring's ranks add
-        up to the mean over the sequences of each one's mean over its tokens. Only `real` ones (batch, length) count.
+        """Return this rank's part of the loss, from its tokens' losses, (batch, tokens). The parts of a ring's ranks
+        add up to the mean over the sequences of each sequence's mean over its tokens. Only `real` tokens (batch,
+        length) count.
 
-        Nothing is to be divided by the number of ranks: `job.ddp` adds up the gradients of a ring.
+        Do not divide by the number of ranks: `job.ddp` adds up the gradients of a ring.
         """
         if real is None:
             return losses.sum() / (len(losses) * self.length)
@@ -211,5 +214,5 @@ class Ring(Strategy):
 
 
 def _key() -> int:
-    """64 random bits, the same on all ranks of a ring: in a job's loop their generators are seeded alike."""
+    """Draw 64 random bits, equal on all ranks of a ring, whose generators a job's loop seeds alike."""
     return int(torch.randint(-(1 << 63), (1 << 63) - 1, ()).item())

@@ -1,6 +1,6 @@
-"""Attention of one block of queries with one block of keys: the piece that every arrangement in a ring is made of.
+"""Attention of one block of queries to one block of keys, the unit of every arrangement in a ring.
 
-A block's result is the pair (output, logsumexp), and two such pairs make one: Milakov and Gimelshein, 1805.02867;
+A block's result is the pair (output, logsumexp), and two such pairs merge into one: Milakov and Gimelshein, 1805.02867;
 Liu, Zaharia and Abbeel, Ring Attention, 2310.01889.
 """
 
@@ -13,26 +13,26 @@ from typing import NamedTuple
 import torch
 
 SCORES = 1 << 22
-"""Scores that are in memory at once, unless a single row of queries has more."""
+"""Most scores in memory at once, unless a single row of queries has more."""
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """Choice of the scores that are dropped: a function of the key and of their place in the whole sequences.
+    """Rule that selects the dropped scores by a key and by their place in the whole sequences.
 
-    So a mask is the same however the sequences are split over ranks, and again in the backward pass.
+    So a mask is the same for every split over ranks, and again in the backward pass.
     """
 
     rate: float
     key: int
-    """A number of 64 bits, another one in each call."""
+    """Number of 64 bits, different in each call."""
     length: int
     """Tokens of a whole sequence."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a block's queries and keys, and what hides keys from queries."""
+    """Positions of a block's queries and keys, and the masks that hide keys from queries."""
 
     rows: torch.Tensor
     """Positions of the queries in the whole sequence, (queries,)."""
@@ -41,15 +41,15 @@ class Place:
     scale: float
     """Factor of the scores."""
     triangular: bool = False
-    """True if a query sees only keys at its own position and before. Of a whole block: its queries and keys are then of
+    """True if a query attends only to keys at its own position and before. The whole block's queries and keys are then
     the same tokens, in rising order."""
     real: torch.Tensor | None = None
-    """Keys that are no padding, (batch, keys); None: all."""
+    """Mask that is False for keys of padding, (batch, keys); None for no padding."""
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Return the mask of scores that do not count, to broadcast over (batch, heads, queries, keys); None if all
-        count."""
+        """Return the mask of hidden scores, to broadcast over (batch, heads, queries, keys); None if no score is
+        hidden."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]
@@ -57,7 +57,7 @@ class Place:
         return hidden
 
     def factors(self, p: torch.Tensor) -> torch.Tensor | None:
-        """Factors of dropout for the probabilities `p`, (batch, heads, queries, keys); None: nothing."""
+        """Return the dropout factors of the probabilities `p`, (batch, heads, queries, keys); None for no dropout."""
         if self.dropout is None:
             return None
         batch, heads = p.shape[:2]
@@ -67,20 +67,20 @@ class Place:
         return kept.to(p.dtype) / (1 - rate)
 
     def slice(self, start: int, stop: int, seen: int) -> Place:
-        """Place of these queries and the first keys."""
+        """Return the place of these queries and the first `seen` keys."""
         real = None if self.real is None else self.real[:, :seen]
         return replace(self, rows=self.rows[start:stop], columns=self.columns[:seen], real=real)
 
 
 class Above(NamedTuple):
-    """Values of whole rows of queries that a block's backward pass needs, in `precise` type."""
+    """Values of whole rows of queries that a block's backward pass needs, in the type of `precise`."""
 
     gradient: torch.Tensor
     """Gradient of the output, (batch, heads, queries, width)."""
     total: torch.Tensor
-    """The logsumexp over all blocks, (batch, heads, queries)."""
+    """Logsumexp over all blocks, (batch, heads, queries)."""
     delta: torch.Tensor
-    """The sum of gradient times output over the width, (batch, heads, queries)."""
+    """Sum of gradient times output over the width, (batch, heads, queries)."""
 
     def rows(self, which: slice) -> Above:
         """Return the values of some queries."""
@@ -88,9 +88,10 @@ class Above(NamedTuple):
 
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in `precise` type.
+    """Return output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in the type of
+    `precise`.
 
-    A query that sees no key of this block gets the output 0 and the logsumexp -inf.
+    A query without visible keys in this block gets the output 0 and the logsumexp -inf.
     """
     outputs, sums = [], []
     k, v = precise(k), precise(v)
@@ -109,7 +110,7 @@ def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> 
 def backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, above: Above
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Parts of the gradients of q, k and v from the block, in `precise` type."""
+    """Return this block's parts of the gradients of q, k and v, in the type of `precise`."""
     k, v = precise(k), precise(v)
     dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
     for start, stop, seen in _chunks(q, k, place):
@@ -129,7 +130,7 @@ def backward(
 
 
 def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_total: torch.Tensor) -> None:
-    """Add another block's pair to the first one, in place."""
+    """Merge another block's pair into the first pair, in place."""
     both = torch.logaddexp(total, its_total)
     shift = finite(both)
     output.mul_((total - shift).exp_()[..., None]).add_(more * (its_total - shift).exp_()[..., None])
@@ -137,12 +138,12 @@ def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_tot
 
 
 def finite(total: torch.Tensor) -> torch.Tensor:
-    """Return the logsumexp with 0 in place of -inf, so that hidden scores weigh 0 and not NaN."""
+    """Return the logsumexp with 0 in place of -inf, so that hidden scores get the weight 0 and not NaN."""
     return total.masked_fill(total == -torch.inf, 0.0)
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:
-    """The tensor in at least single precision."""
+    """Return the tensor in at least single precision."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -151,7 +152,7 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Random numbers from 0 to 1 (exclusive), each a function only of its place and of the key.
+    """Return random numbers from 0 to 1 (exclusive), each determined only by its place and the key.
 
     `places` are int64. The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014).
     """
@@ -169,7 +170,7 @@ def _scores(q: torch.Tensor, k: torch.Tensor, place: Place) -> torch.Tensor:
 
 
 def _chunks(q: torch.Tensor, k: torch.Tensor, place: Place) -> Iterator[tuple[int, int, int]]:
-    """Ranges of queries whose scores fit, and how many of the keys they may see."""
+    """Yield ranges of queries whose scores fit into memory, and the number of keys that they may see."""
     batch, heads, queries, _ = q.shape
     keys = k.shape[2]
     rows = max(1, SCORES // max(1, batch * heads * keys))

@@ -2,8 +2,8 @@
 
 One layer has attention, two layer norms, a feed-forward layer of four times the width, and no dropout. Its forward pass
 keeps 16 LH elements of a sequence of L tokens and width H for the backward pass: inputs and outputs of its linear
-layers and norms. 4 L more are the norms' statistics. Attention adds ZL with Z heads if it keeps one logsumexp a query,
-or ZL² if it keeps the probabilities. All of it is split over the N ranks of a ring.
+layers and norms. The norms' statistics add 4 L. Attention with Z heads adds ZL for one logsumexp a query, or ZL² for
+the probabilities. All of these are split over the N ranks of a ring.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Transformer:
-    """The sizes of a transformer, by which its memory is known."""
+    """Sizes of a transformer, from which its memory is computed."""
 
     layers: int
     width: int
     heads: int
     vocabulary: int = 0
-    """Rows of the embedding, and outputs of the last layer; 0: neither counts."""
+    """Rows of the embedding, and outputs of the last layer; 0 leaves out both layers."""
     element_bytes: int = 4
-    """Bytes of an activation. Parameters are taken to have 4, but 8 if activations have."""
+    """Bytes of an activation. Parameters count as 4 bytes, or as 8 if activations have 8."""
 
     parameters: int = 0
-    """Their number; 0: about that of the weights of linear layers and embeddings."""
+    """Number of parameters; 0 for about the number of weights of linear layers and embeddings."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -42,7 +42,7 @@ class Transformer:
 
     @property
     def fixed_bytes(self) -> int:
-        """Parameters, gradients and two moments, which every rank holds whole."""
+        """Bytes of parameters, gradients and two moments, which every rank holds whole."""
         return 4 * self.parameters * self.parameter_bytes
 
     def layer_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
@@ -51,21 +51,19 @@ class Transformer:
         return ((16 * self.width + 4) * length * self.element_bytes + scores) // ranks
 
     def sample_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """Memory of a GPU for one sequence: what the layers keep, and of a language model what follows them, with the
-        numbers of tokens and targets. What a layer needs only while it computes is not in it.
-        """
+        """Bytes of a GPU for one sequence: the layers' activations, and for a language model those of its last layers,
+        tokens and targets. Memory that a layer needs only while it computes is left out."""
         kept = self.layers * self.layer_bytes(length, ranks, two_pass)
         if self.vocabulary:
             kept += length // ranks * ((self.vocabulary + 2 * self.width + 2) * self.element_bytes + 2 * 8)
         return kept
 
     def ring_bytes(self, length: int, ranks: int) -> int:
-        """Sent by each rank of a ring for one sequence in a forward and a backward pass: keys and values go around in
-        both, the sums of their gradients in the second.
-        """
+        """Bytes that each rank of a ring sends for one sequence in a forward and a backward pass: keys and values in
+        both, the sums of their gradients in the second."""
         elements = self.layers * (ranks - 1) * (length // ranks) * self.width
         return elements * (4 * self.element_bytes + 2 * self.parameter_bytes)
 
     def gradient_bytes(self, ranks: int) -> int:
-        """Sent by each of `ranks` ranks that add up their gradients in a ring."""
+        """Bytes that each of `ranks` ranks sends in a ring all-reduce of gradients."""
         return 2 * (ranks - 1) * self.parameters * self.parameter_bytes // ranks

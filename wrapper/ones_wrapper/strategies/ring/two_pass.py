@@ -1,9 +1,9 @@
-"""Ring self-attention as its paper has it, in two passes around the ring (Li et al., 2105.13120).
+"""Ring self-attention as in its paper, in two passes around the ring (Li et al., 2105.13120).
 
-First the keys go around, and each rank keeps the whole rows of scores of its queries; then the values do. It is here to
-compare with: `ring_attention` gives the same result in less memory. Where the paper adds up gradients of keys and
-values by all-reduce, each owner's sum goes around once, in half the bytes. Nothing is divided by the number of ranks,
-as the authors' library does in its backward pass: the result is the true gradient.
+First the keys travel around, and each rank keeps the whole rows of scores of its queries; then the values do. This
+exists for comparison: `ring_attention` gives the same result in less memory. The paper sums gradients of keys and
+values by all-reduce. Here each owner's sum travels around once, in half the bytes. Nothing is divided by the number of
+ranks, as the authors' library does in its backward pass: the result is the true gradient.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ class _TwoPass(torch.autograd.Function):
 
 
 two_pass_attention = partial(ring_attention, function=_TwoPass)
-"""Attends as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length), for the backward pass."""
+"""Ring attention in two passes, called as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length),
+for the backward pass."""
 
 
 def _whole(meetings: Meetings, device: torch.device) -> Place:
-    """This rank's queries and all keys, in the order in which their blocks come."""
+    """Return the place of this rank's queries and all keys, in the order in which the blocks arrive."""
     arrangement, circle = meetings.arrangement, meetings.arrangement.circle
     order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
     return meetings.place(arrangement.positions(circle.rank, device), order, arrangement.causal)
 
 
 def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
-    """Yield the blocks of all ranks, this rank's first, each while the next one is under way."""
+    """Yield the blocks of all ranks, this rank's first, while the next block is under way."""
     circle, here = arrangement.circle, mine.contiguous()
     for step in range(circle.size):
         coming = circle.shift(here) if step < circle.size - 1 else None
@@ -80,7 +81,7 @@ def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
 
 
 def _owners(arrangement: Arrangement, weights: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of weightsᵀ · mine for the keys that this rank owns."""
+    """Return the sum over ranks of weightsᵀ · mine for the keys that this rank owns."""
     circle, blocks = arrangement.circle, torch.split(weights, arrangement.tokens, -1)
     return circle.sum_to_owners(lambda owner: blocks[(circle.rank - owner) % circle.size].mT @ mine)
 
