@@ -277,8 +277,7 @@ class Work:
     def alone_s(self) -> Floats:
         """(J,) seconds of each job with every GPU that it can use."""
         each = np.array([curve.alone_s for curve in self.curves])
-        result: Floats = each[self.curve]
-        return result
+        return each[self.curve]
 
 
 @dataclass(frozen=True)

@@ -114,16 +114,14 @@ class Costs:
             there = self._split(end, there[some])
         weight = np.concatenate(gpus)
         taken = self._since(np.concatenate(starts), weight) - self._since(np.concatenate(ends), weight)
-        result: Floats = np.diff(taken)
-        return result
+        return np.diff(taken)
 
     def _since(self, times: Floats, gpus: Floats) -> Floats:
         """(I + 1,) GPU-seconds until each edge, of GPUs that are held from these times on."""
         edges = self._edges
         at = np.searchsorted(edges, times, side="left")
         held = np.cumsum(_sums(at, gpus, len(edges) + 1))[: len(edges)]
-        result: Floats = edges * held - np.cumsum(_sums(at, gpus * times, len(edges) + 1))[: len(edges)]
-        return result
+        return edges * held - np.cumsum(_sums(at, gpus * times, len(edges) + 1))[: len(edges)]
 
 
 def _sums(places: Ints, weights: Floats, count: int) -> Floats:

@@ -256,8 +256,7 @@ class Tree:
 
 
 def _through(precision: Floats, spread: Floats) -> Floats:
-    result: Floats = np.linalg.inv(np.linalg.inv(precision) + np.diag(spread**2))
-    return result
+    return np.linalg.inv(np.linalg.inv(precision) + np.diag(spread**2))
 
 
 def _vague(around: Prior) -> Floats:

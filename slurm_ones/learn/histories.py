@@ -52,8 +52,7 @@ class NoiseEfficiency:
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
             return np.ones_like(batch)
-        result: Floats = (self.noise + self.base_batch) / (self.noise + batch)
-        return result
+        return (self.noise + self.base_batch) / (self.noise + batch)
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:

@@ -96,8 +96,7 @@ class BetaNetwork:
         """β of each row of raw features, given the first guess of it."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
         factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
-        result: Floats = np.maximum(factor * guess, LEAST)
-        return result
+        return np.maximum(factor * guess, LEAST)
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:

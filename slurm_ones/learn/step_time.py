@@ -190,8 +190,7 @@ def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
     """Log seconds of a step. `figures` (…, 7) and `reference` (…) broadcast with the arrays of `at` (…, P)."""
     compute, sync, gamma, _, _ = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
-    result: Floats = np.log(reference) - figures[..., SPEED, None] + total
-    return result
+    return np.log(reference) - figures[..., SPEED, None] + total
 
 
 def log_compute(figures: Floats, at: Sizes) -> Floats:
@@ -236,8 +235,7 @@ def _outside(figures: Floats, at: Sizes) -> Floats:
     if not at.wired.any():
         return at.across
     across = at.outside + figures[..., ACROSS, None]
-    share: Floats = np.where(at.wired > 0, np.exp(across - np.logaddexp(at.inside, across)), at.across)
-    return share
+    return np.where(at.wired > 0, np.exp(across - np.logaddexp(at.inside, across)), at.across)
 
 
 MISFIT = 0.15
@@ -263,8 +261,7 @@ class Prior:
     def covariance(self) -> Floats:
         """(7, 7)"""
         correlation = np.eye(FIGURES) if self.correlation is None else self.correlation
-        result: Floats = self.deviation[:, None] * correlation * self.deviation
-        return result
+        return self.deviation[:, None] * correlation * self.deviation
 
 
 def _cautious() -> Prior:

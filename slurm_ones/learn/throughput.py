@@ -240,14 +240,12 @@ class MeasuredThroughputs:
             guarded = self._guarded
             most = self._peers.plausible(nodes[guarded], gpus[guarded], batches[guarded])
             speed[guarded] = np.minimum(speed[guarded] * self._believed, most)
-        result: Floats = np.where(gpus > 0, speed, 0.0)
-        return result
+        return np.where(gpus > 0, speed, 0.0)
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.plausible`."""
         deviation = np.sqrt(np.log1p(self.uncertainty(nodes, gpus, batches) ** 2))
-        result: Floats = self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
-        return result
+        return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
         """Least log seconds of a step, from the smallest size that was measured; -inf below it. For jobs with
@@ -256,13 +254,11 @@ class MeasuredThroughputs:
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, figures = at.each(lambda values: values[rows]), self._figures[rows]
         longer = log_compute(figures, here) - log_compute(figures, anchor)
-        result: Floats = np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
-        return result
+        return np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.uncertainty`."""
-        doubt: Floats = np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
-        return doubt
+        return np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
 
     def log_step(self, at: Sizes) -> Floats:
         """Log seconds of a step at each of the sizes (J, Q)."""
@@ -271,8 +267,7 @@ class MeasuredThroughputs:
             step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
             measured = [j for j, _ in self._first]
             step[measured] = np.maximum(step[measured], self._linear(at))
-        result: Floats = np.minimum(np.maximum(step, -LONGEST), LONGEST)
-        return result
+        return np.minimum(np.maximum(step, -LONGEST), LONGEST)
 
     def variance(self, at: Sizes) -> Floats:
         """Variance of `log_step` (J, Q)."""

@@ -98,8 +98,7 @@ class Deadlines:
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
-        result: Floats = -UNMET * float(weight.sum()) * (short + (short > 0))
-        return result
+        return -UNMET * float(weight.sum()) * (short + (short > 0))
 
 
 def decide_deadlines(
@@ -181,8 +180,7 @@ def pause_s(job: JobView) -> float:
 
 def _smallest(rate: Floats, sizes: Ints) -> Ints:
     can = rate > 0
-    found: Ints = np.where(can.any(axis=1), sizes[can.argmax(axis=1)], 0)
-    return found
+    return np.where(can.any(axis=1), sizes[can.argmax(axis=1)], 0)
 
 
 def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least: int) -> SpeedCurve:

@@ -307,8 +307,7 @@ class Search:
         gpus = np.where(places >= 0, self._population[:, places], choices.sizes[choices.current])
         columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
         rows = np.arange(len(jobs))
-        found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
-        return found
+        return np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
 
 
 class _OneNode:

@@ -175,8 +175,7 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     lasts = np.maximum(np.maximum(costs.lasts_s, begins), 1e-9)
     old = worth[np.arange(len(worth)), current][:, None]
     changed = worth * (1.0 - begins / lasts) + old * costs.ready_s / lasts
-    result: Floats = np.where((held > 0) & (np.arange(worth.shape[1]) != held), changed, worth)
-    return result
+    return np.where((held > 0) & (np.arange(worth.shape[1]) != held), changed, worth)
 
 
 def _tenure(job: JobView) -> float:

@@ -99,8 +99,7 @@ def fair_weights(
         return np.ones(len(goodput))
     left, fair = fair_ends(goodput, sizes, done, remaining, gpus)
     late = (age_s + left) / fair / bound
-    result: Floats = np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
-    return result
+    return np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
 
 
 def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
@@ -157,5 +156,4 @@ class Choices:
 
     def value(self, candidates: Ints) -> Floats:
         """Return (K, J) the worth that each candidate (K, J) of columns has for each job."""
-        rows: Floats = self.worth[np.arange(candidates.shape[-1]), candidates]
-        return rows
+        return self.worth[np.arange(candidates.shape[-1]), candidates]

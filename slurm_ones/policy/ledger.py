@@ -32,8 +32,7 @@ def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
     """(K,) GPUs of each kind of the cluster that the `holders` leave."""
     free = free_by_node(cluster, holders)
     kind = np.array([cluster.kinds.index(node.kind) for node in cluster.nodes], dtype=np.int64)
-    found: Ints = np.bincount(kind, weights=free, minlength=len(cluster.kinds)).astype(np.int64)
-    return found
+    return np.bincount(kind, weights=free, minlength=len(cluster.kinds)).astype(np.int64)
 
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
@@ -45,8 +44,7 @@ def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
         return enough[:0]
     needed = np.maximum(gpus - open_[enough], 0)
     cost = needed * (int(free.max()) + 1) + np.where(needed == 0, open_[enough], 0)
-    chosen: Ints = enough[np.argsort(cost, kind="stable")[: shape.nodes]]
-    return chosen
+    return enough[np.argsort(cost, kind="stable")[: shape.nodes]]
 
 
 class Resources(NamedTuple):
@@ -258,8 +256,7 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
     """Count the parts of `size` GPUs, each on one node, that fit the `nodes` (K, P + 1): (K,)."""
-    found: Ints = nodes @ (np.arange(nodes.shape[1]) // size)
-    return found
+    return nodes @ (np.arange(nodes.shape[1]) // size)
 
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:

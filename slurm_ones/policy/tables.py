@@ -222,8 +222,7 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)
     even = np.where(even < low[:, None], np.ceil(low[:, None] / unit) * unit, even)
     fits = (even >= low[:, None]) & (even <= high[:, None])
-    result: Ints = np.where(fits, even, low[:, None]).astype(np.int64)
-    return result
+    return np.where(fits, even, low[:, None]).astype(np.int64)
 
 
 def asked(cluster: ClusterView, job: JobView) -> Allocation | None:

@@ -92,8 +92,7 @@ def _columns(tables: Tables) -> Ints:
     """(J, S) columns of the tables that each job can have, ascending; 0 beyond the last."""
     most = int(tables.allowed.sum(axis=1).max(initial=0))
     order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
-    found: Ints = np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
-    return found
+    return np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
 
 
 def _features(
@@ -150,18 +149,15 @@ def _features(
 
 
 def _finite(value: Floats, most: float) -> Floats:
-    found: Floats = np.clip(np.nan_to_num(value, nan=0.0, posinf=most, neginf=0.0), 0.0, most)
-    return found
+    return np.clip(np.nan_to_num(value, nan=0.0, posinf=most, neginf=0.0), 0.0, most)
 
 
 def _seconds(value: Floats) -> Floats:
-    found: Floats = np.log1p(_finite(value, 1e9)) / LOG_SECONDS
-    return found
+    return np.log1p(_finite(value, 1e9)) / LOG_SECONDS
 
 
 def _ratio(value: Floats | Ints, other: Floats | Ints) -> Floats:
-    found: Floats = np.clip(np.log2(np.maximum(value, 1e-3) / np.maximum(other, 1e-3)) / LOG_SIZE, -2.0, 2.0)
-    return found
+    return np.clip(np.log2(np.maximum(value, 1e-3) / np.maximum(other, 1e-3)) / LOG_SIZE, -2.0, 2.0)
 
 
 def _rank(value: Floats) -> Floats:
@@ -191,8 +187,7 @@ class Perceptron:
 
     def scores(self, features: Floats) -> Floats:
         """(…) from (…, F)."""
-        found: Floats = self.layers(features)[-1]
-        return found
+        return self.layers(features)[-1]
 
     def void(self, context: Floats) -> float:
         """Score of the void action from (C,)."""
@@ -255,8 +250,7 @@ def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
     last = np.maximum(taken - 1, 0)
-    found: Ints = np.where(taken > 0, steps.sizes[np.arange(len(taken)), last], 0)
-    return found
+    return np.where(taken > 0, steps.sizes[np.arange(len(taken)), last], 0)
 
 
 class Drl:

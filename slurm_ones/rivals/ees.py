@@ -78,8 +78,7 @@ def scaling_factors(tables: Tables) -> Floats:
     least = tables.goodput[np.arange(len(tables.jobs)), tables.allowed.argmax(axis=1)]
     factors = tables.goodput / np.where(least > 0, least, 1.0)[:, None]
     current = np.arange(len(tables.sizes)) == tables.current[:, None]
-    result: Floats = np.where(tables.allowed, factors * (1.0 + STICKINESS * current), -np.inf)
-    return result
+    return np.where(tables.allowed, factors * (1.0 + STICKINESS * current), -np.inf)
 
 
 def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:

@@ -139,5 +139,4 @@ def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> F
     found = scipy.optimize.linprog(
         weight, np.concatenate(limits), np.concatenate(most), bounds=[*possible, (0.0, None)]
     )
-    result: Floats = found.x[:-1].reshape(jobs, kinds) if found.x is not None else np.zeros((jobs, kinds))
-    return result
+    return found.x[:-1].reshape(jobs, kinds) if found.x is not None else np.zeros((jobs, kinds))

@@ -92,13 +92,11 @@ class Space:
 
     def largest(self, bound: Ints) -> Ints:
         """Return each job's largest size up to `bound` (…, J); 0 if there is none."""
-        found: Ints = self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
-        return found
+        return self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
 
     def speed(self, counts: Ints) -> Floats:
         """(…, J) samples/s at sizes (…, J); 0 at size 0."""
-        found: Floats = self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
-        return found
+        return self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
 
     def allocation(self, j: int, gpus: int) -> Allocation:
         """Allocation of job j at a size: the current size keeps the current shape."""
@@ -171,8 +169,7 @@ def gpus_of_jobs(space: Space, population: Ints) -> Ints:
     """(K, J) GPUs that each candidate gives each job."""
     candidates, wide = len(population), len(space.jobs) + 1
     flat = population + wide * np.arange(candidates)[:, None]
-    result: Ints = np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
-    return result
+    return np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
 
 
 def sample_progress(space: Space, rng: np.random.Generator) -> Floats:

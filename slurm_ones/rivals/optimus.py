@@ -47,8 +47,7 @@ class LossCurve:
 
     def loss(self, epochs: Floats) -> Floats:
         """Return the loss after these epochs."""
-        result: Floats = 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
-        return result
+        return 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
 
     def converged(self, drop: float) -> float:
         """Epochs after which an epoch lowers the loss by less than `drop`."""
@@ -150,8 +149,7 @@ class Optimus:
     def _seconds(self, table: Tables) -> Floats:
         """(J, U) seconds to the end at each size, infinite at those not allowed."""
         work = np.array([self._work(job, table, j) for j, job in enumerate(table.jobs)])
-        result: Floats = np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
-        return result
+        return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
         """Progress still to come, in samples of the base batch: whole epochs, so that plans change when one ends."""

@@ -198,8 +198,7 @@ class Problem:
     def _in_use(self, rows: Rows, candidates: int) -> Ints:
         used = np.zeros(candidates * len(self.capacity), dtype=np.bool_)
         used[rows.row // len(self.jobs) * len(self.capacity) + rows.node] = True
-        total: Ints = used.reshape(candidates, -1) @ self.capacity
-        return total
+        return used.reshape(candidates, -1) @ self.capacity
 
 
 def build(
@@ -259,8 +258,7 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
     share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
     column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
     found = tables.goodput[np.arange(len(column)), column]
-    result: Floats = np.where(found > 0, found, 1.0)
-    return result
+    return np.where(found > 0, found, 1.0)
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:

@@ -166,8 +166,7 @@ class _Stack:
     @property
     def tops(self) -> Floats:
         """The upper edge of each job at each moment."""
-        found: Floats = HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
-        return found
+        return HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
 
     def stretches(self) -> Iterator[str]:
         """A shape for each stretch of time in which a job kept its size; it names both."""

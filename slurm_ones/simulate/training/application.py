@@ -155,8 +155,7 @@ class Application:
             step, sync = self._paced(*self.speed.step(len(placement), gpus, local))
         compute = np.maximum(step - sync, 0.0)
         more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
-        result: Floats = wanted / (step + (passes - 1.0) * compute + more)
-        return result
+        return wanted / (step + (passes - 1.0) * compute + more)
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
         """Seconds of a step: passes that accumulate gradients exchange none. All arrays of one dimension."""
@@ -182,8 +181,7 @@ class Application:
 
     @cached_property
     def _locals(self) -> Floats:
-        result: Floats = np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
-        return result
+        return np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
 
     def _curve(self, place: int) -> Floats:
         """(2, L) step and gradient exchange on `nodes * PLACES + gpus`."""
@@ -223,8 +221,7 @@ class Application:
     @staticmethod
     def _worth(sqr: Floats, var: Floats, scale: Floats | float) -> Floats:
         """Progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
-        result: Floats = np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
-        return result
+        return np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
 
     def single_goodput(self, progress: float) -> float:
         """Progress/s of one GPU at its best batch."""

@@ -150,8 +150,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
     begin, end = kind.noise
     jumps = sum((np.where(at > drop, math.log(DROP), 0.0) for drop in kind.drops), np.zeros_like(at))
     smooth = math.log(end / begin) - math.log(DROP) * len(kind.drops)
-    result: Floats = begin * np.exp(smooth * at**0.7 + jumps)
-    return result
+    return begin * np.exp(smooth * at**0.7 + jumps)
 
 
 def speed(

@@ -37,8 +37,7 @@ def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.G
 def day_rate(seconds: Floats) -> Floats:
     """Rate of submissions over the day's mean, `seconds` after eight in the morning: most in the early afternoon,
     fewest at night, as in Philly (Jeon et al., ATC 2019)."""
-    result: Floats = 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
-    return result
+    return 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
 
 
 ONE_GPU = 0.65
