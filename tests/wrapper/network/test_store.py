@@ -66,6 +66,22 @@ def test_who_waits_is_answered_at_once(network: JobNetwork) -> None:
     assert found == [b"1", b"2"] and time.monotonic() - began < 15.0
 
 
+def test_a_key_that_goes_while_others_wait_for_it_is_awaited_again(network: JobNetwork) -> None:
+    """Protects all members of the store: a board is cleared of old groups while a slow rank may still form one."""
+    store, other = (GroupStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
+    found: list[bytes] = []
+    other.set("x", "1")
+    thread = threading.Thread(target=lambda: found.extend(store.multi_get(["x", "y"])))
+    thread.start()
+    time.sleep(0.1)
+    other.delete_key("x")
+    other.set("y", "2")
+    assert other.check(["y"]) and not other.check(["x"])  # it still serves
+    other.set("x", "3")
+    thread.join()
+    assert found == [b"3", b"2"]
+
+
 def test_a_place_ends_with_its_host(network: JobNetwork) -> None:
     """Others know by that that the leader is gone, also those that wait; the next term's place is not touched."""
     host, next_one = network.client(HOST, "term-1"), network.client(HOST, "term-2")

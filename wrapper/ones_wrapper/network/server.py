@@ -51,6 +51,8 @@ class _Member:
         self.frames, self.unsent = Frames(), bytearray()
         self.missing: set[bytes] = set()
         self.until = 0.0
+        self.keys: tuple[bytes, ...] = ()
+        """Keys for which it waits."""
         self.asked: list[bytes] = []
         """Keys whose values a waiting `get` returns."""
         self.follows: tuple[bytes, ...] = ()
@@ -306,11 +308,16 @@ class StoreServer:
     def _wait(
         self, member: _Member, milliseconds: bytes, keys: tuple[bytes, ...], asked: list[bytes]
     ) -> list[bytes] | None:
+        member.until = time.monotonic() + int(milliseconds) / 1000
+        member.keys, member.asked = keys, asked
+        return self._await(member)
+
+    def _await(self, member: _Member) -> list[bytes] | None:
+        """Return the values that a member asked for; None if keys are missing, for which it then waits."""
         place = member.place
-        until = time.monotonic() + int(milliseconds) / 1000
-        member.missing, member.asked, member.until = {key for key in keys if key not in place.values}, asked, until
+        member.missing = {key for key in member.keys if key not in place.values}
         if not member.missing:
-            return [place.values[key] for key in asked]
+            return [place.values[key] for key in member.asked]
         for key in member.missing:
             place.awaited.setdefault(key, set()).add(member)
         self._waiting.add(member)
@@ -328,8 +335,10 @@ class StoreServer:
                 member.missing.discard(key)
                 if not member.missing:
                     self._wait_over(member)
-                    self._answer(member, b"ok", *(place.values[one] for one in member.asked))
-                    self._serve(member)
+                    found = self._await(member)  # a key may have been deleted meanwhile
+                    if found is not None:
+                        self._answer(member, b"ok", *found)
+                        self._serve(member)
 
     def _wait_over(self, member: _Member) -> None:
         self._waiting.discard(member)
