@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.devices import patience
+from ones_wrapper.launch import node
 from ones_wrapper.launch.rank import prefetch_checkpoint
 from ones_wrapper.process import hang_detector as watch
 from ones_wrapper.process.exit_codes import HUNG
@@ -159,6 +161,37 @@ def test_a_rank_answers_for_itself_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "asked {}\n"), done.stderr
+
+
+def test_a_signal_at_the_moment_of_a_ranks_end_ends_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the last checkpoint: the signal comes once the system has forgotten the rank, and the launcher not."""
+    ranks = node.Ranks(1, hang_s=0.0)
+    ended = subprocess.Popen(["true"])
+    ranks._living = {ended.pid: 0}
+    real = os.waitpid
+
+    def waitpid(pid: int, options: int) -> tuple[int, int]:
+        found = real(ended.pid, 0)
+        ranks.handle(signal.SIGTERM, None)
+        return found
+
+    monkeypatch.setattr(os, "waitpid", waitpid)
+    assert ranks.wait() == 0 and ranks.stopped
+
+
+def test_signals_that_come_while_earlier_ones_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, sent = node.Ranks(1, hang_s=0.0), list[int]()
+    ranks._count = 0
+    ranks.received = {signal.SIGUSR1, signal.SIGURG}
+
+    def send(number: int) -> None:
+        sent.append(number)
+        if len(sent) == 1:
+            ranks.handle(signal.SIGTERM, None)
+
+    monkeypatch.setattr(ranks, "_send", send)
+    assert ranks.fork() is None
+    assert {*sent} == {signal.SIGUSR1, signal.SIGURG, signal.SIGTERM}
 
 
 def test_prefetch_checkpoint(tmp_path: Path) -> None:

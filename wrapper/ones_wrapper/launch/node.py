@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -92,7 +93,8 @@ class Ranks:
 
     def _send(self, number: int) -> None:
         for pid in list(self._living):
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # ended, and `wait` has not noted that yet
+                os.kill(pid, number)
 
     def fork(self) -> int | None:
         """Fork the ranks; return a rank's number in the child, None in the parent."""
@@ -115,8 +117,8 @@ class Ranks:
                 return local_rank
             self._living[pid] = local_rank
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-        for number in self.received:  # came while forking
-            self._send(signal.SIGTERM if number in _END else number)
+        for number in tuple(self.received):  # came while forking
+            self.handle(number, None)
         return None
 
     def wait(self) -> int:
