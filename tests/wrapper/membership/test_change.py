@@ -24,6 +24,7 @@ from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.transfer import SendersLostError, TransferError
 from ones_wrapper.process.block import Block
 from ones_wrapper.run import changing
 from tests.wrapper.membership.test_plan import member
@@ -115,6 +116,20 @@ def test_room_is_made_before_groups_are_formed(
     monkeypatch.setattr(blocks, "_make_former", lambda *_: SimpleNamespace(start=lambda: happened.append("forming")))
     blocks._prepare(3)
     assert happened == ["dropped", "torch's cache is given back", "forming"]
+
+
+@pytest.mark.parametrize("error", [SendersLostError("closed"), TransferError("a is [7] here")])
+def test_a_newcomer_waits_for_another_plan_if_its_senders_are_gone(
+    tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, error: TransferError
+) -> None:
+    """It ends by its own fault only if it cannot take the state."""
+    blocks, receiver = made(tmp_path, happened, monkeypatch, "", ""), Mock()
+    receiver.receive.side_effect = error
+    if isinstance(error, SendersLostError):
+        assert blocks._receive("state", receiver, {}, Mock(), str) is None
+    else:
+        with pytest.raises(TransferError, match="a is"):
+            blocks._receive("state", receiver, {}, Mock(), str)
 
 
 def test_who_leaves_gives_its_group_up_first(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

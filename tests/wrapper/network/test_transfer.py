@@ -15,7 +15,16 @@ import torch
 from ones_wrapper.network import transfer
 from ones_wrapper.network.proof import PROOF_S, ProofError
 from ones_wrapper.network.secret import JobSecret
-from ones_wrapper.network.transfer import Receiver, Sender, TransferError, send, senders, state_for, unpacked
+from ones_wrapper.network.transfer import (
+    Receiver,
+    Sender,
+    SendersLostError,
+    TransferError,
+    send,
+    senders,
+    state_for,
+    unpacked,
+)
 
 PLACE = state_for("term-1-aa", 5, 3)
 
@@ -100,6 +109,29 @@ def test_another_model_is_refused_with_its_name(secret: JobSecret, receiver: Rec
         send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, other, {})
     newcomer.end()
     assert isinstance(newcomer.error, TransferError) and "a is" in str(newcomer.error)
+
+
+@pytest.mark.parametrize("sent", [0, 100])
+def test_a_sender_that_goes_is_no_fault_of_the_newcomer(
+    secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """The newcomer can tell this from a state that it cannot take, and receives the whole state of the next change."""
+    newcomer = Newcomer(receiver)
+
+    def going(connection: socket.socket, views: list[memoryview]) -> None:
+        connection.sendall(views[0][:sent])
+        raise ConnectionAbortedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "_send_views", going)
+        with pytest.raises(ConnectionAbortedError):
+            send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {})
+    newcomer.end()
+    assert isinstance(newcomer.error, SendersLostError)
+    later = Newcomer(receiver)
+    send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {})
+    later.end()
+    assert later.error is None and torch.equal(later.tensors["a"], state()["a"])
 
 
 @pytest.mark.parametrize("slow_s", [1.2, 0.0])

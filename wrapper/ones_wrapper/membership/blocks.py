@@ -32,6 +32,7 @@ from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.transfer import (
     Received,
     Receiver,
+    SendersLostError,
     TransferError,
     patience_s,
     send,
@@ -435,6 +436,9 @@ class Blocks:
                 received = receiver.receive(place, tensors, given_up)
             except StoreLostError as error:
                 return str(error) or "lost"
+            except SendersLostError as error:  # others drop the plan, or are lost, which the board shows
+                log(f"the state did not come ({error}); the block waits for another plan")
+                received = None
             if received is None:
                 return [], 0, 0, 0.0
             held.append(received)

@@ -61,6 +61,10 @@ class TransferError(RuntimeError):
     """Raised if the state did not arrive whole; the message says why."""
 
 
+class SendersLostError(TransferError):
+    """Raised if senders are gone, or silent, before the state arrived whole."""
+
+
 @dataclass(frozen=True)
 class Sender:
     """One rank's part in sending state to one newcomer."""
@@ -223,7 +227,7 @@ def _into(connection: socket.socket, view: memoryview) -> None:
     while view:
         got = connection.recv_into(view)
         if not got:
-            raise TransferError("the connection closed before all had come")
+            raise SendersLostError("the connection closed before all had come")
         view = view[got:]
 
 
@@ -266,7 +270,7 @@ class Receiver:
         try:
             while not joined.whole():
                 if time.monotonic() > until:
-                    raise TransferError("not all senders came")
+                    raise SendersLostError("not all senders came")
                 if not joined.begun and given_up():
                     joined.close()
                     return None
@@ -299,7 +303,7 @@ class _Connections:
         self._count: int | None = None
         self.names: list[str] = []
         """The tensors that are sent."""
-        self._errors: list[str] = []
+        self._errors: list[TransferError] = []
         self._lock = threading.Lock()
         self._header = threading.Event()
         self.packed = bytearray()
@@ -314,7 +318,7 @@ class _Connections:
         if self._open:
             self._header.wait(TIMEOUT_S)
         if self._errors:
-            raise TransferError(self._errors[0])
+            raise self._errors[0]
         return self._count is not None and len(self._open) >= self._count
 
     def add(self, connection: socket.socket) -> None:
@@ -329,7 +333,7 @@ class _Connections:
         for thread in self._threads:
             thread.join()
         if self._errors:
-            raise TransferError(self._errors[0])
+            raise self._errors[0]
         for name in self.names:
             if self._places[name] is not self._tensors[name]:
                 self._tensors[name].copy_(self._places[name])
@@ -352,12 +356,16 @@ class _Connections:
         self._over.set()
         for connection in self._open:
             hang_up(connection)
+        for thread in self._threads:  # none may write into tensors that the next state fills
+            thread.join()
 
     def _run(self, connection: socket.socket) -> None:
         try:
             self._receive(connection)
         except Exception as error:
-            self._errors.append(f"{type(error).__name__}: {error}"[:300])
+            lost = isinstance(error, (OSError, SendersLostError))
+            kind = SendersLostError if lost else TransferError
+            self._errors.append(kind(f"{type(error).__name__}: {error}"[:300]))
         finally:
             self._header.set()
 
