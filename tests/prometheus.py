@@ -20,11 +20,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from slurm_ones.service import dashboard
 from tests import debian
 from tests.cluster import linux, paths
 
-MONITORING = paths.REPOSITORY / "slurm_ones/service/monitoring"
-ALERTS, DASHBOARD = MONITORING / "slurm-ones-alerts.yml", MONITORING / "slurm-ones-dashboard.json"
+ALERTS = paths.REPOSITORY / "slurm_ones/service/monitoring/slurm-ones-alerts.yml"
 VARIABLES = {"$partition": ".*", "$account": ".*", "$__rate_interval": "30s"}
 """What Grafana puts into queries: of the two lists everything."""
 
@@ -58,7 +58,7 @@ class Query:
 
 def queries() -> list[Query]:
     """All that the dashboard asks, with Grafana's variables filled in."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
+    panels = json.loads(dashboard.text())["panels"]
     return [Query(panel["title"], filled(one["expr"])) for panel in panels for one in panel.get("targets", ())]
 
 

@@ -17,6 +17,7 @@ import typer
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.check import PLACEHOLDER
 from slurm_ones.cli.common import command, say
+from slurm_ones.service import dashboard
 from slurm_ones.simulate import BadInput
 
 
@@ -180,13 +181,14 @@ def _directives(site: SiteRecord, wishes: Wishes) -> str:
 
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
-"""Folders of the package's files: users' batch scripts, what systemd needs, and what Prometheus and Grafana need."""
+"""Folders of the package's files: users' batch scripts, what systemd needs, and what Prometheus needs."""
 
 
 def templates() -> dict[str, str]:
     """The text of every file by its name; `ddp` is `ddp.sbatch`."""
     found = [file for folder in FOLDERS for file in files("slurm_ones").joinpath(folder).iterdir()]
-    return {file.name.removesuffix(".sbatch"): file.read_text("utf-8") for file in sorted(found, key=lambda f: f.name)}
+    texts = {file.name: file.read_text("utf-8") for file in found} | {dashboard.NAME: dashboard.text()}
+    return {name.removesuffix(".sbatch"): texts[name] for name in sorted(texts)}
 
 
 def summary(text: str) -> str:
