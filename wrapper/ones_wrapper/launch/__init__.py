@@ -1,7 +1,7 @@
-"""`ones-run`: start the ranks for the allocation as it now is, and again when they crash.
+"""`ones-run`: start the ranks on the present allocation, and again when they crash.
 
-Runs in the batch script, in place of `srun`, and is what Slurm's signals to the batch script reach. Standard
-library only, so that it starts fast.
+`ones-run` runs in the batch script, in place of `srun`, and receives Slurm's signals to the batch script. It needs the
+standard library only, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ __all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare
 BACKENDS = ("nccl", "gloo", "mpi")
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
-"""Variables that a launcher must hand on, besides our own."""
+"""Environment variables besides ours that a launcher must pass to all nodes."""
 _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""The same by their beginnings: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's own."""
+"""Prefixes of further such variables: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's
+own."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class LaunchOptions:
     backend: str | None = None
     ranks_per_node: int | None = None
     container: tuple[str, ...] = ()
-    """The words before a command that is to run in a container."""
+    """Words that run the following command in a container; empty for none."""
 
     @property
     def talks_mpi(self) -> bool:
@@ -257,10 +258,7 @@ def _limit(env: Mapping[str, str], option: str, given: int | None, default: int)
 
 
 def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Block | None:
-    """Return the block that this is, if the user wants blocks; only then `env` keeps ONES_BLOCKS.
-
-    Raises `LaunchError`.
-    """
+    """Return this task's block if the user wants blocks, else None; only then `env` keeps ONES_BLOCKS."""
     given = env.pop("ONES_BLOCKS", "")
     if given not in ("", "0", "1"):
         raise LaunchError(f"ONES_BLOCKS={given!r}: must be 1 or 0")
@@ -291,9 +289,8 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
 
 
 def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
-    """Give a job that does not run, by its id or directory, another secret in place of one that others saw. Raises
-    `LaunchError`.
-    """
+    """Replace the secret of a job that does not run, given by its id or directory, after others saw it. Raises
+    `LaunchError`."""
     what = f"--new-secret {source}"
     path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
     if running := holder(path):

@@ -34,7 +34,7 @@ class BatchShell:
 
     @property
     def died(self) -> bool:
-        """True once it is gone, so that Slurm ends the job."""
+        """True once the shell is gone: Slurm then ends the job."""
         if not self.pid:
             return False
         status = self._status(self.pid)

@@ -28,7 +28,7 @@ from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
-"""A block that nobody ordered waits this long for the first one to lead, which imports torch before it does."""
+"""Seconds that an unordered block waits for the first block to lead, which must import torch before."""
 _LOOK_S = 0.5
 
 
@@ -42,7 +42,7 @@ class OtherBlocks:
         env: Mapping[str, str],
         answers: Callable[[Leader], bool] | None = None,
     ) -> None:
-        """`answers` asks whether a leader lives. Raises `LaunchError` if the folder can't be used."""
+        """`answers` returns whether a leader is alive. Raises `LaunchError` if the folder can't be used."""
         self.block = block
         self._job_dir = job_dir
         self._hot = HotFolder(job_dir, block.array)
@@ -57,10 +57,11 @@ class OtherBlocks:
         self._answers = answers or partial(living, secret=secret)
 
     def not_wanted(self, wait_s: float = 0.0) -> str:
-        """Reason that this block has nothing to do; empty if it shall train.
+        """Return why this block has nothing to do; empty if it shall train.
 
-        One that no order names trains if nobody leads the job. Before that it waits up to `wait_s` for a leader, unless
-        it is the array's first task and there is no order. Without an order blocks train one after the other.
+        A block that no order names trains if no block leads the job. Before that it waits up to `wait_s` seconds for a
+        leader, unless it is the array's first task and there is no order. Without an order blocks train one after the
+        other.
         """
         until = time.monotonic() + wait_s
         while True:

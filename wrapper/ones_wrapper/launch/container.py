@@ -12,7 +12,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 
 PYTHON = "python3"
-"""The image's Python, by its own PATH: ours outside need not be there."""
+"""The image's Python, found by the image's PATH: the Python of `ones-run` need not be there."""
 
 CONTAINER, CWD, VERSION = "ONES_CONTAINER", "ONES_CWD", "ONES_OUTSIDE_VERSION"
 """Variables that the launcher inside gets: the container's command, the working directory, our version."""

@@ -1,4 +1,4 @@
-"""The launcher's part in standing guests: the leading block's launcher sees to them while its ranks train."""
+"""Standing guests: the leading block's launcher keeps them while its ranks train."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ones_wrapper.protocol import MAX_INT, ORDERS, SPOOL_MARK, Order, encode
 from ones_wrapper.protocol.standing import ORDER, StandingGuests, is_companions
 
 LOOK_S = 30.0
-"""Time between two looks at the queue."""
+"""Seconds between two checks of Slurm's queue."""
 STOP_S = 5.0
-"""Longest wait for a command that is under way."""
+"""Most seconds to wait for a Slurm command under way."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
-"""A companion that has marked its spool since then acts."""
+"""Seconds after its last mark in the spool for which a companion counts as acting."""
 
 
 class GuestKeeper:
-    """The keeper of guests: a thread, since Slurm's commands may hang while the ranks end."""
+    """Keeper of a job's standing guests: a thread, since Slurm's commands may hang while the ranks end."""
 
     def __init__(self, block: Block, job_dir: Path, spool: Path | None, shape: tuple[int, int]) -> None:
-        """`shape` are the block's nodes and GPUs of each."""
+        """`shape` is the block's number of nodes, and of GPUs on each."""
         self._block, self._job_dir, self._spool = block, job_dir, spool
         self._hot = HotFolder(job_dir, block.array)
         self._orders = OrderReader(job_dir, MAX_INT, spool, block.array)
@@ -66,7 +66,7 @@ class GuestKeeper:
         return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
 
     def _companion_acts(self) -> bool:
-        """Return whether a companion decides for the job: by its own settings, from then on."""
+        """Return whether a companion decides for the job; its own settings count from then on."""
         order = self._orders.poll()
         if order is not None and is_companions(order.number):
             return True

@@ -19,7 +19,7 @@ MPI_TYPES = ("none", "pmi2", "pmix")
 """Plugins by which `srun` lets the processes of a step find each other."""
 
 _INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
-"""Setting for Intel's Hydra to hand a signal on, as others do; without it Hydra kills the ranks."""
+"""Environment variable that has Intel's Hydra pass signals on; without the variable Hydra kills the ranks."""
 
 _ASK_S = 20.0
 """Time in which a program must print its version."""
@@ -62,16 +62,16 @@ class Started:
 
 
 Find = Callable[[str], str | None]
-"""Path of a program, as `shutil.which`."""
+"""Function that returns a program's path, as `shutil.which`."""
 Ask = Callable[[Sequence[str]], str]
-"""Output of a program."""
+"""Function that runs a program and returns its output."""
 Launcher = Callable[[Layout, Find, Ask], Started]
 
 LAUNCHERS: dict[str, Launcher] = {}
 
 
 def launcher(name: str) -> Callable[[Launcher], Launcher]:
-    """Register a launcher."""
+    """Return a decorator that registers a launcher by this name."""
 
     def register(function: Launcher) -> Launcher:
         LAUNCHERS[name] = function

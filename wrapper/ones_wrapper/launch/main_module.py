@@ -12,7 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MODULE = "-m"
-"""Mark in place of a script: the module's name is the first argument."""
+"""Stands in for the script's path if a module is run; the module's name is the first argument."""
 
 
 def first_on_path(script: str) -> str:

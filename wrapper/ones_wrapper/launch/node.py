@@ -49,21 +49,21 @@ from ones_wrapper.process.placement import LaunchError, own_node, placement_on, 
 from ones_wrapper.process.standstill import Standstill
 
 GRACE_S = 5.0
-"""Time for the other ranks of a node to write their last reports after one failed."""
+"""Seconds that a node's other ranks have for their last reports after one rank failed."""
 
 RESCUE_S = 30.0
-"""The same in a block: a rank that lost others may be writing a checkpoint from its memory, and those who train on wait
-for it (`membership.rescue`)."""
+"""`GRACE_S` in a block: a rank that lost others may be writing a rescue checkpoint, for which the next term waits
+(`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
 _PASSED_ON = _END + CHECKPOINT + LOOK
 _POLL_S = 0.02
 _DUMP_S = 1.0
-"""Time for hung ranks to print their stacks."""
+"""Seconds that hung ranks have to print their stacks."""
 
 
 class Ranks:
-    """The parent of a node's ranks."""
+    """The parent process of a node's ranks."""
 
     def __init__(
         self, count: int, hang_s: float, grace_s: float = GRACE_S, others_failed: Callable[[], bool] = bool
@@ -75,7 +75,7 @@ class Ranks:
         self._board = hang_detector.Heartbeats(count)
         self._still = Standstill()
         self._living: dict[int, int] = {}
-        """Local rank of each process."""
+        """Local rank, by process id."""
         self.received: set[int] = set()
         self._codes: list[int] = []
         self._kill_at = float("inf")
@@ -160,7 +160,7 @@ class Ranks:
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:
-        """Have them print their stacks, and end them all: the others of the run wait for them."""
+        """Have the ranks print their stacks, and end them all: the run's other ranks wait for the hung ranks."""
         local = ", ".join(map(str, hung))
         log(
             f"local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks", "ones-run"
@@ -177,7 +177,7 @@ class Forks:
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
-        """Further starts in all."""
+        """Number of further starts so far."""
         self._job_dir = job_dir
         self._row = 0
         self._newest = ""
@@ -201,7 +201,7 @@ class Forks:
         return True
 
     def env(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that differ for the ranks of this start."""
+        """Return the environment variables that differ from the first start's."""
         if not self.count:
             return {}
         return {

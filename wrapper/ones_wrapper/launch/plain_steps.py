@@ -1,9 +1,8 @@
 """Counts the optimizer steps of a script that has not called `ones.init`, and reports how many it takes a second.
 
-Such a script says nothing of its samples, its batch and the sizes that it can take. So there is no spec, and its job
-keeps its size. Its speed at that size can be measured by torch's public hook for all optimizers. If there are several,
-the one that steps first counts. The script may still call `ones.init`, so no report says that it does not. One that
-does says hello then, and that counts from there on.
+Such a script declares neither samples nor batch nor sizes. So there is no spec, and its job keeps its size. torch's
+public hook for all optimizers measures its speed at that size; of several optimizers only the first one that steps
+counts. A script that calls `ones.init` later sends another hello, which counts from there on.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _stop: Callable[[], None] | None = None
 
 
 def start(env: Mapping[str, str] = os.environ) -> None:
-    """Count from now on, on rank 0. Not in a block, whose reports belong to a leader."""
+    """Begin to count on rank 0. Not in a block, whose leader writes the reports."""
     global _stop
     if env.get("RANK") != "0" or not env.get("ONES_JOB_DIR") or own_block(env) is not None:
         return
@@ -35,7 +34,7 @@ def start(env: Mapping[str, str] = os.environ) -> None:
 
 
 def stop() -> None:
-    """Stop counting: the script reports by itself."""
+    """Stop counting, since the script reports by itself."""
     global _stop
     if _stop is not None:
         _stop()
@@ -43,7 +42,8 @@ def stop() -> None:
 
 
 class PlainSteps:
-    """The hook. Its first report is written at the end of the first step, so a script that takes none has none."""
+    """Optimizer hook that counts and reports steps. The first report follows the first step, so a script without steps
+    has none."""
 
     def __init__(self, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._env, self._clock = env, clock
@@ -70,7 +70,7 @@ class PlainSteps:
                 self._since = now
 
     def _hello(self) -> Hello:
-        """Make a hello without the script's word: zeros stand for all that it does not say."""
+        """Return a hello with zeros for all that the script does not declare."""
         nodes, world = int(self._env.get("GROUP_WORLD_SIZE") or 1), int(self._env.get("WORLD_SIZE") or 1)
         return Hello(
             nodes=nodes,

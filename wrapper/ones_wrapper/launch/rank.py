@@ -59,14 +59,15 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """Choose this forked rank's card, before CUDA is initialised; False if it cannot be, which is logged."""
+    """Choose this forked rank's GPU before CUDA is initialised; return False if CUDA cannot be used, which is
+    logged."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))
 
 
 def take_signals() -> None:
-    """Keep signals as flags from now on, and answer `DUMP`; workers that fetch data take none."""
+    """Record signals as flags from now on, and answer `DUMP`; data loading workers take no signals."""
     FLAGS.install(keep=False)  # the present handler is that of the process that forked this one
     signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
     shield_workers()
@@ -117,7 +118,7 @@ def seed_start(seed: int) -> None:
 
 
 PREFETCH_SHARE = 0.25
-"""Most of the free memory that a checkpoint may take; a larger one would push itself out again."""
+"""Largest share of free memory for a checkpoint that is read ahead: a larger one would evict itself."""
 
 _BLOCK = 8 << 20
 _PR_SET_PDEATHSIG = 1

@@ -22,13 +22,14 @@ from ones_wrapper.process.exit_codes import (
 )
 
 MOST_FORKS = 20
-"""Starts of a block's ranks in a row, after it lost the others, without a newer checkpoint."""
+"""Most starts in a row of a block's ranks after they lost other blocks, without a newer checkpoint."""
 
 
 def fork_delay_s(row: int) -> float | None:
-    """Return the seconds until a block's ranks start again after they lost the others; None lets `ones-run` decide.
+    """Return the seconds to wait before a block's ranks start again after losing other blocks; None lets `ones-run`
+    decide.
 
-    It is their `row`th loss in a row, from 1.
+    `row` counts the losses in a row, from 1.
     """
     if row > MOST_FORKS:
         return None
@@ -37,10 +38,10 @@ def fork_delay_s(row: int) -> float | None:
 
 _RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST, DEVICE_FAILED}
 GOOD_S = 600.0
-"""A block that trained with others for this long made progress of its own."""
+"""Seconds of training with other blocks after which a newer checkpoint counts as this block's own progress."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
-"""More than any batch can be halved; a script may exit with that code by itself."""
+"""Most restarts with halved passes, more than any batch needs: a script may exit with the same code by itself."""
 
 
 def script_failed(code: int) -> bool:
@@ -90,17 +91,18 @@ class StartOutcome:
 
     code: int
     stopped: bool = False
-    """`ones-run` was asked to stop, by SIGTERM or SIGINT: scancel, Slurm's own requeue, Ctrl-C."""
+    """True if SIGTERM or SIGINT asked `ones-run` to stop: scancel, Slurm's own requeue, Ctrl-C."""
     warned: bool = False
-    """SIGUSR2 announced that the job's time is nearly over."""
+    """True if SIGUSR2 announced that the job's time is nearly over."""
     drained: bool = False
-    """The ranks obeyed an order to drain: the companion requeues the job."""
+    """True if the ranks obeyed an order to drain: the companion requeues the job."""
     checkpoint: str = ""
     """Newest complete checkpoint; empty for none."""
     ours: bool = False
     """True if this run made or loaded the newest checkpoint."""
     steady: bool = True
-    """True if a newer checkpoint means progress of these ranks: not if others wrote it, and these lived for moments."""
+    """True if a newer checkpoint is progress of these ranks. Not if other blocks may have written it, while these ranks
+    ran for moments."""
     no_requeue: str = ""
     """Reason that the job cannot be requeued from here; empty if it can."""
 
@@ -112,9 +114,9 @@ class Decision:
     action: Action
     why: str
     tries: Tries
-    """The tries to write down before it."""
+    """Tries to write to the file before the action."""
     delay_s: float = 0.0
-    """Wait before it."""
+    """Seconds to wait before the action."""
 
 
 def _step(checkpoint: str) -> int:

@@ -21,7 +21,7 @@ from ones_wrapper.protocol.optin import parse_comment
 
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
-"""Time between two questions to Slurm."""
+"""Seconds between two queries of Slurm's queue."""
 LATE_S = 30.0
 """Time in which a result must appear on this machine, on a shared file system, once its job has ended."""
 LINES = """#!/bin/bash
@@ -58,7 +58,7 @@ class SubmittedFunction:
         return cloudpickle.loads((self.folder / RESULT).read_bytes())
 
     def _queued(self) -> bool:
-        """Return whether it has not ended, or Slurm does not answer."""
+        """Return whether the job has not ended, or Slurm does not answer."""
         found = subprocess.run(["squeue", "-h", f"--jobs={self.job_id}"], capture_output=True, text=True)
         return bool(found.stdout.strip()) or (found.returncode != 0 and "Invalid job id" not in found.stderr)
 

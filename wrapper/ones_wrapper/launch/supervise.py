@@ -1,4 +1,5 @@
-"""Starts the ranks, passes signals on to them, waits for their end, and carries out the next step."""
+"""Supervisor of the ranks: starts them, passes signals on, waits for their end, and starts them again or requeues the
+job."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
-"""Time for the ranks to end after the warning that the job's time is nearly over. Then the job is requeued from the
-checkpoint that there is. The templates ask for the warning 120 s before."""
+"""Seconds that the ranks have to end after the warning of the job's time limit; then the newest checkpoint must do for
+a requeue. The templates ask for the warning 120 s before the limit."""
 BEFORE_END_S = 20.0
-"""Time before the end that Slurm names, at which the ranks must have ended."""
+"""Seconds before the job's end, as Slurm names it, at which the ranks must have ended."""
 COMPANION_S = 30.0
-"""A drained job waits this long for the companion's requeue before it requeues itself."""
+"""Seconds that a drained job waits for the companion's requeue before it requeues itself."""
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
@@ -49,13 +50,13 @@ class Launch:
     gpus_per_node: int
     launcher: str
     stop: int | None
-    """The signal that the launcher hands on as an order to stop; None if that depends on the program that it starts."""
+    """Signal that the launcher passes on as an order to stop; None if that depends on the program that it starts."""
 
 
 def _receiver(pid: int) -> tuple[int, str]:
-    """Return the process that a signal is meant for, and its name.
+    """Return (id, program's name) of the process at or below `pid` that must get a signal.
 
-    `ibrun` and some `mpirun` are shell scripts, which would die of it and leave the ranks behind.
+    `ibrun` and some `mpirun` are shell scripts, which would die of the signal and leave the ranks behind.
     """
     while True:
         try:

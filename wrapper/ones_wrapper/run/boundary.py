@@ -22,17 +22,17 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from ones_wrapper.script.stuck import fewer_passes
 
 SHARE = 0.01
-"""Most of a step's time that agreeing may take."""
+"""Largest share of a step's time that agreements may take."""
 LONGEST_S = 1.0
-"""Longest time between two agreements, if steps are shorter than that."""
+"""Most seconds between two agreements, if steps are shorter."""
 EVERY_S = 0.1
-"""Time between two agreements that is short enough, whatever they cost: who asks waits as long."""
+"""Seconds between two agreements that suffice, however little an agreement costs: a request waits as long."""
 MOST_LEFT_OUT = 3
 """Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
 HELD_S = 30.0
-"""Longest time for which a boundary is put off that comes amid gradients which no optimizer has used yet."""
+"""Most seconds for which an agreement is put off while gradients wait for an optimizer's step."""
 _ASKS = 2**32
-"""Added to the single integer by a rank that asks for something. The part below is rank 0's n."""
+"""Number that a rank with a request adds to the agreement's first integer. Rank 0's n is the part below."""
 
 BY_SIGNAL, BY_OWNER = 1, 2
 """Causes of a stop; if both ask, the owner's is the one that lasts."""
@@ -72,7 +72,7 @@ class Boundary:
     def __init__(
         self, group: Group, orders: OrderReader | None, requests: OwnerRequests | None, restart: int, flags: Flags
     ) -> None:
-        """Orders and requests are rank 0's."""
+        """`orders` and `requests` are None on all ranks but rank 0."""
         self._group = group
         self._orders = orders
         self.requests = requests
@@ -82,7 +82,7 @@ class Boundary:
         self._later: Callable[[], list[int]] | None = None
         """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []
-        """This rank's part in it."""
+        """This rank's part in the agreement under way."""
         self._told = (0, 0)
         """Number and batch of the order that this rank last sent to the others."""
         self._quiet = QUIET
@@ -92,7 +92,7 @@ class Boundary:
         self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
-        """Returns the number of exchanges of gradients that this rank has begun: as many as all others."""
+        """Returns the number of gradient exchanges that this rank has begun, which must be the same on all ranks."""
         self.applied = 0
         """Number of the order whose batch is in force."""
         self.members: Blocks | None = None
@@ -116,9 +116,10 @@ class Boundary:
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """Let new ranks go on from the orders whose batch is in force, and whose drain was obeyed. Not collective.
+        """Go on with new ranks, from the orders whose batch is in force (`applied`) and whose drain was obeyed
+        (`answered`).
 
-        No agreement of the ranks before may be pending.
+        Not collective. No agreement of the previous ranks may be pending.
         """
         assert self._later is None
         self.applied, self._answered = applied, answered
@@ -136,7 +137,7 @@ class Boundary:
         return self._orders.poll()
 
     def first_agreement(self) -> Agreement:
-        """Agree on the order that was there before the first step: its batch counts, a drain waits for boundaries."""
+        """Return the agreement before the first step: an order's batch counts, and its drain waits for a boundary."""
         self._proposed = self._proposal(0, int(self._flags.checkpoint), 1, False, False)
         return self._agreed(self._group.maximum(self._proposed))
 
@@ -259,13 +260,14 @@ class Boundary:
 
 
 DRAIN_POLL_S = 0.1
-"""Time between two looks for a signal, a newer order or the end of the wait, while drained."""
+"""Seconds between two checks for a signal, a newer order or the end of the wait, while drained."""
 
 
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
-    """Wait after order `number`: "" when a signal asks to stop, else why to carry on. Collective.
+    """Wait for the requeue after a drain by order `number`; return why to carry on, empty if a signal asks to stop.
+    Collective.
 
-    At a requeue `srun` leaves the ranks hardly a moment, so each calls `goodbye` as soon as the signal comes.
+    At a requeue `srun` ends the ranks almost at once, so each rank calls `goodbye` as soon as the signal comes.
     """
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()

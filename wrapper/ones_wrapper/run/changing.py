@@ -62,7 +62,7 @@ def start(
 
 
 class ChangingRanks(FixedRanks):
-    """The ranks as one process sees them. It founds the job's next term, or joins the blocks that train."""
+    """Hooks of a job of blocks on one rank, whose block begins a term or joins the blocks that train."""
 
     def __init__(self, run: Run, group: TorchGroup, blocks: Blocks) -> None:
         self._run, self._group, self._blocks, self._machine = run, group, blocks, blocks.machine
@@ -224,7 +224,7 @@ class ChangingRanks(FixedRanks):
         self._ranks_changed(change)
 
     def _collected(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The state to send: tensors, and the rest."""
+        """Return the state to send to new ranks: tensors, and all other state."""
         run, boundary = self._run, self._run.control.boundary
         assert run.keeping.state is not None
         content: Content = collect(run.keeping.state)
@@ -246,7 +246,7 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _ranks_changed(self, change: Change) -> None:
-        """Let everything that depends on the ranks go on with the new ones. Not collective."""
+        """Adapt all parts of the run to its new ranks. Not collective."""
         run, plan, world = self._run, change.plan, self._group.world
         progress, sizes, records, boundary = run.progress, run.sizes, run.records, run.control.boundary
         applied, answered = change.rest.get("orders") or (boundary.applied, boundary.answered)

@@ -1,4 +1,4 @@
-"""The answer to orders, signals and the job's owner: all ranks do the same, at the same step boundary."""
+"""Control of a run by orders, signals and the job's owner: all ranks obey at the same step boundary."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Control:
         self._measured_at = time.monotonic()
 
     def lead(self, restart: int) -> None:
-        """Let only rank 0 read orders, those of this run, from now on. Not collective."""
+        """Have rank 0, and no other rank, read the orders of the run `restart` from now on. Not collective."""
         if self._group.rank == 0:
             self.boundary.lead(self._orders(restart), OwnerRequests(self._directory), restart)
         else:
@@ -66,7 +66,7 @@ class Control:
         return self.boundary.finish_agreement(self._loop.unused)
 
     def propose(self) -> None:
-        """Ask for what is due, while the next step goes on."""
+        """Begin the next agreement with this rank's requests, while the next step goes on."""
         records, noise = self._records, self._loop.noise
         due = self._group.rank == 0 and self._keeping.saver.due(self._progress)
         measure = noise is not None and time.monotonic() - self._measured_at >= records.every_s

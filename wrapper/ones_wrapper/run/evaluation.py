@@ -12,10 +12,11 @@ from ones_wrapper.run.run import Run
 
 
 class Evaluation:
-    """The share of one rank's replica, as often as it is walked through; `Job.evaluate` makes it.
+    """The share of one rank's replica, which may be iterated again; `Job.evaluate` makes it.
 
-    It moves no cursor of the training and draws none of its random numbers, and its time is no step's. Shares differ by
-    one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks, or one a batch.
+    It moves no cursor of the training, draws none of its random numbers, and takes no time of its steps. Shares differ
+    by one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks, or batches of
+    one.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:
@@ -31,7 +32,7 @@ class Evaluation:
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's batches. All ranks begin together.
+        """Yield this rank's batches. All ranks begin together.
 
         Raises ValueError if a sharded model's ranks would make different numbers of forward passes.
         """

@@ -36,7 +36,7 @@ DICT = (
 
 @dataclass
 class Given:
-    """The things by kind, each kind in its order."""
+    """A script's things by kind; each kind keeps its order."""
 
     models: list[torch.nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Given:
 
     @property
     def carried(self) -> list[Any]:
-        """Things that are registered besides models."""
+        """Things besides models whose state is saved in checkpoints."""
         return [*self.optimizers, *self.others]
 
 
@@ -84,7 +84,7 @@ def _plain(values: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def named_by_type(things: Sequence[T]) -> dict[str, T]:
-    """Return the things by names that stay the same at each start: of their kinds, or of their types."""
+    """Return the things by names, made from their kinds or types, that are the same at each start."""
     found: dict[str, T] = {}
     for thing in things:
         found[unused_name(_name(thing), found)] = thing

@@ -1,4 +1,4 @@
-"""Things that outlive a run: checkpoints of the training's state, and files that go on where it stopped."""
+"""Data that outlives a run: checkpoints of the training's state, and files that the next run continues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Keeping:
     def __init__(
         self, saver: Saver, progress: TrainingProgress, loop: Loop, records: Records, first: Callable[[], bool]
     ) -> None:
-        """`first` says whether this process writes the script's files."""
+        """`first` returns whether this process writes the script's files."""
         self.saver = saver
         self._progress, self._loop, self._records = progress, loop, records
         self.state: SavedState | None = None
         """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
-        """Checkpoint from which training goes on, and a note on oddities of it."""
+        """Name of the checkpoint that was loaded, and a note on its oddities; empty for none."""
 
     def load(self, state: SavedState) -> None:
         """Load the newest good checkpoint."""

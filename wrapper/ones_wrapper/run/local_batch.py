@@ -28,7 +28,8 @@ from ones_wrapper.run.replicas import as_found
 TRIES = 3
 """Passes of each size."""
 BUCKETS, MOMENTS = 1, 2
-"""Times the trained parameters that the first steps make: the buckets of gradients, and an optimizer's two moments."""
+"""Memory that the first steps take, in sizes of the trained parameters: gradient buckets, and an optimizer's two
+moments."""
 
 
 class LocalBatch:
@@ -54,7 +55,8 @@ class LocalBatch:
         return self._group.world if self._by_size else 0
 
     def applied(self, spec: Spec) -> Spec:
-        """Return the spec after what earlier runs found on such devices; of unlike ones the smallest counts."""
+        """Return the spec, bounded by the largest local batch that earlier runs found on these devices; the smallest
+        rank's counts."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
         self.found = min((LargestBatch(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)

@@ -46,10 +46,7 @@ class Sampler:
 
 
 class Loader:
-    """The batches of the present epoch; `Job.loader` makes it. To ask it for the next batch is the step boundary.
-
-    Its length is that of an epoch in steps of the base batch, whatever batch is in force: the unit of schedules.
-    """
+    """The batches of the present epoch; `Job.loader` makes it. Asking for the next batch is the step boundary."""
 
     def __init__(self, run: Run, dataset: Any = None, options: dict[str, Any] | None = None) -> None:
         self._run = run
@@ -59,14 +56,14 @@ class Loader:
         self._given: deque[AccumulationStep] = deque()
         """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
         self._pass = ExitStack()
-        """Contexts around the first of them."""
+        """Contexts of the first pass in `_given`."""
         self._asks_ahead = False
         """True once the script was seen to ask for its batches ahead."""
         self._doubt: AskedAhead | None = None
 
     @property
     def batch_size(self) -> int:
-        """The batch that the script's learning rate was chosen for; `len` counts steps of it."""
+        """Base batch, for which the script's learning rate was chosen; `len` counts steps of this batch."""
         return self._run.sizes.spec.base_batch
 
     def __getattr__(self, name: str) -> Any:

@@ -31,9 +31,9 @@ class Loop:
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
-        """True while an error of the script may be one of a pass: not after an epoch's last."""
+        """True from an epoch's first pass to the end of its loop: an error of the script may then be one of a pass."""
         self.passed = -1
-        """The epoch that was walked through to its end."""
+        """Last epoch whose batches were all handed out; -1 for none."""
         self.in_epochs = False
         """True if the script goes by `Job.epochs`."""
         self.end_open: Callable[[], None] = lambda: None
@@ -44,14 +44,14 @@ class Loop:
         self.used: list[int] = []
         """Dataset indices that this rank used in the step, if there is a trace."""
         self.at_boundary = False
-        """True while model, optimizer and progress are those of a step boundary. It stays true if others turn out to be
-        lost there: a state for a checkpoint."""
+        """True at a step boundary, where model, optimizer and progress agree. Stays true if other ranks are lost there,
+        since a checkpoint can be written."""
         self.unused = False
-        """True if the last step ended without one of an optimizer."""
+        """True if no optimizer stepped in the last step."""
         self.still = 0
-        """Steps in a row without one of an optimizer."""
+        """Steps in a row in which no optimizer stepped."""
         self.begun_before = 0
-        """Exchanges of gradients in the steps that were completed."""
+        """Number of gradient exchanges in all completed steps."""
 
     @property
     def mid_step(self) -> bool:
@@ -67,7 +67,7 @@ class Loop:
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: TrainingProgress, total: int) -> None:
-        """Note that a step of `total` samples was made, and is counted."""
+        """Record a step of `total` samples, which `progress` has counted already."""
         if self.noise is not None:
             self.noise.step(total)
         self.begun_before = self.exchanges.begun
@@ -81,7 +81,7 @@ class Loop:
         rate.stepped = False
 
     def ranks_changed(self, noise: float, low: float) -> None:
-        """Go on with other ranks, which know this gradient noise scale, and its lower bound."""
+        """Go on with other ranks, whose gradient noise scale is `noise`, with the lower bound `low`."""
         self.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(noise, low)

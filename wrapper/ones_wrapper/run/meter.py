@@ -20,7 +20,7 @@ WARM_UP = 2
 
 
 PENDING = 64
-"""Losses that are kept before they are added up."""
+"""Most losses that are kept before they are added up."""
 
 
 @dataclass
@@ -147,7 +147,8 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device, in the interval's time: what follows is no step, and would wait for it in its own."""
+        """Wait for the device within the interval's time, so that a checkpoint or evaluation that follows does not
+        wait."""
         if self._latest is not None:
             began = self._clock()
             self._wait()

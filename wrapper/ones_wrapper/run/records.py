@@ -60,7 +60,7 @@ class Records:
         self._change: tuple[str, Membership, float | None] | None = None
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
         self._after: list[Report] = []
-        """Reports that wait for that of the change."""
+        """Reports held back until the change's own report is sent."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before = previous(directory, identity.restart) if first else None
         self.failed_before = before is not None and before.failed
@@ -76,7 +76,7 @@ class Records:
             directory=str(directory)[:MAX_TEXT],
             spool=str(spool or "")[:MAX_TEXT],
         )
-        """Makes the hello, from the fields that are not known yet as the process group is built."""
+        """Makes the hello, given the fields that are not known before the process group is built."""
         self._hello_at = 0.0
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
@@ -134,7 +134,7 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Say hello. `order` is the one in force: it may have asked for the resize that this start is."""
+        """Send the hello. `order` is the order in force, which may have caused this start."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -196,7 +196,8 @@ class Records:
         self.send(Epoch(*at, losses.mean if loss is None else loss, accuracy, int(losses.nonfinite)))
 
     def batch_changed(self, old: int | None, number: int | None) -> None:
-        """Report that the batch in force, which was `old`, changed by an order or none; for None, its rate changed."""
+        """Report the batch in force after order `number`, None for none. `old` is the previous batch; None if only the
+        rate changed."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
         assert rate is not None
@@ -277,14 +278,12 @@ class TraceWriter:
         self._path = path
         self._common = common
         self.beforehand = beforehand
-        """True if a step is written as it begins: a rank that dies in it may have given its part, and others go on."""
+        """True if a step's line is written as the step begins: its rank may die in it, after other ranks got its
+        gradients."""
 
     @classmethod
     def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> TraceWriter | None:
-        """Return the trace that the environment asks for, if it does.
-
-        `name` distinguishes processes of a job whose ranks change; only `restart` distinguishes its runs.
-        """
+        """Return the trace writer that ONES_TRACE asks for; None without that variable."""
         pattern = env.get("ONES_TRACE")
         if not pattern:
             return None
@@ -293,7 +292,7 @@ class TraceWriter:
         return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world}, bool(name))
 
     def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
-        """Begin the lines of another membership."""
+        """Write that another membership begins, for all following lines."""
         self._common |= {"restart": restart, "rank": rank, "world": world}
         self._write({"generation": generation})
 

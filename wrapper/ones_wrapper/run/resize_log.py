@@ -89,7 +89,7 @@ def shares_changed(shares: Sequence[int], step: int) -> str:
 
 
 class ResizeLog:
-    """The resizes that one rank sees; rank 0 speaks of them. Not collective."""
+    """Log of the resizes that one rank sees; only rank 0 writes lines. Not collective."""
 
     def __init__(
         self, clock: Callable[[], float] = time.time, tell: Callable[[int, float, str], None] = lambda *resize: None

@@ -1,4 +1,4 @@
-"""One run from its hello to its bye: its parts, and when each of them has something to do."""
+"""One run, from its first report (hello) to its last (bye): its parts, and when each of them acts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class Run:
         on_error(self.failed)
 
     def known(self, number: int) -> int:
-        """Return a number of the ranks as the script sees it: none for a block that has not joined. Not collective."""
+        """Return a rank or world size as the script sees it: `Unknown` for a block that has not joined. Not
+        collective."""
         return Unknown(number + 1) if self.ranks.joining else number
 
     @property
@@ -116,7 +117,7 @@ class Run:
         self._carry(state)
 
     def _carry(self, state: SavedState) -> None:
-        """Take over the training's state as it is. Not collective."""
+        """Register the training's state, its optimizers' hooks and its learning rate. Not collective."""
         self.keeping.state = state
         optimizers = [stepper(optimizer) for optimizer in state.optimizers.values()]
         self.loop.rate = Rate(self.sizes.spec.base_batch, *optimizers, follows=self.settings.scale_lr)
@@ -193,7 +194,8 @@ class Run:
         return self.loop.feed.samples
 
     def same_data(self, before: str, where: str) -> str:
-        """Return the data's fingerprint. Raises ValueError if it was not `before`, `where`. Not collective."""
+        """Return the data's fingerprint. Raises ValueError if it was another one, `before`, at the place `where`. Not
+        collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
@@ -272,7 +274,7 @@ class Run:
         return not self.begun and bool(self.keeping.loaded) and over
 
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
-        """Finish, as the script leaves the loop over epochs before its end on all ranks.
+        """Finish training once the script has left the loop over epochs early, on all ranks.
 
         An epoch whose samples are all used counts.
         """
@@ -303,7 +305,8 @@ class Run:
         self.ranks.over()
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return exit code and note for an error of the script that is not of its own making. Not collective."""
+        """Return (exit code, note) for an error that the script did not cause; None for any other error. Not
+        collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
         local_batch = self.sizes.local_batch

@@ -14,7 +14,7 @@ Open = Callable[[str], Any]
 """Makes a logger: given the job's run id, a W&B run, a SummaryWriter, the module mlflow with its run begun, or an
 object with Lightning's `log_metrics`."""
 _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
-"""Series, and the field of a report that each follows."""
+"""Names of series, each with the field of a report that it follows."""
 
 
 class Series:
@@ -31,7 +31,7 @@ class Series:
         self._failed = False
 
     def report(self, report: Report) -> None:
-        """Write a report's numbers; nothing for one without any of the series."""
+        """Write a report's numbers that belong to the series, if there are any."""
         found = {name: getattr(report, field) for name, field in _NAMES.items() if hasattr(report, field)}
         self._now |= found
         if isinstance(report, Throughput):
@@ -60,9 +60,9 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """End the logger, in a thread: another rank leads, and training goes on.
+        """Close the logger in a thread, since another rank leads and training goes on.
 
-        At a script's end loggers end by themselves.
+        At a script's end loggers close by themselves.
         """
         end = next(
             (found for name in ("finish", "end_run", "close") if (found := getattr(self._logger, name, None))), None

@@ -21,7 +21,7 @@ class RunSettings:
     strategy: Strategy | None = None
     uneven: bool = False
     equal: bool = False
-    """True if all ranks have as many samples of each pass."""
+    """True if all ranks get equally many samples in each pass."""
     series: Open | None = None
     """Makes the logger that gets the run's sizes as series."""
     tokens: Callable[[Any], Any] | None = None
@@ -69,7 +69,8 @@ class Identity:
     leads: bool = True
     """True if these ranks keep the job's files; new blocks of a job that trains do not."""
     name: str = ""
-    """Name that distinguishes this process from others that may have its rank at other times; empty if ranks stay."""
+    """Name of this process in a job whose ranks change, where other processes have its rank at other times; else
+    empty."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:

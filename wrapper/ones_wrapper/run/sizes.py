@@ -43,7 +43,7 @@ class StepSizes:
             self._say(note)
         self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
         self.generation = 0
-        """Rises when the ranks change."""
+        """Generation of the present membership; 0 before any change."""
         self.batch = 0
         """Global batch in force, in samples."""
         self.put_in_force()
@@ -74,7 +74,7 @@ class StepSizes:
         return self.batch, self.generation, self.shares
 
     def rated(self, samples: int) -> float:
-        """Return the samples by which the learning rate follows a step: all, or those of one replica."""
+        """Return the samples of a step that set its learning rate: all, or one replica's."""
         return samples / self._rated
 
     @property
@@ -125,7 +125,7 @@ class StepSizes:
             write_spec(self._directory, self.spec)
 
     def complete(self, samples: int) -> None:
-        """Complete the spec: the models are known, and the `samples` of an epoch."""
+        """Complete the spec, as the models and the `samples` of an epoch are known now."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have formulas of their own for what they send.

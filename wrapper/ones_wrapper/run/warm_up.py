@@ -48,7 +48,7 @@ class Shapes:
             self.text = text if len(text) <= MOST_TEXT else ""
 
     def told(self, batch: int, world: int) -> str:
-        """Return the same with the global batch and the ranks that train now; empty as `text` is."""
+        """Return `text` after a line with the present global batch and world size; empty if `text` is."""
         return f"{batch} {world}\n{self.text}" if self.text else ""
 
 
