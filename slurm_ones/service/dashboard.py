@@ -126,7 +126,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         phases_of("requeue"),
         phases_of("blocks"),
         Panel(
-            "Pause, median and 95 %", "How long training stands still for a resize.",
+            "Pause, median and 95 %", "How long training pauses for a resize.",
             {"{{way}}, median": quantile(0.5, "pause"), "{{way}}, 95 %": quantile(0.95, "pause")}, "s",
         ),
         Panel(
@@ -171,7 +171,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         Panel("Errors", "An hour.", {"errors": "3600 * sum(rate(slurm_ones_errors_total[RATE]))"}),
         Panel(
             "All jobs and GPUs, by Slurm",
-            "Slurm's own figures, beside ours: 25.11 or newer, with MetricsType=metrics/openmetrics.",
+            "Slurm's own figures, next to ours: 25.11 or newer, with MetricsType=metrics/openmetrics.",
             {
                 "jobs run": "sum(slurm_jobs_running)",
                 "jobs wait": "sum(slurm_jobs_pending)",
