@@ -44,8 +44,6 @@ from ones_wrapper.process.placement import (
 )
 from ones_wrapper.protocol import HOT, directory_name
 
-__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare_job_directory"]
-
 BACKENDS = ("nccl", "gloo", "mpi")
 
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")

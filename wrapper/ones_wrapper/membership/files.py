@@ -178,8 +178,7 @@ class HotFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)[:200]
-            self._say(f"{self.path / COMING} is ignored: {why}")
+            self._ignore(self.path / COMING, error)
             return None
         ours = isinstance(data, dict) and data.get("array") == self._array
         return data if ours else None
@@ -214,8 +213,7 @@ class HotFolder:
         except FileNotFoundError:  # pruned since
             return None
         except (OSError, ValueError, RecursionError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)[:200]
-            self._say(f"{path} is ignored: {why}")
+            self._ignore(path, error)
             return None
 
     def _decoded(self, text: bytes, term: int) -> Leader:
@@ -248,6 +246,9 @@ class HotFolder:
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _STALE_S:
                     path.unlink()
+
+    def _ignore(self, path: Path, error: Exception) -> None:
+        self._say(f"{path} is ignored: {error.strerror if isinstance(error, OSError) else str(error)[:200]}")
 
     def _say(self, text: str) -> None:
         if text not in self._said and len(self._said) < 100:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Callable
 
 from ones_wrapper.network.frames import READ, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.proof import prove
@@ -62,20 +62,12 @@ class StoreClient:
         """Return a key for this purpose, bound to this place."""
         return self._secret.key(*purpose, self.place)
 
-    def close(self) -> None:
-        """Close the connection for good."""
+    def close(self, end: Callable[[socket.socket], None] = hang_up) -> None:
+        """Close the connection for good. A forked process only closes its copy of the socket."""
         self._closed = True
         connection, self._socket = self._socket, None
         if connection is not None:
-            hang_up(connection)
-
-    def close_in_child(self) -> None:
-        """Close the socket in a forked process, which must hold nobody's connection open."""
-        self._closed = True
-        connection, self._socket = self._socket, None
-        if connection is not None:
-            with suppress(OSError):
-                connection.close()
+            end(connection)
 
     def rest(self) -> None:
         """Close an idle connection until the next request, unless it was used within `IDLE_S`, or receives pushed
@@ -174,7 +166,7 @@ def _in_child() -> None:
     global _clients_lock
     _clients_lock = threading.Lock()  # another thread may have held it
     for client in list(_clients):
-        client.close_in_child()
+        client.close(socket.socket.close)
 
 
 os.register_at_fork(after_in_child=_in_child)

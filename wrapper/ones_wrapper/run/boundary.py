@@ -88,13 +88,14 @@ class Boundary:
         self._quiet = QUIET
         """The agreement if no rank asks for anything."""
         self._began_s = self._cost_s = 0.0
-        self._answered = 0
         self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
         """Returns the number of gradient exchanges that this rank has begun, which must be the same on all ranks."""
         self.applied = 0
         """Number of the order whose batch is in force."""
+        self.answered = 0
+        """Number of the last order to drain that was obeyed."""
         self.members: Blocks | None = None
         """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
@@ -104,11 +105,6 @@ class Boundary:
     def order(self) -> Order | None:
         """The order in force; None but on rank 0."""
         return self._orders.order if self._orders is not None else None
-
-    @property
-    def answered(self) -> int:
-        """Number of the last order to drain that was obeyed."""
-        return self._answered
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
         """Read the orders and requests of another run from now on; None on all ranks but rank 0. Not collective."""
@@ -122,7 +118,7 @@ class Boundary:
         Not collective. No agreement of the previous ranks may be pending.
         """
         assert self._later is None
-        self.applied, self._answered = applied, answered
+        self.applied, self.answered = applied, answered
         self._skip, self._cost_s = 0, 0.0
         self._told, self._quiet = (0, 0), QUIET
 
@@ -194,7 +190,7 @@ class Boundary:
         self._held_since = 0.0
         agreed = self._agreed(proposal)
         if agreed.drain:
-            self._answered = agreed.number
+            self.answered = agreed.number
         return agreed
 
     def _may_hold(self) -> bool:
@@ -228,7 +224,7 @@ class Boundary:
             checkpoint,
             number,
             wanted,
-            int(drains and number > self._answered),
+            int(drains and number > self.answered),
             interval if self._group.rank == 0 else 0,
             int(measure),
             int(due),
