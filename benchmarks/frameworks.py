@@ -21,7 +21,7 @@ import ones_wrapper
 from tests.wrapper.runs import samples_used
 
 EXAMPLES = Path(ones_wrapper.__file__).parents[1] / "examples"
-PAGE = EXAMPLES.parents[1] / "docs/trainer.md"
+DOCS = EXAMPLES.parents[1] / "docs"
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
 
 
@@ -74,15 +74,19 @@ CASES = {
 
 
 def lines_changed(case: Case) -> int:
-    """Return the number of lines that docs/trainer.md adds to a plain script. Raises ValueError for a line that the
-    elastic example does not have, or that it should not have any more."""
-    script = [line.strip() for line in (EXAMPLES / case.elastic).read_text().splitlines()]
-    blocks = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    edits = next(one for one in blocks if f"ones_wrapper.frameworks.{case.name} " in one).splitlines()
-    for line in edits:
+    """Return the number of lines that docs/trainer.md adds to a plain script."""
+    return lines_added(DOCS / "trainer.md", f"ones_wrapper.frameworks.{case.name} ", case.elastic)
+
+
+def lines_added(page: Path, mark: str, elastic: str) -> int:
+    """Return the number of lines that a page's diff with this `mark` adds to a plain script. Raises ValueError for a
+    line that the elastic example does not have, or that it should not have any more."""
+    script = [line.strip() for line in (EXAMPLES / elastic).read_text().splitlines()]
+    edits = next(one for one in re.findall(r"```diff\n(.*?)```", page.read_text(), re.DOTALL) if mark in one)
+    for line in edits.splitlines():
         if line[0] in "+-" and (line[1:].strip() in script) != (line[0] == "+"):
-            raise ValueError(f"{PAGE.name} and {case.elastic} differ: {line}")
-    return sum(line.startswith("+") for line in edits)
+            raise ValueError(f"{page.name} and {elastic} differ: {line}")
+    return sum(line.startswith("+") and bool(line[1:].strip()) for line in edits.splitlines())
 
 
 @dataclass(frozen=True)

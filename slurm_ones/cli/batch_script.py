@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 LONG = {
@@ -17,25 +17,23 @@ LONG = {
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 """Short options of sbatch that matter here."""
-_NAMES = (
-    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
-    "contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency",
-    "distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq",
-    "gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name",
-    "kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network",
-    "nice no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node",
-    "ntasks-per-socket open-mode output overcommit oversubscribe parsable partition prefer priority profile propagate",
-    "qos quiet reboot requeue reservation signal sockets-per-node spread-job switches tasks-per-node test-only",
-    "thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose version",
-    "wait wait-all-nodes wckey wrap",
-)
-NAMES = tuple(f"--{name}" for line in _NAMES for name in line.split())
-"""Long options of sbatch. Any beginning of one will do that is no other's."""
-SAME = {"--tasks-per-node": "--ntasks-per-node"}
+_VALUED = """
+account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container core-spec
+cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude export
+export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres
+gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
+mem-per-gpu mincpus network nice nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node
+ntasks-per-socket open-mode output oversubscribe partition prefer priority profile propagate qos reservation signal
+sockets-per-node switches tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
+wait-all-nodes wckey wrap
+"""
 _BARE = """
 contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overcommit parsable quiet reboot requeue
 spread-job test-only use-min-nodes usage verbose version wait
 """
+NAMES = tuple(f"--{name}" for name in sorted([*_VALUED.split(), *_BARE.split()]))
+"""Long options of sbatch. Any beginning of one will do that is no other's."""
+SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
 """Options that take no word of their own."""
 
@@ -219,10 +217,7 @@ def commands(script: Script) -> list[Command]:
             if rest:
                 piped = {before, after} & {"|", "|&"} != set()
                 found += _within(Command(number, tuple(rest), piped, within, after == "&"), variables, _MOST)
-    return [
-        Command(one.line, one.words, one.piped, one.looped, one.background, at + 1 < len(found))
-        for at, one in enumerate(found)
-    ]
+    return [replace(one, follows=at + 1 < len(found)) for at, one in enumerate(found)]
 
 
 def _simple(line: str) -> list[tuple[list[str], str, str]]:
@@ -263,12 +258,13 @@ def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[
         words += [word] if value is None else _split(value)
     inner = next((at for at, word in enumerate(words[:-1]) if word in ("-c", "-lc") and _is(words[at - 1], _SHELLS)), 0)
     if not (inner and deep):
-        yield Command(command.line, tuple(words), command.piped, command.looped, command.background)
+        yield replace(command, words=tuple(words))
         return
     text = " ".join(words[inner + 1 :])
     for own, before, after in _simple(_NAMED.sub(lambda one: variables.get(one[1] or one[2], one[0]), text)):
         piped = command.piped or bool({before, after} & {"|", "|&"})
-        whole = Command(command.line, (*words[:inner], *own), piped, command.looped, command.background or after == "&")
+        behind = command.background or after == "&"
+        whole = replace(command, words=(*words[:inner], *own), piped=piped, background=behind)
         yield from _within(whole, variables, deep - 1)
 
 

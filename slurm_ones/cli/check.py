@@ -19,7 +19,6 @@ from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from ones_wrapper.protocol.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 from slurm_ones.cli.batch_script import (
     Call,
-    Command,
     Script,
     ScriptFinding,
     Weight,
@@ -153,8 +152,17 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
         return
     last = launches[-1]
     for call in launches:
-        yield from _stands(call)
-    yield from _own_requeue(found)
+        if call.launcher:
+            yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
+        elif call.container:
+            text = (
+                f"in a container ones-run may find no srun and no scontrol: ones-run --container '{call.container}' …"
+            )
+            yield warning(call.command.line, text)
+    if line := requeues_itself(found):
+        yield warning(
+            line, "the script requeues or submits itself, and ones-run requeues the job, too: leave one of them out"
+        )
     if script.warned and not hands_on(found):
         yield from _dies(next((one for one in launches if not (one.takes_over or one.launcher)), None))
     yield from _several(launches, script)
@@ -167,21 +175,6 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
         yield error(last.command.line, "ones-run --blocks needs array=blocks in the comment")
     if optin.blocks and last.command.follows and not last.takes_over:
         yield warning(found[-1].line, "what follows ones-run is run by every block")
-
-
-def _stands(call: Call) -> Iterator[ScriptFinding]:
-    """Findings about what stands before ones-run."""
-    if call.launcher:
-        yield error(call.command.line, f"ones-run starts the ranks itself: call it without {call.launcher}")
-    elif call.container:
-        text = f"in a container ones-run may find no srun and no scontrol: ones-run --container '{call.container}' …"
-        yield warning(call.command.line, text)
-
-
-def _own_requeue(found: list[Command]) -> Iterator[ScriptFinding]:
-    if line := requeues_itself(found):
-        text = "the script requeues or submits itself, and ones-run requeues the job, too: leave one of them out"
-        yield warning(line, text)
 
 
 def _dies(call: Call | None) -> Iterator[ScriptFinding]:

@@ -6,10 +6,9 @@ import argparse
 import time
 
 import torch
-from sklearn.datasets import load_digits
+from digits import digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
@@ -29,14 +28,6 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1437 digits of 8x8, from 0 to 1, to train on, 360 to measure accuracy with."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
-    held_out = torch.arange(len(y)) % 5 == 0
-    return TensorDataset(x[~held_out], y[~held_out]), TensorDataset(x[held_out], y[held_out])
-
-
 def main() -> None:
     args = options()
     strategy = (
@@ -46,7 +37,7 @@ def main() -> None:
     )
     job = ones.init(batch=args.batch, max_batch=args.max_batch, epochs=args.epochs, strategy=strategy)
     torch.manual_seed(0)
-    model = job.ddp(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
+    model = job.ddp(nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -1,4 +1,4 @@
-"""`plain.py` with the three edits that make it elastic."""
+"""A small CNN on digits: a script for one GPU with the three edits of docs/loop.md, which make it elastic."""
 
 from __future__ import annotations
 

@@ -64,10 +64,7 @@ def main() -> None:
     parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
     args = parser.parse_args()
     job = ones.init(
-        batch=args.batch,
-        max_batch=args.max_batch,
-        max_local_batch=args.max_local_batch,
-        epochs=args.epochs,
+        batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs
     )
     torch.manual_seed(0)
     model: nn.Module = LanguageModel()

@@ -30,10 +30,7 @@ class Transformer(nn.Module):
 def main() -> None:
     args = options(__doc__, epochs=10, lr=0.002).parse_args()
     job = ones.init(
-        batch=args.batch,
-        max_batch=args.max_batch,
-        max_local_batch=args.max_local_batch,
-        epochs=args.epochs,
+        batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs
     )
     torch.manual_seed(0)
     model: nn.Module = Transformer()

@@ -143,7 +143,7 @@ def layout(group: Group, modules: Any) -> tuple[list[str], int, int]:
     """Names of what is sharded on its own, this rank's numbers of parameters, and the model's."""
     exchange = FsdpExchange(group, None)
     model = exchange.wrap(made(), modules=modules)
-    assert exchange.owns(model)
+    assert exchange.model is model
     names = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
     shards = [p.to_local().numel() for p in model.parameters() if isinstance(p, DTensor)]
     return names, sum(shards), sum(p.numel() for p in made().parameters())

@@ -96,7 +96,7 @@ def check_gradients(bucket_cap_mb: float) -> None:
     exchange = MpiExchange(group, noise)
     torch.manual_seed(group.rank)  # rank 0's parameters count
     model = exchange.wrap(Odd().double(), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=True)
-    assert exchange.owns(model) and model.module is model
+    assert exchange.model is model and model.module is model
     assert not any(name.startswith("module") for name in model.state_dict())
     torch.manual_seed(0)
     alone = Odd().double()

@@ -123,8 +123,7 @@ class Accelerator(accelerate.Accelerator):
         if not optimizers:
             return super().prepare(*args, device_placement=device_placement)
         if self._job is not None or len(models) != 1 or len(optimizers) != 1 or not loaders:
-            found = {"models": len(models), "optimizers": len(optimizers), "loaders": len(loaders)}
-            raise ValueError(TOGETHER.format(**found))
+            raise ValueError(TOGETHER.format(models=len(models), optimizers=len(optimizers), loaders=len(loaders)))
         schedulers = [one for one in args if isinstance(one, LRScheduler)]
         ours = self._join(models[0], optimizers[0], loaders[0], schedulers)
         return tuple(ours[id(one)] if id(one) in ours else super(Accelerator, self).prepare(one) for one in args)
@@ -194,10 +193,9 @@ class Registered:
         return {str(number): one.state_dict() for number, one in enumerate(self._objects)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loaded = dict(state)
-        for number, one in enumerate(self._objects):
-            if (name := str(number)) in self._loaded:
-                one.load_state_dict(self._loaded.pop(name))
+        self._loaded, objects, self._objects = dict(state), self._objects, []
+        for one in objects:
+            self.add(one)
 
 
 class Batches:

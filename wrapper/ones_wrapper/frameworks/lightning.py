@@ -80,6 +80,9 @@ class ElasticStrategy(ParallelStrategy):
     reduce = DDPStrategy.reduce
     determine_ddp_device_ids = DDPStrategy.determine_ddp_device_ids
 
+    _steps: Steps
+    _loader: Loader
+
     def __init__(self, ddp: dict[str, Any] | None = None, **elastic: Any) -> None:
         """`ddp` are options of torch's DistributedDataParallel."""
         super().__init__(cluster_environment=LightningRanks())
@@ -87,8 +90,6 @@ class ElasticStrategy(ParallelStrategy):
         self._group: Group | None = None
         self._job: Job | None = None
         self._said = False
-        self._steps: Steps | None = None
-        self._loader: Loader | None = None
         self._given: list[Any] = []
         """DataLoaders that Lightning found to train on."""
         self._asking = False
@@ -244,7 +245,6 @@ class ElasticStrategy(ParallelStrategy):
             known = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
             given = f"ckpt_path={self._checkpoint!r}"
             pass_over(job, "Lightning", "ckpt_path", given, " (`load_from_checkpoint`)", known)
-        assert self._loader is not None and self._steps is not None
         boundaries = Boundaries(job, self._loader, self._steps, trainer, carried, self._ask)
         self._boundaries = boundaries
         trainer.callbacks.insert(0, boundaries)
@@ -276,7 +276,6 @@ class ElasticStrategy(ParallelStrategy):
 
     def take(self) -> Any:
         """The next step's samples on this rank, of its first pass, after the step before has ended."""
-        assert self._steps is not None
         self._asking = False
         self._passes = self._steps.take()
         if not self._passes:
@@ -291,7 +290,6 @@ class ElasticStrategy(ParallelStrategy):
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The forward and backward passes of a step, each by Lightning's closure, and then the optimizer's step."""
-        assert self._steps is not None
         own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
         *others, (last, local) = self._passes
         for part, samples in others:
@@ -327,7 +325,6 @@ class ElasticStrategy(ParallelStrategy):
         return self.batch_to_device(local, dataloader_idx=0)
 
     def on_train_end(self) -> None:
-        assert self._steps is not None
         self._boundaries.carried.over = True
         self._steps.finish()
 
@@ -341,7 +338,7 @@ class _Batches:
     def __len__(self) -> int:
         """Length in steps of the base batch, for schedules; Lightning's loop gets another (`MANY`)."""
         strategy = self._strategy
-        return MANY if strategy._asking or strategy._loader is None else len(strategy._loader)
+        return MANY if strategy._asking or strategy._job is None else len(strategy._loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self

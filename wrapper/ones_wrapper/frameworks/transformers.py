@@ -46,6 +46,9 @@ OWN_LOADER = (
 class Trainer(transformers.Trainer):
     """A Trainer whose job may be resized while it trains."""
 
+    steps: Steps
+    """The job's steps, once training has begun."""
+
     def __init__(self, *args: Any, elastic: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """`elastic` are keywords of `ones.init`; all else is the Trainer's. Raises ValueError for arguments that
         contradict an elastic job.
@@ -61,7 +64,6 @@ class Trainer(transformers.Trainer):
             raise ValueError("elastic={'tokens': ...}: the Trainer counts tokens itself; leave it out")
         self._elastic = elastic
         self._job: Job | None = None
-        self._steps: Steps | None = None
         self._part: AccumulationStep | None = None
         """The pass that is computed."""
         self._schedule: Any = None
@@ -74,12 +76,6 @@ class Trainer(transformers.Trainer):
         """Job that `ones.init` returned, once training has begun."""
         assert self._job is not None
         return self._job
-
-    @property
-    def steps(self) -> Steps:
-        """The job's steps, once training has begun."""
-        assert self._steps is not None
-        return self._steps
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not
@@ -120,7 +116,7 @@ class Trainer(transformers.Trainer):
         handler = self.accelerator.ddp_handler
         self.model_wrapped = job.ddp(model, **(handler.to_kwargs() if handler else {}))
         self.create_optimizer()
-        self._steps, self._loader = Steps(job, loader), loader
+        self.steps, self._loader = Steps(job, loader), loader
         batches: Any = _TrainerBatches(self)
         max_steps = super().set_initial_training_values(args, batches)[-1]
         self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)

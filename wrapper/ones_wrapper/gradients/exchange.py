@@ -69,10 +69,6 @@ class Exchange(ABC):
         samples."""
         return self._within(part)
 
-    def owns(self, model: torch.nn.Module) -> bool:
-        """Tell whether `model` is the one that `wrap` returned."""
-        return model is self._model
-
     hot = False
     """True if the ranks may change while it exchanges gradients: `ranks_changed`."""
 

@@ -54,12 +54,12 @@ class Exchanges:
 
     def owns(self, model: torch.nn.Module) -> bool:
         """Tell whether it is a model that `add` returned."""
-        return any(exchange.owns(model) for exchange in self._all)
+        return any(exchange.model is model for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return the published form of the script's model behind `model`; `model` itself if `add` did not return it."""
         found = zip(self._all, self._inside, strict=True)
-        return next((exchange.inside(inside) for exchange, inside in found if exchange.owns(model)), model)
+        return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
         """Raises ValueError for a trained parameter that was frozen in `add`: nobody exchanges its gradient."""
@@ -77,11 +77,6 @@ class Exchanges:
     def begun(self) -> int:
         """Exchanges of gradients that were begun."""
         return sum(exchange.begun for exchange in self._all)
-
-    @begun.setter
-    def begun(self, value: int) -> None:
-        for exchange in self._all:
-            exchange.begun = value
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Context of one forward and backward pass of the loop."""
@@ -161,6 +156,7 @@ class Exchanges:
         return bool(self._all) and all(exchange.hot for exchange in self._all)
 
     def ranks_changed(self) -> None:
-        """Go on with the group's new ranks. Not collective; between two steps."""
+        """Go on with the group's new ranks, none of whose exchanges has begun. Not collective; between two steps."""
         for exchange in self._all:
             exchange.ranks_changed()
+            exchange.begun = 0

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -120,7 +121,8 @@ class Loader:
             self._given.append(found[0])
             if ahead and not self._asks_ahead:
                 assert run.keeping.state is not None
-                self._doubt = AskedAhead(run.keeping.state.model, held, found[1], lambda: first.touched, self._left_out)
+                left_out = partial(self._end_pass, boundary=False)  # the script trains on the second of the two
+                self._doubt = AskedAhead(run.keeping.state.model, held, found[1], lambda: first.touched, left_out)
             held = found[1] if number == 0 else None
             if len(self._given) == 1:
                 self._begin_pass()
@@ -140,10 +142,6 @@ class Loader:
             loop.end_open = self._end_open
         else:
             self.leave(early=False)
-
-    def _left_out(self) -> None:
-        """End the step of the first of two batches without a pass: the script trains on the second."""
-        self._end_pass(boundary=False)
 
     def _settle(self) -> None:
         """Decide which of two batches was trained on first."""

@@ -85,4 +85,4 @@ class Loop:
         self.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(noise, low)
-        self.exchanges.begun = self.begun_before = 0
+        self.begun_before = 0
