@@ -143,7 +143,6 @@ class Accelerator(accelerate.Accelerator):
         if scaler is not None:
             others["scaler"] = scaler
         carried = job.register(model=wrapped, optimizer=optimizer, **others)
-        carried = carried if isinstance(carried, tuple) else (carried,)
         if scaler is not None:
             self.scaler = carried[-1]
         stepped = self.prepare_optimizer(carried[0], device_placement=False)

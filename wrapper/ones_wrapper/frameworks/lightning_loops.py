@@ -130,8 +130,7 @@ class Boundaries(Callback):
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         FLAGS.install(keep=False)  # Lightning's own handler of SIGTERM would end the ranks at different steps
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        FLAGS.install(keep=False)
+    on_train_start = on_sanity_check_start
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._steps.begin_epoch()

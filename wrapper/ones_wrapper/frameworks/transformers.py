@@ -341,9 +341,8 @@ class _Boundaries(TrainerCallback):
         hang_detector.beat()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer = self._trainer
-        trainer._carried.over = True
-        trainer.steps.finish()
+        self._trainer._carried.over = True
+        self._trainer.steps.finish()
 
 
 def _accuracy(state: TrainerState) -> float | None:

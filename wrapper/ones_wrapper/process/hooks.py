@@ -152,8 +152,7 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 def run_exit_hooks(code: int, note: str) -> None:
     """Call the exit hooks, since the script ended; later calls do nothing."""
     callbacks = _callbacks[:]
-    _callbacks.clear()
-    _classifiers.clear()
+    drop_exit_hooks()
     for callback in reversed(callbacks):
         callback(code, note)
 

@@ -24,8 +24,8 @@ STILL_S = 4.0
 """Time at one place after which a rank writes its place, if it is also that of three of its steps."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
 UNEQUAL = (
-    "rank {rank} made {fewer} backward pass(es) fewer than rank {other} by step {step}, so the ranks wait for each "
-    "other: it is{mine}, rank {other}{theirs}. " + ALL
+    "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
+    "wait for each other: it is{mine.line}, rank {other.rank}{other.line}. " + ALL
 )
 
 
@@ -133,12 +133,6 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
         if ahead or (mine.steps == other.steps and mine.done < other.done):
-            return UNEQUAL.format(
-                rank=mine.rank,
-                fewer=(other.begun - mine.begun) if ahead else (other.done - mine.done),
-                other=other.rank,
-                step=mine.steps,
-                mine=mine.line,
-                theirs=other.line,
-            )
+            fewer = (other.begun - mine.begun) if ahead else (other.done - mine.done)
+            return UNEQUAL.format(mine=mine, other=other, fewer=fewer)
     return ""
