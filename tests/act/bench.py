@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ones_db import JobRecord, ResizeRecord, Store
+from ones_db import JobHistory, JobRecord, ResizeRecord, Store
 from ones_db.reasons import reason
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
@@ -75,6 +75,8 @@ class Bench:
         self.machine = Machine()
         self.slurm = Slurm(self)
         self.jobs: dict[int, Elastic] = {}
+        self.histories: dict[int, JobHistory] = {}
+        """Histories of jobs that have reported more than those of `make.history`."""
         self.views: dict[int, JobView] = {}
         """What the policy was shown."""
         self.promises: dict[int, Promise] = {}
@@ -114,7 +116,7 @@ class Bench:
             wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked), promises=self.promises
         )
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
-        histories = {id_: history(id_) for id_ in elastic}
+        histories = {id_: history(id_) for id_ in elastic} | self.histories
         round_ = Round(seen, histories, self.settings, under_way(self.store.open_resizes()), self.clock())
 
         def decide(_: Round, rules: PartitionRules) -> PartitionSchedule:

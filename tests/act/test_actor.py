@@ -8,13 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
+from ones_db import JobRecord, MembershipRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
+from ones_wrapper.protocol import (
+    ORDERS,
+    SPOOL_MARK,
+    Bye,
+    Membership,
+    Order,
+    decode_order,
+    directory_name,
+    encode,
+    spool_order_name,
+)
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
+from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.policy.contract import Allocation, Promise
 from slurm_ones.policy.figures import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, held_by_others
@@ -22,7 +33,7 @@ from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.rounds import job
 from tests.act.bench import Bench
-from tests.act.make import NOW, elastic
+from tests.act.make import NOW, elastic, history
 
 
 def test_a_resize_is_written_down_before_anything_is_done(own_store: Store, tmp_path: Path) -> None:
@@ -79,6 +90,28 @@ def test_a_batch_is_ordered_once(own_store: Store, tmp_path: Path) -> None:
     bench.act({job_id: Allocation(Shape(1, 1), 128)})
     assert bench.order(job_id).batch == 128 and bench.order(job_id).number > first.number
     assert own_store.resizes(job_id) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "restarts", "named"),
+    [((0, 1), (0, 0), (0, 1)), ((0, 1), (0, 1), (0,)), ((1,), (1, 1), (0, 1))],
+    ids=["as reported", "one started again", "all started again"],
+)
+def test_a_batch_order_names_the_starts_that_train_together(
+    own_store: Store, tmp_path: Path, members: tuple[int, ...], restarts: tuple[int, int], named: tuple[int, ...]
+) -> None:
+    """An order that took a former start's membership for today's would send the base block away."""
+    bench = Bench(own_store, tmp_path)
+    one = bench.add(1, Shape(1, 1), "n1")
+    tasks = [
+        replace(one.job.first, job_id=10 + task, array=True, array_id=1, array_tasks=(task,), restart=restart)
+        for task, restart in enumerate(restarts)
+    ]
+    bench.jobs[1] = replace(one, job=whole_job(1, tasks))
+    reported = Membership(1, members, (0,) * len(members), 1, 1, 1, 0, 32, 0.2, why="first")
+    bench.histories = {1: history(1, membership=MembershipRecord(1, 0, 1, 1.0, reported))}
+    bench.act({1: Allocation(Shape(1, 2), 64)})
+    assert (bench.order(1).batch, bench.order(1).blocks) == (64, named) and own_store.resizes(1) == []
 
 
 def test_what_the_decision_expects_goes_with_the_resize(own_store: Store, tmp_path: Path) -> None:
