@@ -150,7 +150,6 @@ class SimulatedJob:
     """Its hold is that of a requeue."""
     switches: int = 0
     """Most leaf switches that were asked for; here all nodes are below one."""
-    """Nodes that it is not to have."""
     restart: int = 0
     begin: float = 0.0
     """Earliest start."""

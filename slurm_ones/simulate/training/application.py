@@ -193,22 +193,20 @@ class Application:
         """A step and its exchange on its kind of GPU, from those on the reference."""
         return (step, sync) if self.faster == 1.0 else (np.maximum(step - sync, 0.0) / self.faster + sync, sync)
 
-    def gradient(self, progress: float, batch: float) -> tuple[float, float]:
-        """(squared norm, variance) of the gradient at that point of the training, linear between batches."""
-        row = self.epoch(progress)
-        sqr = np.interp(batch, self.batches, self.sqr[row])
-        return float(sqr), float(np.interp(batch, self.batches, self.var[row]))
+    def gradient(self, progress: float, batches: npt.ArrayLike) -> tuple[Floats, Floats]:
+        """Return the gradient's squared norm and variance at this progress, linear between measured batches."""
+        row, batches = self.epoch(progress), np.asarray(batches, dtype=np.float64)
+        return np.interp(batches, self.batches, self.sqr[row]), np.interp(batches, self.batches, self.var[row])
 
     def noise(self, progress: float, batch: float) -> float:
         """Gradient noise scale in samples, as a job at `batch` would measure it."""
         sqr, var = self.gradient(progress, batch)
-        return self.base_batch * var / max(sqr, 1e-12)
+        return self.base_batch * float(var) / max(float(sqr), 1e-12)
 
     def efficiency(self, progress: float, batches: npt.ArrayLike) -> Floats:
         """True progress per sample at each global batch."""
-        row, batches = self.epoch(progress), np.asarray(batches, dtype=np.float64)
-        sqr, var = (np.interp(batches, self.batches, found[row]) for found in (self.sqr, self.var))
-        return self._worth(sqr, var, batches / self.base_batch)
+        sqr, var = self.gradient(progress, batches)
+        return self._worth(sqr, var, np.asarray(batches, dtype=np.float64) / self.base_batch)
 
     def efficiencies(self, batch: float) -> Floats:
         """(E,) true progress per sample at one global batch in each epoch."""
@@ -339,13 +337,8 @@ class Requeue:
         """Seconds that a start from nothing holds GPUs before they train."""
         return app.resize_s if self.seconds is None else self.seconds
 
-    def grow_s(self, app: Application) -> float:
-        """Seconds that training pauses when the job gains GPUs."""
-        return self.start_s(app)
-
-    def shrink_s(self, app: Application) -> float:
-        """Seconds that training pauses when the job gives up GPUs."""
-        return self.start_s(app)
+    grow_s = shrink_s = start_s
+    """Seconds that training pauses when the job gains or gives up GPUs."""
 
     def prepare_s(self, app: Application) -> float:
         """Seconds that GPUs which the job gains are held before training pauses for them."""

@@ -135,8 +135,10 @@ class Training:
         self.durable = Position(wanted=self.requested_batch)
         """Position that the newest checkpoint holds."""
         self._position = self.durable
-        self._restart = -1
-        self._blocks: dict[int, SimulatedBlock] = {}
+        self.term = -1
+        """Number of the job's run; -1 before the first."""
+        self.blocks: dict[int, SimulatedBlock] = {}
+        """Running blocks by task."""
         self._leader = -1
         self._ordered_at = 0.0
         """Time at which the order in force was first seen."""
@@ -158,7 +160,7 @@ class Training:
 
     def block_starts(self, block: SimulatedBlock) -> None:
         """Start a block: a task of the array runs."""
-        self._blocks[block.task] = block
+        self.blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
             self._leave_soon(block)
@@ -170,7 +172,7 @@ class Training:
 
     def block_stops(self, task: int, *, killed: bool) -> float:
         """Stop a block; return the seconds until its last process is gone. Unless `killed`, it tells the others."""
-        block = self._blocks.pop(task, None)
+        block = self.blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
         if block.event is not None:
@@ -191,7 +193,7 @@ class Training:
 
     def _found(self, task: int) -> None:
         """Let this block begin the next term from the last checkpoint, since no other leads."""
-        block = self._blocks[task]
+        block = self.blocks[task]
         self.members, self._joining = (task,), ()
         self._position = self.durable
         self.phase = Phase.LAUNCHING
@@ -204,7 +206,7 @@ class Training:
         self._then(self._timeline.now + launch + self._load_s, self._founded)
 
     def _founded(self) -> None:
-        block = self._blocks[self.members[0]]
+        block = self.blocks[self.members[0]]
         launched, block.launched = block.launched, True
         self._begin_term(0.0 if launched else self._launch_s, self._load_s, restored=True)
         if self.hot is not None:
@@ -214,16 +216,16 @@ class Training:
     def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
         """Begin a term: the new leader reports, and trains on."""
         if self.hot is None:
-            self._restart = self._blocks[self.members[0]].restart
+            self.term = self.blocks[self.members[0]].restart
         else:
-            self._restart += 1
-            self._reporter.spec = replace(self._reporter.spec, term=self._restart)
+            self.term += 1
+            self._reporter.spec = replace(self._reporter.spec, term=self.term)
             self.generation += 1
         self._leader = self.members[0]
         self._obeyed = 0
         self._read_orders()
         self._reporter.hello(
-            self._position, self.batch, self._placement, launch_s, load_s, self._restart, restored=restored
+            self._position, self.batch, self._placement, launch_s, load_s, self.term, restored=restored
         )
         self._timeline.changed = True
         self._checkpoint_at = self._timeline.now + self._settings.checkpoint_s if self.files is not None else math.inf
@@ -240,7 +242,7 @@ class Training:
         if order is not None:
             if order.batch is not None and self._complete(order):
                 self._position = replace(self._position, wanted=order.batch)
-            self._order_due = order.drain and order.restart == self._restart
+            self._order_due = order.drain and order.restart == self.term
             self._obeyed = order.number - (self._order_due or not self._complete(order))
         self.batch = self._in_force(self._position.wanted)
 
@@ -282,7 +284,7 @@ class Training:
         block.event = self._timeline.after(LOOK_S, lambda: self._exit(block.task))
 
     def _exit(self, task: int) -> None:
-        del self._blocks[task]
+        del self.blocks[task]
         self.exited(task, 0)
 
     def _look_soon(self) -> None:
@@ -293,7 +295,7 @@ class Training:
     def _believed(self) -> Order | None:
         """The order in force, if it is not of a term to come."""
         order = self.files.order if self.files is not None else None
-        return order if order is not None and order.restart <= max(self._restart, 0) else None
+        return order if order is not None and order.restart <= max(self.term, 0) else None
 
     def _complete(self, order: Order) -> bool:
         return order.blocks is None or set(order.blocks) == set(self.members)
@@ -303,11 +305,11 @@ class Training:
         wanted = order.blocks if order is not None else None
         if order is not None and wanted is not None and order.number == self._gone[0]:
             wanted = tuple(task for task in wanted if task not in self._gone[1]) or wanted
-        return next_members(wanted, self.members, self._blocks, self._timeline.now)
+        return next_members(wanted, self.members, self.blocks, self._timeline.now)
 
     def _switches(self) -> bool:
         """Tell whether training pauses now, for another membership."""
-        for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
+        for block in [b for b in self.blocks.values() if b.launched and b.task not in self.members]:
             if self._turned_away(block.task):
                 self._leave_soon(block)
         plan = self._plan()
@@ -334,7 +336,7 @@ class Training:
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
         """Put the next membership in force: all its members have committed."""
         before, self.members, self._joining = self.members, self._joining, ()
-        ready_s = max((self._blocks[task].ready_at for task in self.members if task not in before), default=0.0)
+        ready_s = max((self.blocks[task].ready_at for task in self.members if task not in before), default=0.0)
         ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
         order = self._believed() if why == "order" else None
         self._set_placement()
@@ -354,7 +356,7 @@ class Training:
         number = order.number if order is not None else None
         self._report_membership(why, pause_s, bytes=sent, transfer_s=transfer_s, ready_s=ready_s, order=number)
         for task in set(before) - set(self.members):
-            if task in self._blocks:
+            if task in self.blocks:
                 self._exit(task)
         self._timeline.changed = True
         self._train()
@@ -362,14 +364,14 @@ class Training:
 
     def _report_membership(self, why: str, pause_s: float = 0.0, **change: Any) -> None:
         """Report who trains together now; `change` are further fields of the report."""
-        restarts = tuple(self._blocks[task].restart for task in self.members)
+        restarts = tuple(self.blocks[task].restart for task in self.members)
         change |= {"generation": self.generation, "blocks": self.members, "restarts": restarts}
         self._reporter.membership(self._position, self.batch, self._placement, why=why, pause_s=pause_s, **change)
 
     def _set_placement(self) -> None:
         gpus: Counter[str] = Counter()
         for task in self.members:
-            gpus.update(self._blocks[task].gpus)
+            gpus.update(self.blocks[task].gpus)
         self._hold(gpus)
 
     # -- blocks that are lost ------------------------------------------------------------------------------------
@@ -405,7 +407,7 @@ class Training:
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
         self.members, self._joining = (), ()
         self._ended()
-        waiting = sorted(self._blocks.values(), key=lambda block: (not block.launched, block.task))
+        waiting = sorted(self.blocks.values(), key=lambda block: (not block.launched, block.task))
         if waiting:
             self._found(waiting[0].task)
 
@@ -429,7 +431,7 @@ class Training:
         self._position = self.durable
         now, (first, *others) = self._timeline.now, self.members
         for task in others:
-            self._blocks[task].launched, self._blocks[task].ready_at = True, now
+            self.blocks[task].launched, self.blocks[task].ready_at = True, now
         self.members = (first,)
         self._set_placement()
         self._begin_term(0.0, 0.0, restored=True)
@@ -438,16 +440,6 @@ class Training:
         self._look_soon()
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    @property
-    def term(self) -> int:
-        """Number of its run; -1 before the first."""
-        return self._restart
-
-    @property
-    def blocks(self) -> Mapping[int, SimulatedBlock]:
-        """The blocks that run, by their tasks."""
-        return self._blocks
 
     @property
     def position(self) -> Position:
@@ -590,8 +582,8 @@ class Training:
         self._ended()
         self.over()
         self.members = ()
-        for task in [*self._blocks]:
-            block = self._blocks[task]
+        for task in [*self.blocks]:
+            block = self.blocks[task]
             if block.event is not None:
                 block.event.cancel()
             self._exit(task)
@@ -654,7 +646,7 @@ class Training:
 
     def _new_order(self) -> Order | None:
         order = self.files.order if self.files is not None else None
-        is_new = order is not None and order.restart <= self._restart and order.number > self._obeyed
+        is_new = order is not None and order.restart <= self.term and order.number > self._obeyed
         return order if is_new else None
 
     def _resume(self) -> None:
@@ -672,7 +664,7 @@ class Training:
         self._obeyed = order.number
         if order.batch is not None:
             self._change_batch(order.batch, order.number)
-        if order.drain and order.restart == self._restart:
+        if order.drain and order.restart == self.term:
             self._save(self._settings.save * self._start_s, order.number)
             return True
         return False
