@@ -1,6 +1,6 @@
-"""Slurm in virtual time: a queue, nodes, and everything that happens to jobs between submission and end.
+"""Slurm in virtual time: the queue, the nodes, and all that happens to jobs between submission and end.
 
-What it does beyond Slurm's documentation is what real ones were seen to do; tests hold the two together.
+Behaviour that Slurm's documentation leaves open follows real Slurms; tests compare this one with them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ THROTTLED = "JobArrayTaskLimit"
 
 
 class Faults:
-    """Hooks for what goes wrong at a simulated Slurm. By itself nothing does.
+    """Hooks for faults of a simulated Slurm; the base class injects none.
 
-    A subclass raises, acts on the cluster, or makes a change otherwise or not at all. What it draws comes from a seed.
+    Subclasses raise errors, act on the cluster, or carry a change out differently or not at all. Their random draws
+    come from a seed.
     """
 
     def begin(self, cluster: SimulatedCluster) -> None:
@@ -52,7 +53,8 @@ class Faults:
 
 
 class SimulatedCluster:
-    """A simulated Slurm cluster; job ids start at 1. It checks no permissions: `SimulatedClient` does."""
+    """A simulated Slurm cluster; job ids start at 1. Permissions are checked by `SimulatedClient`, not by this
+    class."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class SimulatedCluster:
         self.nodes = Nodes(partitions)
         self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
         self.jobs = self.records.jobs
-        """All jobs ever submitted, of arrays what Slurm keeps of their tasks."""
+        """All jobs ever submitted, by job id; of arrays the records that Slurm keeps."""
         self.faults = faults or Faults()
         self._known = self.records.known
         self._due = False
@@ -78,7 +80,7 @@ class SimulatedCluster:
     # -- what is seen --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """All that Slurm shows now."""
+        """Return the snapshot that Slurm shows now."""
         jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
         nodes = self.nodes.to_model(self._reserved(self.timeline.now))
@@ -92,7 +94,7 @@ class SimulatedCluster:
         return {name: most - used[name] for name, most in self.conf.licenses.items()} if asking else {}
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """GPUs that accounts, QOS and these users in each QOS may hold."""
+        """Return the GPU limits of accounts, of QOS, and of these users in each QOS."""
         used: Counter[tuple[str, str, str]] = Counter()
         for job in self._known.values():
             for whose in ((job.qos, "", ""), (job.qos, "", job.request.user), ("", job.account, "")):
@@ -106,12 +108,12 @@ class SimulatedCluster:
 
     @property
     def live(self) -> int:
-        """Jobs that have not ended, an array as one."""
+        """Number of jobs that have not ended; an array counts as one."""
         return len(self.records.live_ids())
 
     @property
     def empty(self) -> bool:
-        """Slurm knows of no job, not even of one that ended."""
+        """True if Slurm knows no job, not even an ended one."""
         return not self._known
 
     # -- what users and operators do -----------------------------------------------------------------------------
@@ -155,7 +157,7 @@ class SimulatedCluster:
             raise NotResizable("Invalid qos specification")
 
     def cancel(self, job_id: JobKey) -> None:
-        """`scancel`."""
+        """Cancel a job or task, as `scancel` does."""
         for job in self.records.named(job_id):
             if not job.ended:
                 self._end(job, JobState.CANCELLED, 0)
@@ -309,7 +311,7 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def cancel_waiting(self, array_id: int) -> None:
-        """`scancel --state=PENDING`."""
+        """Cancel an array's waiting tasks, as `scancel --state=PENDING` does."""
         for job in self.records.known_of(array_id):
             if job.pending:
                 self._end(job, JobState.CANCELLED, 0)
@@ -439,8 +441,8 @@ class SimulatedCluster:
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
     def _need(self, job: SimulatedJob, partition: str) -> Resources:
-        """Resources that a job takes of each node of a partition: all of them if nodes are handed out whole. A total of
-        GPUs is divided among its nodes, rounded up."""
+        """Return the resources that a job takes of each node of a partition; all of a node if nodes are allocated
+        whole. A total of GPUs is divided among the job's nodes, rounded up."""
         spec, asked = self.nodes.partitions[partition], job.request
         if spec.whole_nodes or asked.exclusive:
             return spec.capacity
@@ -473,7 +475,7 @@ class SimulatedCluster:
         return Association(job.request.user, job.account, job.qos, job.licenses)
 
     def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
-        """Nodes with a reservation other than `own` that begins within this time."""
+        """Return the nodes with a reservation other than `own` that begins within `seconds` from now."""
         found: set[str] = set()
         for one in self.conf.reservations:
             if one.start_time <= now + seconds and now < one.end_time and one.name != own:
@@ -481,7 +483,7 @@ class SimulatedCluster:
         return frozenset(found)
 
     def queue(self) -> list[QueuedJob]:
-        """Startable jobs in scheduling order; a job has an entry for each of its partitions."""
+        """Return startable jobs in scheduling order, with an entry for each partition that a job names."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -502,7 +504,7 @@ class SimulatedCluster:
         return queue
 
     def running(self) -> list[RunningJob]:
-        """Jobs that hold GPUs, ending ones included, as the scheduler sees them."""
+        """Return the jobs that hold GPUs, also those that are ending, as the scheduler sees them."""
         return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),
@@ -532,7 +534,7 @@ class SimulatedCluster:
         self.preempt(job.to_model().key, mode, grace_s + self.conf.kill_wait_s, winner=winner)
 
     def _schedule(self) -> None:
-        """Slurm's main scheduling."""
+        """Run Slurm's main scheduling."""
         self._due = False
         for job in self._known.values():
             if job.forbidden_shapes and job.startable and job.never_starts:
@@ -560,7 +562,7 @@ class SimulatedCluster:
                         record.reason = THROTTLED
 
     def _backfill(self) -> None:
-        """Slurm's backfill. The next round comes when the main scheduling finds that jobs wait behind another."""
+        """Run Slurm's backfill. The next round follows once the main scheduling finds jobs that wait behind another."""
         self._backfill_due = False
         made = self._pass()
         made.backfill(self.queue())

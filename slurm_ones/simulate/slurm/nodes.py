@@ -1,4 +1,4 @@
-"""The nodes of a simulated cluster, its partitions, and what an admin sets for them."""
+"""Nodes of a simulated cluster, its partitions, and an admin's settings."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PreemptMode = Literal["", "cancel", "requeue"]
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """Equal nodes under one name. Partitions over the same nodes agree about what these have."""
+    """Equal nodes under one name. Partitions that share nodes must agree on the nodes' resources."""
 
     name: str
     nodes: tuple[str, ...]
     gpus_per_node: int
     whole_nodes: bool = False
-    """Slurm hands out whole nodes, and knows of no GPUs."""
+    """True if Slurm allocates whole nodes and knows no GPUs."""
     max_time_s: float = 0.0
     default: bool = True
     cpus_per_node: int = 0
-    """CPUs of each node; 0 if Slurm does not count CPUs. Memory likewise."""
+    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` is 0 if it does not count memory."""
     memory_mb: int = 0
     tier: int = 1
-    """Its jobs come before those of lower tiers."""
+    """Priority tier: jobs of higher tiers start first."""
     preempt: PreemptMode = ""
-    """Way in which jobs of higher tiers preempt its jobs."""
+    """Fate of this partition's jobs when jobs of higher tiers preempt them."""
     grace_s: float = 0.0
 
     @property
@@ -39,7 +39,7 @@ class PartitionSpec:
         return Resources(self.gpus_per_node, self.cpus_per_node, self.memory_mb)
 
     def to_model(self) -> Partition:
-        """The partition as Slurm shows it."""
+        """Return the partition as Slurm shows it."""
         its = Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
         return replace(its, tier=self.tier, preempt_mode=self.preempt.upper(), grace_s=self.grace_s)
 
@@ -52,16 +52,16 @@ class Qos(NamedTuple):
     preempts: tuple[str, ...] = ()
     """Names of the QOS whose jobs are preempted for jobs of this one."""
     mode: PreemptMode = ""
-    """Way in which jobs of this QOS are preempted."""
+    """Fate of this QOS's jobs when they are preempted."""
     grace_s: float = 0.0
     exempt_s: float = 0.0
-    """Seconds of a run in which a job is not preempted (PreemptExemptTime)."""
+    """Seconds from a run's start during which the run is not preempted (PreemptExemptTime)."""
     gpus: int = 0
-    """Most GPUs of all its jobs (GrpTRES), 0 for no limit."""
+    """Most GPUs of all the QOS's jobs (GrpTRES); 0 for no limit."""
     user_gpus: int = 0
-    """Most GPUs of each user's jobs (MaxTRESPU), 0 for no limit."""
+    """Most GPUs of each user's jobs in the QOS (MaxTRESPU); 0 for no limit."""
     usage_factor: float = 1.0
-    """Weight of a GPU-hour of its jobs."""
+    """Weight of a GPU-hour of the QOS's jobs."""
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class SlurmConf:
     """Settings of an admin besides nodes and partitions."""
 
     qos: tuple[Qos, ...] = (Qos(),)
-    """The first is that of jobs which name none."""
+    """All QOS; jobs that name none get the first."""
     licenses: Mapping[str, int] = field(default_factory=dict)
-    """Number of each licence, by name."""
+    """Number of each licence, by licence name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs of all jobs of an account (GrpTRES), by its name."""
+    """Most GPUs of all jobs of an account (GrpTRES), by account."""
     accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Accounts with which a user has an association, by user; who is not named has all."""
+    """Accounts of a user's associations, by user; a user without an entry may use all."""
     own_qos: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """QOS that a user's associations list, by user; who is not named has all."""
+    """QOS that a user's associations list, by user; a user without an entry may use all."""
     reservations: tuple[Reservation, ...] = ()
     youngest_first: bool = False
-    """True if of jobs with equal priority and nodes the youngest is preempted first."""
+    """True if the youngest of jobs with equal priority and nodes is preempted first."""
     reclaim_licenses: bool = False
-    """Jobs are preempted for their licenses too."""
+    """True if jobs are preempted for their licences too."""
     kill_wait_s: float = 30.0
-    """Time from SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
     requeue_exit: str = ""
     """Exit codes after which a job that may be requeued waits again (RequeueExit), as `1,90-99`."""
 
@@ -94,8 +94,8 @@ class SlurmConf:
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
-        """Reason against moving a job of that user to this account and QOS, in Slurm's words; "" if it may. An operator
-        may name a QOS that the user has not."""
+        """Return Slurm's words against moving a user's job to this account and QOS; "" if allowed. Operators may name a
+        QOS that the user may not use."""
         if account and account not in self.accounts.get(user, {account}):
             return "Invalid account or account/partition combination specified"
         if qos and not operator and qos not in self.own_qos.get(user, {qos}):
@@ -103,7 +103,7 @@ class SlurmConf:
         return ""
 
     def qos_of(self, name: str) -> Qos:
-        """The QOS of that name; "" for the first."""
+        """Return the QOS of that name, or the first QOS if the name is empty."""
         return next(qos for qos in self.qos if name in ("", qos.name))
 
 
@@ -115,11 +115,11 @@ class NodeState:
     capacity: Resources
     partitions: tuple[str, ...]
     counted: bool
-    """Slurm knows of its GPUs."""
+    """True if Slurm counts the node's GPUs."""
     down: bool = False
     drained: bool = False
     held: dict[int, Resources] = field(default_factory=dict)
-    """Resources that each job holds of it."""
+    """Resources that each job holds of the node, by job id."""
 
     @property
     def usable(self) -> bool:
@@ -134,13 +134,13 @@ class NodeState:
 
     @property
     def free(self) -> Resources:
-        """Resources that Slurm could hand out now."""
+        """Resources that Slurm could allocate on the node now."""
         if not self.usable or (self.held and not self.counted):
             return NOTHING
         return self.capacity.without(self.used)
 
     def to_model(self, *, reserved: bool = False) -> Node:
-        """The node as Slurm shows it."""
+        """Return the node as Slurm shows it."""
         used = self.used
         state = "ALLOCATED" if used.gpus == self.capacity.gpus else "MIXED" if self.held else "IDLE"
         if self.down:
@@ -183,7 +183,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """The node of that name, for a change: its cached view is dropped."""
+        """Return the node to change it; its cached view is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 
@@ -192,7 +192,7 @@ class Nodes:
         return tuple(self._states)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """These nodes in the cluster's order."""
+        """Return these nodes in the cluster's order."""
         return tuple(sorted(names, key=self._place.__getitem__))
 
     def usable(self, name: str) -> bool:
@@ -200,28 +200,28 @@ class Nodes:
         return self._states[name].usable
 
     def sharing(self, partition: str) -> frozenset[str]:
-        """Names of the other partitions that have some of its nodes."""
+        """Return the names of other partitions that share nodes with this one."""
         if partition not in self._sharing:
             found = {name for node in self.partitions[partition].nodes for name in self._states[node].partitions}
             self._sharing[partition] = frozenset(found - {partition})
         return self._sharing[partition]
 
     def only(self, partition: str) -> frozenset[str] | None:
-        """The nodes of a partition, None if they are all."""
+        """Return the nodes of a partition, or None if the partition has all nodes."""
         nodes = self.partitions[partition].nodes
         return None if len(nodes) == len(self._states) else frozenset(nodes)
 
     def ledger(self) -> Ledger:
-        """GPUs that each usable node could give now."""
+        """Return the resources that each usable node could give now."""
         return Ledger({name: state.free for name, state in self._states.items() if state.usable})
 
     def free(self, partition: str) -> dict[str, int]:
-        """GPUs that each usable node of a partition could give now."""
+        """Return the GPUs that each usable node of a partition could give now."""
         states = (self._states[name] for name in self.partitions[partition].nodes)
         return {state.name: state.free.gpus for state in states if state.usable}
 
     def empty(self, partition: str) -> Ledger:
-        """The nodes of a partition when nothing runs on them."""
+        """Return the nodes of a partition as if nothing ran on them."""
         if partition not in self._empty:
             spec = self.partitions[partition]
             self._empty[partition] = Ledger(dict.fromkeys(spec.nodes, spec.capacity))
@@ -235,12 +235,12 @@ class Nodes:
             self[name].held[job_id] = amount
 
     def give_back(self, job_id: int, names: Iterable[str]) -> None:
-        """Free what the job holds of these nodes."""
+        """Free the job's resources on these nodes."""
         for name in names:
             self[name].held.pop(job_id, None)
 
     def to_model(self, reserved: frozenset[str] = frozenset()) -> dict[str, Node]:
-        """The nodes as Slurm shows them, those that are reserved now among them."""
+        """Return the nodes as Slurm shows them; nodes in `reserved` show a reservation."""
         for name, state in self._states.items():
             if name not in self._seen:
                 self._seen[name] = state.to_model()

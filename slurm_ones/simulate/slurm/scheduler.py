@@ -1,7 +1,7 @@
-"""Starts of a simulated Slurm, and its preemptions for them: in order, then EASY backfill.
+"""Scheduling of a simulated Slurm: starts in order, preemptions for them, and EASY backfill.
 
-Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995: a job may overtake the first one that finds no room if that
-starts no later for it. Ends are taken from time limits, as Slurm does.
+EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995): a job may overtake the first job without room if that does
+not delay the first job's start. Ends are taken from time limits, as in Slurm.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from slurm_ones.policy.ledger import Ledger, Resources
 from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 
 UNLIMITED_S = 365 * 86400.0
-"""Time that Slurm plans with for a job without a time limit."""
+"""Seconds that Slurm plans with for a job without a time limit."""
 RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
-"""Reasons for which a job waits, in Slurm's words; limits have words of their own."""
+"""Slurm's words for reasons of waiting; reasons for limits are not among them."""
 
 
 class Association(NamedTuple):
-    """Association whose limits a job counts against, and the licences that it uses."""
+    """User, account and QOS whose limits a job counts against, and the job's licences."""
 
     user: str = ""
     account: str = ""
@@ -37,20 +37,20 @@ class QueuedJob(NamedTuple):
     least_nodes: int
     most_nodes: int
     need: Resources
-    """Resources that it takes of each node."""
+    """Resources that the job takes of each node."""
     limit_s: float = 0.0
-    """Time that it may run; 0 for no limit."""
+    """Time limit in seconds; 0 for none."""
     only: frozenset[str] | None = None
-    """Nodes that it may have, None for all."""
+    """Nodes that the job may use; None for all."""
     named: frozenset[str] = frozenset()
-    """Nodes that it must have."""
+    """Nodes that the job must have."""
     of: Association = Association()
     most: int = 1
-    """Number of its tasks that may start."""
+    """Most of the job's tasks that may start."""
 
 
 class RunningJob(NamedTuple):
-    """Resources that a running job holds, and its latest end."""
+    """A job's present resources, and its latest end."""
 
     ends: float
     held: Mapping[str, Resources]
@@ -77,7 +77,7 @@ class Counts:
             self.add(job.of, job.gpus)
 
     def copy(self) -> Counts:
-        """A copy, for trial placements."""
+        """Return a copy, for trial placements."""
         other = Counts(self._conf, ())
         other._gpus, other._licenses = self._gpus.copy(), self._licenses.copy()
         return other
@@ -90,7 +90,7 @@ class Counts:
             self._licenses[name] += count * times
 
     def refusal(self, job: QueuedJob) -> str:
-        """The limit that keeps a job from running, as Slurm names it; "" for none."""
+        """Return Slurm's name of the limit that keeps the job from running; "" for none."""
         of, qos, gpus = job.of, self._conf.qos_of(job.of.qos), job.need.gpus * job.least_nodes
         limits = (
             (qos.gpus, ("qos", of.qos), "QOSGrpGRES"),
@@ -106,7 +106,7 @@ class Counts:
 
 
 def place(job: QueuedJob, free: Ledger) -> list[str] | None:
-    """Nodes for the job by best fit, equal ones in the cluster's order; None if it finds no room."""
+    """Return nodes for the job by best fit, equal nodes in the cluster's order; None without room."""
     if not job.named:
         found = free.nodes_with(job.need, job.most_nodes, only=job.only)
         return found if len(found) >= job.least_nodes else None
@@ -117,17 +117,17 @@ def place(job: QueuedJob, free: Ledger) -> list[str] | None:
 
 
 class SchedulingPass:
-    """One round of the scheduler: what it starts, whom it preempts, and why the others wait."""
+    """One round of the scheduler: jobs that start, preempted jobs, and reasons of waiting jobs."""
 
     def __init__(self, nodes: Nodes, conf: SlurmConf, running: Sequence[RunningJob], now: float) -> None:
         self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
-        """Jobs that start, and their nodes."""
+        """Jobs that start, each with its nodes."""
         self.victims: dict[int, int] = {}
-        """Jobs that are preempted, and for whom."""
+        """Job for which each preempted job is preempted, by the preempted job's id."""
         self.reasons: dict[int, str] = {}
-        """Reasons for which jobs wait."""
+        """Reason of each waiting job, by job id."""
         self.crowded = False
-        """Jobs wait behind another."""
+        """True if jobs wait behind another."""
         self._nodes, self._conf, self._now = nodes, conf, now
         self._before = running
         self._running = list(running)
@@ -135,7 +135,7 @@ class SchedulingPass:
         self._free = nodes.ledger()
         self._starts: Counter[int] = Counter()
         self._kept: list[tuple[float, Ledger]] = []
-        """Latest starts of jobs that wait, and what is free then next to each."""
+        """Latest start of each job that waits first, with the resources free next to it from then on."""
 
     # -- the two schedulers --------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class SchedulingPass:
         return self._now + (job.limit_s or UNLIMITED_S)
 
     def _limit(self, job: QueuedJob, free: Ledger) -> str:
-        """The limit, or the licenses, for which a job waits."""
+        """Return the limit, or Licenses, for which the job waits; "" for none."""
         if reason := self._counts.refusal(job):
             return reason
         if not self._counts.lacks_licenses(job):
@@ -209,14 +209,15 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Free resources that this job may use; those kept for others only if the job ends in time."""
+        """Return the free resources that this job may use; resources kept for waiting jobs count only if the job ends
+        before."""
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """Latest start of the job, and what is free then next to it. Those that it may preempt count as gone, as in
-        Slurm."""
+        """Return the job's latest start, and the resources free next to it then. Jobs that it may preempt count as
+        gone, as in Slurm."""
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
         guests = {one.job_id: one.held for one in self._preemptable(job)}
         steps = [(self._now, [*guests.values()])] if guests else []
@@ -233,9 +234,8 @@ class SchedulingPass:
     # -- preemption ----------------------------------------------------------------------------------------------
 
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
-        """Choose jobs to preempt until this one fits, next to those that leave already. Keep its nodes and licences.
-
-        If it would not fit without all of them, none is chosen."""
+        """Choose jobs to preempt until this job fits, next to jobs that are leaving already. Keep nodes and licences
+        for it. Return False, choosing none, if it would not fit even without all of them."""
         guests = self._preemptable(job)
         if not guests:
             return False
@@ -265,8 +265,8 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Jobs that may be preempted for this one, or leave already: of the lowest QOS first, then those on the fewest
-        nodes, then if asked the youngest."""
+        """Return the jobs that may be preempted for this one: the lowest QOS first, then the fewest nodes, then on
+        request the youngest."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):

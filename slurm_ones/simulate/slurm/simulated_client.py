@@ -1,4 +1,4 @@
-"""The `SlurmClient` of a simulated Slurm: the same protocol and the same answers as the real clients give."""
+"""`SlurmClient` of a simulated Slurm, with the protocol and the answers of the real clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slurm_ones.slurm.fields import LICENCES, hosts
 from slurm_ones.slurm.model import GpuUse, JobKey, Queue, Quotas, SlurmJob, Snapshot, Task
 
 MAX_ARRAY_SIZE = 1001
-"""Slurm's default: no task has this number or a higher one."""
+"""First task number that Slurm refuses, by default."""
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
@@ -46,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
-    """The request of a script's text and further options, which come first. Raises `Refused`."""
+    """Return the request in a batch script's text and in further options; the options take precedence. Raises
+    `Refused`."""
     try:
         return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
     except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none
@@ -110,7 +111,7 @@ def _begin(text: str, now: float) -> float:
 
 
 def _tasks(text: str) -> tuple[tuple[int, ...], int]:
-    """Tasks and throttle of `0-7%1`, `1,3,5-9:2`; none of an empty text."""
+    """Return the tasks and the throttle of a text such as `0-7%1` or `1,3,5-9:2`; none of an empty text."""
     if not text:
         return (), 0
     numbers, _, most = text.partition("%")
@@ -126,10 +127,10 @@ def _tasks(text: str) -> tuple[tuple[int, ...], int]:
 
 
 class SimulatedClient:
-    """A `SlurmClient` of a simulated cluster, used by one user.
+    """`SlurmClient` of a simulated cluster, for one user.
 
-    An operator may change everybody's jobs. `programs` makes of a script's text what a job of it does. `faults` are
-    what goes wrong at this client, in place of the cluster's.
+    An operator may change all users' jobs. `programs` makes a job's program from its script's text. `faults` replaces
+    the cluster's faults at this client.
     """
 
     name = "simulated"
@@ -151,7 +152,7 @@ class SimulatedClient:
         self._programs = programs
         self._faults = faults or cluster.faults
         self.uses: dict[int, GpuUse] = {}
-        """Use of jobs' GPUs as Slurm measures it; nothing unless somebody sets it."""
+        """Measured GPU use by job id, as tests or the demo set it."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 

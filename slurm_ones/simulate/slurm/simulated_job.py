@@ -1,4 +1,4 @@
-"""A simulated job as Slurm holds it."""
+"""A simulated job, with the state that Slurm keeps of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Program(Protocol):
 
     @property
     def batch(self) -> int:
-        """Global batch in force, for the records."""
+        """Global batch in force."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
         """Begin run number `restart` on `gpus` of each node."""
@@ -47,14 +47,14 @@ class Request:
 
     nodes: int = 1
     max_nodes: int = 0
-    """0 for as many as `nodes`."""
+    """Most nodes; 0 for exactly `nodes`."""
     gpus_per_node: int = 0
     gpus_total: int = 0
-    """Total of `--gpus`; a node's GPUs are then not asked for."""
+    """GPUs of the whole job (`--gpus`); then no GPUs are requested for each node."""
     tasks: int = 0
-    """Task counts; 0 if it gave none."""
+    """Number of tasks (`--ntasks`); 0 if the job named none."""
     partition: str = ""
-    """Empty for the default; several with commas between."""
+    """Partitions with commas between; empty for the default."""
     name: str = "job"
     comment: str = ""
     work_dir: str = "/"
@@ -63,41 +63,41 @@ class Request:
     hold: bool = False
     requeue: bool = True
     array: bool = False
-    """Part of a heterogeneous job."""
+    """True for a part of a heterogeneous job."""
     array_tasks: tuple[int, ...] = ()
-    """Tasks of the job array, ascending; none for a job that is no array."""
+    """Tasks of the job array, ascending; empty for a plain job."""
     throttle: int = 0
-    """Most of its tasks that may run at once; 0 for no limit."""
+    """Most tasks of the array that may run at once; 0 for no limit."""
     batch: bool = True
     priority: int = 1
-    """Priority in the queue: higher ones first, equal ones in order of submission."""
+    """Priority in the queue: higher values first, equal values in order of submission."""
     user: str = "user"
     uid: int = 0
     account: str = ""
     qos: str = ""
-    """Empty for the site's first."""
+    """QOS by name; empty for the site's first."""
     licenses: tuple[tuple[str, int], ...] = ()
     cpus_per_node: int = 1
-    """CPUs of each node, counted if Slurm counts CPUs; memory likewise."""
+    """CPUs on each node; they count only if Slurm counts CPUs."""
     cpus_per_gpu: int = 0
     memory_mb: int = 0
-    """Memory of each node."""
+    """Memory in MB on each node; it counts only if Slurm counts memory."""
     node_names: tuple[str, ...] = ()
-    """Nodes that it must have (`-w`)."""
+    """Nodes that the job must have (`--nodelist`)."""
     excluded: tuple[str, ...] = ()
-    """Nodes that it must not have."""
+    """Nodes that the job must not have (`--exclude`)."""
     exclusive: bool = False
-    """True if no other job may be on its nodes."""
+    """True if no other job may share the job's nodes."""
     reservation: str = ""
 
     def cpus_on(self, gpus: int) -> int:
-        """CPUs that it asks for on a node, next to this number of GPUs there."""
+        """Return the CPUs that the job requests on a node with this number of its GPUs."""
         return max(self.cpus_per_node, self.cpus_per_gpu * gpus)
 
 
 @dataclass(frozen=True)
 class HeldGpus:
-    """GPUs that one run held, its ending included."""
+    """GPUs that one run held, from its start until its last process ended."""
 
     start: float
     end: float
@@ -110,17 +110,17 @@ _HOLDS = {"user": "JobHeldUser", "admin": "JobHeldAdmin", "exit": "NonZeroExitCo
 
 @dataclass
 class TaskArray:
-    """A job array: what its tasks share."""
+    """State that the tasks of a job array share."""
 
     array_id: int
     program: Callable[[JobKey], Program]
     throttle: int
     records: list[SimulatedJob] = field(default_factory=list)
-    """Records of its tasks; those that wait and that nothing sets apart are in one, which has the array's id."""
+    """Records of the array's tasks. Waiting tasks that do not differ share one record, which has the array's id."""
 
     @property
     def room(self) -> int:
-        """Tasks that may start now."""
+        """Number of tasks that may start now."""
         if not self.throttle:
             return len(self.records) + sum(len(record.array_tasks) for record in self.records)
         return self.throttle - sum(record.running or record.ending for record in self.records)
@@ -134,7 +134,7 @@ class SimulatedJob:
     request: Request
     program: Program
     partitions: tuple[str, ...]
-    """The one that it runs in, or all that it may start in."""
+    """Partition of the running job, or all partitions in which it may start."""
     nodes: int
     max_nodes: int
     gpus_per_node: int
@@ -147,40 +147,40 @@ class SimulatedJob:
     held_by: str = ""
     """Holder: "" for nobody, user, admin, slurm, or exit (Slurm, for the job's exit code)."""
     requeue_held: bool = False
-    """Its hold is that of a requeue."""
+    """True if a requeue put the job into its hold."""
     switches: int = 0
-    """Most leaf switches that were asked for; here all nodes are below one."""
+    """Most leaf switches that were requested; without effect, since all simulated nodes share one."""
     restart: int = 0
     begin: float = 0.0
-    """Earliest start."""
+    """Earliest start as a Unix time; 0 for none."""
     waits_since: float = 0.0
-    """Time from which the job could have started; it decides the place in the queue."""
+    """Unix time from which the job could have started, which decides its place in the queue."""
     limit_s: float = 0.0
     start_time: float = 0.0
     end_time: float = 0.0
     exit_code: int = 0
     gpus: dict[str, int] = field(default_factory=dict)
-    """GPUs it holds on each node, until its last process is gone."""
+    """GPUs that the job holds on each node, until its last process ends."""
     resources: Resources = NOTHING
-    """Other resources that it holds of each node."""
+    """Resources besides GPUs that the job holds on each node."""
     preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
-    """Nodes of its last run."""
+    """Nodes of the last run."""
     ending: bool = False
-    """Its last run's processes are not all gone."""
+    """True while processes of the last run remain."""
     forbidden_shapes: frozenset[Shape] = frozenset()
-    """Shapes that Slurm takes, and at which it never starts the job."""
+    """Shapes that Slurm accepts but at which it never starts the job."""
     array: TaskArray | None = None
     array_tasks: tuple[int, ...] = ()
     """Task number in the array, or the numbers of several waiting tasks."""
     events: list[Event] = field(default_factory=list)
-    """Events to come in its run or wait."""
+    """Pending events of the job's run or wait."""
     forgotten: Event | None = None
     """Event at which Slurm forgets the job, MinJobAge after its end."""
     allocations: list[HeldGpus] = field(default_factory=list)
-    """Allocations that it held before."""
+    """Allocations of earlier runs, and earlier ones of this run."""
     since: float = 0.0
-    """Time at which it got the GPUs that it has."""
+    """Unix time at which the job got its present GPUs."""
     _model: SlurmJob | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -191,7 +191,7 @@ class SimulatedJob:
 
     @property
     def main_id(self) -> int:
-        """Id that sbatch answered: its own, or that of its array."""
+        """Id that sbatch answered: the job's own, or its array's."""
         return self.array.array_id if self.array is not None else self.job_id
 
     @property
@@ -208,12 +208,12 @@ class SimulatedJob:
 
     @property
     def startable(self) -> bool:
-        """True if it waits only for room."""
+        """True if the job waits for room only."""
         return self.pending and not (self.held_by or self.ending or self.begin)
 
     @property
     def never_starts(self) -> bool:
-        """Slurm never starts it at its shape."""
+        """True if Slurm never starts the job at its present shape."""
         return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
     @property
@@ -222,22 +222,22 @@ class SimulatedJob:
 
     @property
     def holdings(self) -> dict[str, Resources]:
-        """Resources that it holds of each node."""
+        """Resources that the job holds on each node."""
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
-        """GPUs of all its runs until now, with their times."""
+        """Return the GPUs of all runs until now, with their times."""
         here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 
     def cancel_events(self) -> None:
-        """Cancel all events to come of the job."""
+        """Cancel all pending events of the job."""
         for event in self.events:
             event.cancel()
         self.events.clear()
 
     def to_model(self) -> SlurmJob:
-        """The job as Slurm shows it."""
+        """Return the job as Slurm shows it."""
         if self._model is None:
             self._model = self._build_model()
         return self._model
@@ -307,7 +307,7 @@ class SimulatedJob:
 
 
 class JobRecords:
-    """Records of all jobs by their ids, which start at 1. A task that is set apart gets a new id; the last one has its
+    """Records of all jobs by id, from 1. A task that is set apart gets a new id; the last remaining task has its
     array's."""
 
     def __init__(self, wait: Callable[[SimulatedJob], None]) -> None:
@@ -317,7 +317,7 @@ class JobRecords:
         self.arrays: dict[int, TaskArray] = {}
         """All job arrays ever submitted, by their ids."""
         self.known: dict[int, SimulatedJob] = {}
-        """Those that Slurm has not forgotten."""
+        """Jobs that Slurm has not forgotten, by id."""
         self._wait = wait
 
     def add(self, job: SimulatedJob) -> None:
@@ -329,7 +329,7 @@ class JobRecords:
             _give_program(job)
 
     def get(self, job_id: JobKey) -> SimulatedJob:
-        """The record of a job or task; raises `UnknownJob`, also for one that Slurm has forgotten."""
+        """Return the record of a job or task; raises `UnknownJob`, also for a job that Slurm has forgotten."""
         if isinstance(job_id, Task):
             for record in self.known_of(job_id.array):
                 if job_id.task in record.array_tasks:
@@ -339,13 +339,13 @@ class JobRecords:
         raise UnknownJob(f"job {job_id}: Invalid job id specified")
 
     def look(self, job_id: JobKey) -> SlurmJob:
-        """The job as Slurm shows it; a task that waits with others as one of its own. Raises `UnknownJob`."""
+        """Return the job as Slurm shows it, and a task as a job of its own. Raises `UnknownJob`."""
         seen = self.get(job_id).to_model()
         return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """The tasks of an array that Slurm still knows, each as a job of its own, without those that were cancelled
-        while they waited together. Raises `UnknownJob` if it knows of no such job."""
+        """Return the tasks of an array that Slurm still knows, each as a job of its own. Tasks cancelled while they
+        waited together are left out. Raises `UnknownJob` for an unknown array."""
         records = self.known_of(array_id)
         if not records:
             self.get(array_id)
@@ -354,32 +354,34 @@ class JobRecords:
         return tuple(self.look(Task(array_id, task)) for task in numbers)
 
     def of(self, job_id: int) -> list[SimulatedJob]:
-        """All records of a job id: the job, or an array's records by their tasks; empty for an unknown id."""
+        """Return all records of a job id: the job's, or an array's by task; empty for an unknown id."""
         array = self.arrays.get(job_id)
         if array is not None:
             return sorted(array.records, key=lambda r: r.array_tasks)
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """Records of an array that Slurm still knows, by task; empty if the id is not an array's."""
+        """Return the records of an array that Slurm still knows, by task; empty if the id is no array's."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Records that a command with this id changes: a job, a task (which is set apart), or all of an array."""
+        """Return the records that a command with this id changes: a job's, a task's (then set apart), or all of an
+        array."""
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
         return self.known_of(job_id) or [self.get(job_id)]
 
     def waiting(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Pending records of this id; raises `NotResizable` where none does."""
+        """Return the pending records of this id; raises `NotResizable` if none is pending."""
         waiting = [job for job in self.named(job_id) if job.pending]
         if not waiting:
             raise NotResizable(f"job {job_id}: Job is no longer pending execution")
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """Give a task a record of its own, with a new id; the last task keeps the array's."""
+        """Give a task its own record with a new id, and return the record; an array's last task keeps the array's
+        id."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job
@@ -396,7 +398,7 @@ class JobRecords:
         return apart
 
     def live_ids(self) -> dict[int, None]:
-        """Ids that sbatch answered for the jobs that have not ended, in the order of submission."""
+        """Return the ids that sbatch answered for jobs that have not ended, in order of submission."""
         return dict.fromkeys(job.main_id for job in self.known.values() if not job.ended)
 
 

@@ -1,4 +1,4 @@
-"""Virtual time, and how long everything takes in a simulated cluster."""
+"""Virtual time, and the durations of all that happens in a simulated cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Event:
 
 
 class Timeline:
-    """A clock that goes from event to event. Calling it gives the time, so it serves wherever a clock is wanted."""
+    """A clock that jumps from event to event. Calling it returns the time, so it serves as any `clock`."""
 
     def __init__(self, start: float = EPOCH) -> None:
         self.now = start
         self.changed = False
-        """Something happened that whoever watches jobs one by one would want to look at; watchers set it back."""
+        """True after an event that watchers of single jobs need to see; watchers set it back."""
         self._heap: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
 
@@ -62,39 +62,39 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Durations in a simulated cluster, in seconds; those of Slurm are Slurm's defaults."""
+    """Durations in a simulated cluster, in seconds; Slurm's own are its defaults."""
 
     requeue_delay_s: float = 121.0
-    """A requeued job starts this much later, unless its start is set again."""
+    """Delay of a requeued job's start, unless its earliest start is set again."""
     schedule_s: float = 1.0
     """Time from a change to Slurm's main scheduling, which starts jobs in their order up to the first that finds no
     room."""
     backfill_s: float = 30.0
-    """Between two rounds of backfill, which starts those behind it that do not delay it."""
+    """Time between two rounds of backfill, which starts later jobs that do not delay the first waiting one."""
     ending_s: float = 1.0
-    """A job that ended holds its GPUs until its last processes are gone."""
+    """Time from a job's end until its last processes are gone and its GPUs are free."""
     min_job_age_s: float = 300.0
-    """Slurm forgets a job this long after its end."""
+    """Time from a job's end until Slurm forgets it."""
     time_limit_s: float = 0.0
-    """Limit of every job; 0 for none. Slurm plans with a year if there is none."""
+    """Time limit of each job; 0 for none. Without a limit Slurm plans with a year."""
 
     report_s: float = 30.0
     """Time between two throughput reports of a job. The wrapper's are 2 s apart, and the companion sees one a tick."""
     first_report_s: float = 30.0
     """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
-    """Between two checkpoints that a job takes unasked: the wrapper's default."""
+    """Time between two periodic checkpoints of a job: the wrapper's default."""
     stall_s: float = 0.0
-    """Pause of training for such a checkpoint; the published studies count nothing."""
+    """Pause of training for a periodic checkpoint; the published studies count nothing."""
     speed_noise: float = 0.05
     """Standard deviation of the logarithm of a reported throughput."""
     gradient_noise: float = 0.15
-    """The same of a reported gradient noise scale."""
+    """Standard deviation of the logarithm of a reported gradient noise scale."""
     save: float = 0.1
-    """Share of a resize's cost that is spent on its checkpoint …"""
+    """Share of a resize's cost spent on the checkpoint."""
     stop: float = 0.1
-    """… on ending the old run's processes …"""
+    """Share of a resize's cost spent on ending the old run's processes."""
     launch: float = 0.5
-    """… on starting the new run's ranks, which a first start costs as well …"""
+    """Share of a resize's cost spent on starting the new run's ranks; a first start costs it too."""
     load: float = 0.3
-    """… and on loading the checkpoint."""
+    """Share of a resize's cost spent on loading the checkpoint."""
