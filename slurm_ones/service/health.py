@@ -49,11 +49,11 @@ class Notifier:
 
     @property
     def listens(self) -> bool:
-        """There is a service manager."""
+        """True if a service manager listens."""
         return self._socket is not None
 
     def ready(self, words: str) -> None:
-        """The companion works, for the first time or after `reloading`."""
+        """Report that the companion works, at its start or after `reloading`."""
         self._send("READY=1", f"STATUS={_line(words)}")
 
     def status(self, words: str) -> None:
@@ -61,15 +61,15 @@ class Notifier:
         self._send(f"STATUS={_line(words)}")
 
     def reloading(self) -> None:
-        """Settings are read again; `ready` ends it."""
+        """Report that settings are read again, until `ready` is called."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, words: str, within_s: float) -> None:
-        """The companion leaves, and takes that long at most: systemd waits for it, whatever its own limit."""
+        """Report that the companion ends within `within_s` seconds, and have systemd wait for that time."""
         self._send("STOPPING=1", f"STATUS={_line(words)}", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def alive(self) -> None:
-        """Feed the watchdog, if there is one and it is time; cheap enough for every turn of a loop."""
+        """Ping systemd's watchdog, if there is one and a ping is due. Cheap enough for every turn of a loop."""
         now = time.monotonic()
         if self._every_s is not None and now - self._fed >= self._every_s:
             self._fed = now
@@ -109,7 +109,7 @@ class Health:
         """Errors that were reported."""
 
     def leads(self, store: Store, settings: Settings) -> None:
-        """A companion leads over that store, which is written to from now on."""
+        """Store the health of a companion that leads in `store` from now on."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
         if self._metrics is not None:
@@ -117,7 +117,7 @@ class Health:
         self._write()
 
     def ticked(self, tick: Tick) -> None:
-        """A tick ended well."""
+        """Store the figures of a tick that succeeded."""
         running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._record = self._record._replace(
             tick_time=self._clock(),
@@ -150,7 +150,7 @@ class Health:
             return {}
 
     def watchdog_ping(self) -> None:
-        """Feed the watchdog, and report an error that is new."""
+        """Ping the watchdog, and store an error that was logged since the last call."""
         self._notifier.alive()
         new = self._last.count - self._reported
         if new:
@@ -171,7 +171,7 @@ class Health:
 
 
 def summary(tick: Tick) -> str:
-    """A tick in one line."""
+    """Return a tick in one line of text."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)

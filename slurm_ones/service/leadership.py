@@ -20,16 +20,16 @@ POLL_S = 5.0
 
 
 class Election(Protocol):
-    """Methods that `daemon.Daemon` needs of it."""
+    """Choice of the leader, as `daemon.Daemon` uses it."""
 
     wait_s: float
     """Seconds that a standby waits before it polls again."""
 
     def take(self) -> bool:
-        """Tell whether this companion leads: still, or from now on where no other one does.
+        """Tell whether this companion leads; take the lead if no other companion has it.
 
-        Where it led and has lost the lead it says so once, also where it could have it back at once: what it remembers
-        may no longer be so. Raises `StoreError` where the database cannot be asked.
+        A companion that has lost the lead gets False once, even if the lead is free: what it remembers may be out of
+        date. Raises `StoreError` if the database does not answer.
         """
 
     def leave(self) -> None:
@@ -37,7 +37,7 @@ class Election(Protocol):
 
 
 class NoElection:
-    """There is no other companion: in simulations and tests."""
+    """Election without other companions, for simulations and tests: this companion always leads."""
 
     wait_s = 0.0
 
@@ -45,7 +45,7 @@ class NoElection:
         return True
 
     def leave(self) -> None:
-        """No other one waits for it."""
+        """Do nothing."""
 
 
 class Leadership:
@@ -82,7 +82,7 @@ class Leadership:
 
     @property
     def term(self) -> int:
-        """Term of this companion. Raises `NotLeader` if it does not lead."""
+        """Number of this companion's leadership. Raises `NotLeader` if this companion does not lead."""
         if self._lock.term is None:
             raise NotLeader(f"{self._lock.place}: this companion does not lead")
         return self._lock.term
@@ -123,7 +123,7 @@ class Leadership:
         self._heartbeat, self._leads = None, False
 
     def _stand_by(self) -> int | None:
-        """Wait for the leader's next heartbeat; the new term where none came for too long and this one took over."""
+        """Poll the leader's heartbeat. Return the new term if the heartbeat is late and this companion took over."""
         leader, now = self._lock.leader(), self._monotonic()
         # While this one was stopped itself it could not poll.
         was_stopped = now - self._polled_at > self._takeover_s
@@ -158,7 +158,7 @@ class Leadership:
 
 
 class _Heartbeat:
-    """A thread that sends heartbeats: the others know by them that this process runs."""
+    """Thread that stores heartbeats, by which standbys know that this process runs."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -166,7 +166,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one that waits for the database ends when that has answered."""
+        """Ask the thread to end, and wait one second for that; a database that hangs delays its end."""
         self._stop.set()
         self._thread.join(1.0)
 

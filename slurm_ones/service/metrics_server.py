@@ -41,7 +41,7 @@ class _Handler(WSGIRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: whoever can reach the port could fill the log."""
+        """Log nothing: whoever can reach the port could fill the log."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -69,7 +69,7 @@ class _Server(ThreadingWSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: it is the client that went away."""
+        """Log nothing: a client that went away is no error of ours."""
 
 
 class _Server6(_Server):

@@ -33,7 +33,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Looks if somebody asked for a tick, in a thread of its own, since a file system may hang."""
+    """Thread that watches the directory for requests of a tick; a thread, since a file system may hang."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -43,7 +43,7 @@ class Waking:
         self._changed: int | None = None
         self._asked = threading.Event()
         self._hurry = threading.Event()
-        """Looks at once."""
+        """Ends the wait between two looks."""
         self._closed = False
         self._left = float(BURST)
         self._counted = self._ticked = clock()
@@ -54,21 +54,20 @@ class Waking:
         return self
 
     def use(self, settings: Settings) -> None:
-        """Look at the directory that these settings name, from now on: at once, since who asks after the next tick
-        must be seen."""
+        """Watch the directory that these settings name, beginning at once, so that no later request is missed."""
         self._folder, self._own = settings.wake_folder, settings.scope == "own"
         self._hurry.set()
 
     def begins(self) -> None:
-        """A tick begins, which sees whatever was asked for before it."""
+        """Forget requests: the tick that begins now serves them."""
         self._asked.clear()
 
     def ended(self) -> None:
-        """A tick ended."""
+        """Note the time at which a tick ended."""
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """True if a tick is to come now because somebody asked; each one that comes so is counted."""
+        """Tell whether a requested tick is to begin now, and count it if so."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
@@ -99,7 +98,7 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Time of the directory's last change, in nanoseconds; made if missing, None if another's. Raises OSError."""
+    """Return the nanoseconds of the directory's last change; None if it is another user's. Make it if it is missing."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)
