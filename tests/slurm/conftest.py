@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         users = (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
-        outage = "outage" in params and params.get("site") == "command"
+        outage = "outage" in params and (params["outage"], params.get("site")) != ("gres", "pyslurm")
         dear = params.get("door") == "old-command" and getattr(item, "originalname", "") in DEAR
         again = params.get("whole", "simulated") != "simulated" and not params.items().isdisjoint(AGAIN.items())
         if users or outage or dear or again:
