@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -174,7 +175,7 @@ class Harness:
         """The job, once that holds."""
         return until(
             lambda: job if holds(job := self.job(job_id)) else None,
-            lambda: f"job {job_id} {what}: {self.job(job_id)}",
+            lambda: f"job {job_id} {what}: {self.job(job_id)}\n{self.traces(job_id)}",
             timeout_s,
             LOOK_S,
         )
@@ -231,6 +232,18 @@ class Harness:
         home = self.cluster.home(user)
         paths = (*home.glob(f"*-{job_id}.out"), *home.glob(f"*-{job_id}_*.out"))
         return "".join(path.read_text() for path in paths)
+
+    def traces(self, job_id: int) -> str:
+        """What Slurm's daemons logged of a job, and its processes: why it does not start, or does not end."""
+        lines = [
+            f"{log.stem}: {line}"
+            for log in sorted(self.cluster.logs.glob("slurm*.log"))
+            for line in log.read_text(errors="replace").splitlines()
+            if re.search(rf"\b{job_id}\b", line)
+        ]
+        shown = self.cluster.run(["ps", "-eo", "pid,ppid,stat,wchan,etime,args"], user="root", check=False).stdout
+        steps = [line for line in shown.splitlines() if f"[{job_id}" in line or f"-{job_id}" in line]
+        return "\n".join([*lines[-60:], *steps])
 
     def folder(self, name: str) -> Path:
         """A new folder that everybody may write to, by its host's name; inside it is in /scratch."""

@@ -18,6 +18,7 @@ from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness, processes
+from tests.endtoend.test_blocks_light import nobody_left_held_or_running
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
 
@@ -99,6 +100,7 @@ def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     training = Training(site, 200)
     training.sizes(2, 4, batch=32)
     training.sizes(1, batch=16)
+    nobody_left_held_or_running(site, training.job_id)
     training.end()
     told = site.harness.memberships(training.job_id)
     assert [m.world for m in told] == [1, 2, 4, 1], told

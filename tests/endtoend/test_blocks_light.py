@@ -46,6 +46,7 @@ def nobody_left_held_or_running(site: Site, job_id: int) -> None:
     until(lambda: not wrong(), lambda: f"trains: {trains}, but {wrong()}", WAIT_S, LOOK_S)
 
 
+@pytest.mark.nightly
 def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1, nodes where whole nodes are handed out: no run ends, nothing is left behind, and it is one job
     to Slurm's users, the database and `slurm-ones jobs`."""
