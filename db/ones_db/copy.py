@@ -25,7 +25,6 @@ from ones_db.engine import (
     backend_of,
     check_revision,
     opened,
-    revision_of,
     transaction,
 )
 from ones_db.tables import METADATA, SCHEMA_REVISION
@@ -93,7 +92,7 @@ def copy(
     tables = METADATA.sorted_tables  # parents before their children
     with opened(source) as old, transaction(old) as reading:
         check_revision(reading)
-        if not backend_of(target).exists() or _revision(target) is None:
+        if migrate.current(target, unfinished=True) is None:
             migrate.upgrade(target)
         with opened(target, "write") as new:
             with transaction(new) as looking:
@@ -114,11 +113,6 @@ def copy(
         Moved(table.name, one.rows, copied, one.checksum)
         for table, copied, one in zip(tables, stored, found, strict=True)
     ]
-
-
-def _revision(url: str) -> str | None:
-    with opened(url) as engine, transaction(engine) as connection:
-        return revision_of(connection, unfinished=True)
 
 
 def _mark(connection: Connection, revision: str) -> None:

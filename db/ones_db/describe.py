@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sqlalchemy import ForeignKey, Table
@@ -39,40 +39,42 @@ def diagram() -> str:
 
 def tables() -> str:
     """Return a Markdown table of the columns of each table."""
-    lines = []
-    for table in _tables():
-        lines += [f"### `{table.name}`", "", f"{_sentence(table.comment or '')}", "", *_HEAD]
-        for column in table.columns:
-            key = "key" if column.primary_key else ""
-            places = [f"{foreign.column.table.name}.{foreign.column.name}" for foreign in column.foreign_keys]
-            meaning = "; ".join([column.comment or "", *(f"refers to `{place}`" for place in places)])
-            null = "" if column.nullable or column.primary_key else "always"
-            lines.append(f"| `{column.name}` | {_type(column)} | {key or null} | {_cell(meaning)} |")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+    return _sections(
+        ("column", "type", "", "meaning"),
+        [(table.name, table.comment or "", [*map(_row, table.columns)]) for table in _tables()],
+    )
 
 
 def views() -> str:
     """Return a Markdown table of the columns of each view."""
+    return _sections(
+        ("column", "type", "meaning"),
+        [(v.name, v.title, [(f"`{c.name}`", KINDS[c.kind], c.comment) for c in v.columns]) for v in VIEWS.values()],
+    )
+
+
+def _sections(head: Sequence[str], parts: Sequence[tuple[str, str, Sequence[Sequence[str]]]]) -> str:
+    """Return a heading, a sentence and a table for each (name, title, rows)."""
     lines = []
-    for view in VIEWS.values():
-        lines += [
-            f"### `{view.name}`",
-            "",
-            f"{_sentence(view.title)}",
-            "",
-            "| column | type | meaning |",
-            "|---|---|---|",
-        ]
-        lines += [f"| `{c.name}` | {KINDS[c.kind]} | {_cell(c.comment)} |" for c in view.columns]
-        lines.append("")
+    for name, title, rows in parts:
+        lines += [f"### `{name}`", "", f"{title[:1].upper()}{title[1:].rstrip('.')}.", ""]
+        lines += [_line(head), "|---" * len(head) + "|", *map(_line, rows), ""]
     return "\n".join(lines).rstrip()
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in (text.replace("|", "\\|") for text in cells)) + "|"
+
+
+def _row(column: Column[object]) -> tuple[str, ...]:
+    places = [f"refers to `{foreign.column.table.name}.{foreign.column.name}`" for foreign in column.foreign_keys]
+    null = "" if column.nullable else "always"
+    key = "key" if column.primary_key else null
+    return f"`{column.name}`", _type(column), key, "; ".join([column.comment or "", *places])
 
 
 PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
 """Generator of each part of the document, by the name in the part's marks."""
-
-_HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
 
 
 def renewed(document: str) -> str:
@@ -97,14 +99,6 @@ def _foreign(table: Table) -> list[ForeignKey]:
 
 def _type(column: Column[object]) -> str:
     return {"BIGINT": "integer", "DOUBLE": "number", "TEXT": "text", "BOOLEAN": "boolean"}[str(column.type.compile())]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def main() -> None:

@@ -31,12 +31,13 @@ def head() -> str:
     return str(_alembic().script.ScriptDirectory.from_config(_config()).get_current_head())
 
 
-def current(url: str) -> str | None:
-    """Return the schema revision of the database at a URL; None if the database is absent or empty."""
+def current(url: str, *, unfinished: bool = False) -> str | None:
+    """Return the schema revision of the database at a URL; None if the database is absent or empty. Raises
+    `SchemaError` as `revision_of` does."""
     if not backend_of(url).exists():
         return None
     with opened(url) as engine, transaction(engine) as connection:
-        return revision_of(connection)
+        return revision_of(connection, unfinished=unfinished)
 
 
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:

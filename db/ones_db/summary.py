@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Select, func, select, text
 from ones_db.engine import Transactions, reading
 from ones_db.history import size_of
 from ones_db.jobs import all_members, decode_limits, lasted, newest, observed, run_end
-from ones_db.records import RESIZE_DONE, MembershipRecord
+from ones_db.records import MembershipRecord
 from ones_db.rows import COLUMNS, KEPT, record_of, shape_names
 from ones_db.shape import Shape
 from ones_db.tables import JOBS, RUNS
@@ -26,6 +26,7 @@ from ones_db.view import (
     CLUSTER,
     GPUS,
     OBSERVED,
+    RESIZED,
     SIZES,
     TERM_HOURS,
     UNTIL,
@@ -72,8 +73,6 @@ _BATCH = f"""COALESCE(CASE WHEN {_BY_BLOCKS} THEN {_since_hello("memberships", "
             ELSE {_since_hello("batch_changes", "t.batch")} END, n.batch, p.batch)"""
 _PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE {_since_hello('batch_changes', 't.passes')} END"
 _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
-_RESIZED = f"""(SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
-            AND z.ended IS NOT NULL AND z.restart >= 0)"""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class JobSummary:
     accuracy: Annotated[
         float | None, Of(_newest_epoch("accuracy"), "accuracy of its newest epoch that reported one, as a fraction")
     ]
-    resizes: Annotated[int, Of(_RESIZED, "resizes while it ran that took effect, by requeue or by blocks")]
+    resizes: Annotated[int, Of(f"({RESIZED})", "resizes while it ran that took effect, by requeue or by blocks")]
     resizing: Annotated[
         str | None,
         Of(

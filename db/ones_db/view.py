@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ones_db.records import RESIZE_DONE
+
 WORDS: dict[str, dict[str, str]] = {
     "sqlite": {
         "utc": "strftime('%Y-%m-%d %H:%M:%S', {}, 'unixepoch')",
@@ -185,6 +187,10 @@ SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS 
             UNION ALL SELECT r.restart, m.number, {M_NODES}, {M_EACH}, {M_GPUS} FROM runs r CROSS JOIN memberships m
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND m.run_id = r.id"""
 """SELECT of the sizes of a job j: of each membership, and of each run without memberships."""
+
+RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+            AND z.ended IS NOT NULL AND z.restart >= 0"""
+"""SELECT of the number of resizes that took effect while a job j ran; a condition on the resize z may follow."""
 
 HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
 

@@ -29,6 +29,7 @@ from ones_db.view import (
     M_UNTIL,
     MEASURED,
     OF_SIZES,
+    RESIZED,
     SAMPLES,
     T_EACH,
     T_GPUS,
@@ -394,10 +395,7 @@ WHAT_IF = View(
             (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
             (SELECT COALESCE(SUM(t.seconds), 0.0) {{trained}}) AS trained_s,
             (SELECT COALESCE(SUM(1.0 * t.samples), 0.0) {{trained}}) AS trained_samples,
-            (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
-                AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
-            (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
-                AND z.ended IS NOT NULL AND z.restart >= 0 AND z.mechanism = 'blocks') AS by_blocks
+            ({RESIZED}) AS resizes, ({RESIZED} AND z.mechanism = 'blocks') AS by_blocks
         {JOBS} CROSS JOIN runs f
         WHERE j.cluster_id = c.id AND f.job_id = j.id AND f.restart = 0
             AND j.state = 'COMPLETED' AND j.end_time > j.submit_time
@@ -428,22 +426,22 @@ SIZE_LIMITS = View(
     ("submit_time", "job_id", "gpus"),
 )
 
-ALL = (
-    JOB_SUMMARY,
-    RUN_TIMELINE,
-    BLOCK_TIMELINE,
-    MEMBERSHIP_TIMELINE,
-    SCALING,
-    RESIZE_COST,
-    GPU_HOURS,
-    IDLE_GPUS,
-    DECISIONS_EXPLAINED,
-    WHAT_IF,
-    SIZE_LIMITS,
-)
-
-
-VIEWS = {view.name: view for view in ALL}
+VIEWS = {
+    view.name: view
+    for view in (
+        JOB_SUMMARY,
+        RUN_TIMELINE,
+        BLOCK_TIMELINE,
+        MEMBERSHIP_TIMELINE,
+        SCALING,
+        RESIZE_COST,
+        GPU_HOURS,
+        IDLE_GPUS,
+        DECISIONS_EXPLAINED,
+        WHAT_IF,
+        SIZE_LIMITS,
+    )
+}
 """All views by name."""
 
 
