@@ -130,7 +130,7 @@ def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, l
 
 
 def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
-    """The order of the samples in one epoch: the same on every rank and in every run."""
+    """Return the order of an epoch's samples: the same on every rank and in every run."""
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
     return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
@@ -366,13 +366,13 @@ def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> lis
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """The same, several planned at once: one after the other, between steps, each takes some times as long."""
+    """Yield the requests, planned several at a time: planned singly, between steps, each takes much longer."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 
 
 def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy of the DataLoader's further options. Raises ValueError for one that cannot be obeyed here."""
+    """Return a copy of the DataLoader's further options. Raises ValueError for an option that cannot be obeyed here."""
     options = dict(options or {})
     if not options.get("in_order", True):
         raise ValueError("loader: in_order=False cannot be given; which samples a step uses is decided beforehand")
@@ -393,7 +393,7 @@ class _Request(NamedTuple):
 
 
 class _Requests:
-    """The fetches still to come; taken one by one as the loader and its workers are ready for them."""
+    """Requests still to be fetched; the loader and its workers take them one by one."""
 
     to_come: Iterator[_Request] = iter(())
 

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
 
 SWITCH = "ONES_FINGERPRINT"
-"""Variable that switches it off by 0."""
+"""Environment variable that switches fingerprints off if it is 0."""
 ITEMS = 16
 PATIENCE_S = 2.0
-"""Reading further items ends after this."""
+"""Seconds after which no further items are read."""
 OTHER = (
     "loader: sample {number} is another one than {where}, so samples would be used twice or never: what the script "
     "chooses at its start (a split, classes from a set, the order of files) came out otherwise. Give it a seed or sort "

@@ -43,7 +43,7 @@ PROCESSES = (
     "process takes, at any number of processes, so do not multiply them by it"
 )
 OWN = "ones-run-id"
-"""File in what `save_state` exports: the run that did."""
+"""File in an export of `save_state`, with the id of the run that wrote the export."""
 NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator.{name}"
 
 
@@ -174,8 +174,8 @@ class Accelerator(accelerate.Accelerator):
 
 
 class Registered:
-    """Objects that a script gave to `register_for_checkpointing`, by their number; also those given once state was
-    loaded."""
+    """Objects given to `register_for_checkpointing`, by number. An object given after the checkpoint was loaded gets
+    its state at once."""
 
     def __init__(self) -> None:
         self._objects: list[Any] = []

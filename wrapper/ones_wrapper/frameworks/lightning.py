@@ -42,13 +42,13 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""More steps than an epoch has. Where an epoch ends our data says; Lightning would end it at a length given before."""
+"""Length of an epoch as Lightning sees it, never reached: the data ends an epoch, whose steps change with the batch."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
     "reload_dataloaders_every_n_epochs": (0, "the dataset must stay the same"),
 }
-"""Arguments of the Trainer that contradict an elastic job: what they must be, and why."""
+"""Arguments of the Trainer that contradict an elastic job, each with its only allowed value and the reason."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
     "optimization, write the loop yourself, as the example gan.py does"
@@ -93,7 +93,7 @@ class ElasticStrategy(ParallelStrategy):
         self._given: list[Any] = []
         """DataLoaders that Lightning found to train on."""
         self._asking = False
-        """True if Lightning asks for the data to train on, or how much it is."""
+        """True while Lightning asks for the training data or its length."""
         self._passes: list[Pass] = []
         """Passes of the present step."""
         self._local: Any = None
@@ -122,7 +122,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def num_processes(self) -> int:
-        """Among how many processes a module is to divide its batch: one, since the strategy divides it."""
+        """Number by which a module divides its batch: 1, since the strategy divides the batch."""
         return 1
 
     @property

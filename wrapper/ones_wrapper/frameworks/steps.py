@@ -82,7 +82,7 @@ def hidden(scheduler: Any) -> Any:
 
 
 class Steps:
-    """The steps of a job, one after the other, for a framework that runs the loop. Methods are collective."""
+    """A job's steps, one after the other, for a framework that runs the loop. Methods are collective."""
 
     def __init__(self, job: Job, loader: Loader) -> None:
         self._run = job._run
@@ -123,7 +123,7 @@ class Steps:
 
     @property
     def epochs(self) -> float:
-        """Epochs that were trained, with the step under way. Not collective."""
+        """Epochs trained so far, the step under way included; a fraction within an epoch. Not collective."""
         progress, total = self._run.progress, self._pending.share.total if self._pending else 0
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 

@@ -65,7 +65,7 @@ class Trainer(transformers.Trainer):
         self._elastic = elastic
         self._job: Job | None = None
         self._part: AccumulationStep | None = None
-        """The pass that is computed."""
+        """Accumulation step that is computed now; None outside of a pass."""
         self._schedule: Any = None
         self._carried = _Carried(self)
         # After the Trainer's own, which looks at the steps first, and before all others.

@@ -134,7 +134,7 @@ class Rate:
         self.stepped = True
 
     def words(self, progress: TrainingProgress, batch: float) -> str:
-        """Describe rate and momentum at this batch, for a job's log."""
+        """Return a description of rate and momentum at this batch, for the job's log."""
         factor, power = self.factor(progress, batch), self.power(progress, batch)
         text = f"learning rate {factor:.3g} times the script's"
         if self.rule in (OTHER, SILENT) or batch <= self._base:

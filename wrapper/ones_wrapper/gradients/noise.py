@@ -24,7 +24,7 @@ SPAN = 100
 WINDOWS = 24
 """Exchanges that are kept. Their sums differ by chance, which shows how uncertain the means are."""
 LEAST = 5
-"""Fewest of them that a lower bound is taken from."""
+"""Fewest windows from which a lower bound is computed."""
 PART = 2
 """Number of equal parts of the measured steps; the newest part is kept. A run's first gradients are so much longer than
 later ones that they outweigh them in the means. The noise scale, which grows, would seem small for long. With 3 a
@@ -38,7 +38,7 @@ FIRST = 32
 MOST = 1e4
 """Batches beyond which noise scales are not distinguished: there the signal is lost in the noise."""
 PENDING = 64
-"""Squares that are kept before they are added up: together they cost what each would."""
+"""Squares that are kept before they are added up: adding up many costs no more than adding up one."""
 
 
 class Window(NamedTuple):

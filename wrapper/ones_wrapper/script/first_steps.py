@@ -22,9 +22,9 @@ from ones_wrapper.script.line import line
 from ones_wrapper.script.optimizers import INNER, shown
 
 LOOK = 20
-"""First steps of a run in which gradients are sought that no optimizer used."""
+"""Number of a run's first steps that are checked for gradients which no optimizer used."""
 FORGOTTEN_AT = 2
-"""The step after which the script's objects are searched: what it makes late in the first turn is there."""
+"""Step after which the script's objects are searched: objects that it makes late in its first turn exist by then."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
@@ -64,7 +64,7 @@ class FirstSteps:
         optimizers: Sequence[torch.optim.Optimizer],
         carried: Iterable[Any],
     ) -> None:
-        """Begin. `carried` is all that is registered besides model and optimizers; `speaks` is true on rank 0."""
+        """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
         self._parts: list[int] = []
         """Samples of each forward pass of the step, in the first ones."""
@@ -119,7 +119,7 @@ class FirstSteps:
         return any(p.grad is not None and bool(p.grad.any()) for p in self._shown)
 
     def _forgotten(self) -> list[str]:
-        """Sentences on objects of the script that training should carry and nobody registered."""
+        """Return sentences on the script's objects that have a state and are not registered."""
         carried = {id(part) for thing in self._carried for part in _reached(thing, _PARTS)}
         stateful: dict[int, bool] = {}
         found = []

@@ -30,14 +30,14 @@ CANNOT = (
 
 
 class BatchShares(NamedTuple):
-    """Numbers of samples that ranks have in a pass."""
+    """Samples of this rank in a pass, and whether all ranks have as many."""
 
     samples: int
     """Samples of this rank."""
     alike: bool
     """True if all ranks have the same number."""
     say: Callable[[str], None]
-    """Says a sentence once."""
+    """Logs a sentence once."""
 
 
 _shares: Callable[[], BatchShares | None] | None = None

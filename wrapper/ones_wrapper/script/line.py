@@ -15,9 +15,8 @@ _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib"
 
 
 def line(frame: FrameType | None = None, deep: int = 0) -> str:
-    """The innermost line outside this package and installed ones, as ` (train.py:12)`; empty for none. `deep` is the
-    number of frames to search, 0 for all.
-    """
+    """Return the script's innermost line in a call stack, as ` (train.py:12)`; empty for none. Lines of this and of
+    installed packages do not count. `deep` is the number of frames to search, 0 for all."""
     left = deep or 1 << 30
     frame = frame or sys._getframe(1)
     while frame is not None and left:
@@ -30,7 +29,7 @@ def line(frame: FrameType | None = None, deep: int = 0) -> str:
 
 
 def script() -> str:
-    """Name of the script, or of the module, that this process runs; empty for none."""
+    """Return the file name of the script or module that this process runs; empty for none."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(path).name if path else ""
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 INNER = ("base_optimizer", "optimizer", "_optimizer")
-"""Names under which optimizers hold the one that they go by: SAM, Lookahead, and others like them."""
+"""Attributes in which an optimizer holds the optimizer that it wraps (SAM, Lookahead)."""
 
 
 def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -46,7 +46,7 @@ def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
-    """Take over what `plain_state` gave."""
+    """Load the states that `plain_state` returned."""
     for one, state in zip((optimizer, stepper(optimizer)), states, strict=False):
         one.load_state_dict(state)
 

@@ -21,7 +21,7 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 STILL_S = 4.0
-"""Time at one place after which a rank writes its place, if it is also that of three of its steps."""
+"""Seconds without progress after which a rank writes its place; three of its steps, if these take longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -57,14 +57,14 @@ Counts = tuple[int, int, int, float]
 
 
 class Watch:
-    """A thread that looks for unequal ranks. Nothing of it is collective."""
+    """A thread that looks for ranks with fewer backward passes than others. Nothing in it is collective."""
 
     POLL_S = 1.0
 
     def __init__(
         self, directory: Path, rank: int, meeting: str, now: Callable[[], Counts], end: Callable[[str], None]
     ) -> None:
-        """`meeting` names these ranks, and `end` ends the process."""
+        """`meeting` names the ranks of this start, `now` returns this rank's counts, and `end` ends the process."""
         self._directory, self._rank, self._meeting, self._now, self._end = directory, rank, meeting, now, end
         self._own = directory / f"{PREFIX}{rank}"
         self._main = threading.main_thread().ident
@@ -74,7 +74,7 @@ class Watch:
         threading.Thread(target=self._run, name="ones-places", daemon=True).start()
 
     def close(self) -> None:
-        """Look no longer."""
+        """End the thread, and remove this rank's place from the directory."""
         self._stop.set()
         self._forget()
 
@@ -129,7 +129,7 @@ def meeting(env: Mapping[str, str], generation: int) -> str:
 
 
 def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
-    """Error if this rank completed its steps with fewer exchanges than another began in them; else empty."""
+    """Return the error if this rank completed its steps with fewer exchanges than another rank made; else empty."""
     for other in sorted(others):
         ahead = mine.steps > other.steps and mine.begun < other.begun
         if ahead or (mine.steps == other.steps and mine.done < other.done):
