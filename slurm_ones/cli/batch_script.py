@@ -17,21 +17,21 @@ LONG = {
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
 """Short options of sbatch that matter here."""
-_VALUED = """
-account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container core-spec
-cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude export
-export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres
-gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu
-mem-per-gpu mincpus network nice nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node
-ntasks-per-socket open-mode output oversubscribe partition prefer priority profile propagate qos reservation signal
-sockets-per-node switches tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid
-wait-all-nodes wckey wrap
-"""
+_VALUED = (
+    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
+    "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error",
+    "exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket",
+    "gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem",
+    "mem-bind mem-per-cpu mem-per-gpu mincpus network nice nodefile nodelist nodes ntasks ntasks-per-core",
+    "ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output oversubscribe partition prefer priority",
+    "profile propagate qos reservation signal sockets-per-node switches tasks-per-node thread-spec threads-per-core",
+    "time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap",
+)
 _BARE = """
 contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overcommit parsable quiet reboot requeue
 spread-job test-only use-min-nodes usage verbose version wait
 """
-NAMES = tuple(f"--{name}" for name in sorted([*_VALUED.split(), *_BARE.split()]))
+NAMES = tuple(f"--{name}" for name in sorted([*" ".join(_VALUED).split(), *_BARE.split()]))
 """Long options of sbatch. Any beginning of one will do that is no other's."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}

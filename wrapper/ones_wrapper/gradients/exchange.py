@@ -339,12 +339,12 @@ class DdpExchange(Exchange):
         return done
 
 
-_KEPT = """
-    training _forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks
-    _forward_pre_hooks_with_kwargs _backward_hooks _backward_pre_hooks _is_full_backward_hook _state_dict_hooks
-    _state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks
-"""
-_SCRIPTS = frozenset(_KEPT.split())
+_KEPT = (
+    "training _forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs _backward_hooks _backward_pre_hooks _is_full_backward_hook _state_dict_hooks",
+    "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks",
+)
+_SCRIPTS = frozenset(" ".join(_KEPT).split())
 """Dictionaries of a module in which a script's doing shows."""
 
 
