@@ -25,14 +25,8 @@
         const scrolled = [...old.querySelectorAll(".wide")].map((box) => box.scrollLeft);
         old.replaceChildren(...section.childNodes);
         [...old.querySelectorAll(".wide")].forEach((box, n) => (box.scrollLeft = scrolled[n] || 0));
-        if (focused !== null) {
-          for (const link of old.querySelectorAll("a")) {
-            if (link.getAttribute("href") === focused) {
-              link.focus({ preventScroll: true });
-              break;
-            }
-          }
-        }
+        const same = [...old.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused);
+        if (same !== undefined) same.focus({ preventScroll: true });
       }
     }
     decorate();
@@ -61,11 +55,14 @@
       say(`not live: ${String(error.message || error).slice(0, 200)}`);
     } finally {
       busy = false;
-      if (again && document.getSelection().isCollapsed) {
-        again = false;
-        look(null);
-      }
+      lookAgain();
     }
+  }
+
+  function lookAgain() {
+    if (!again || busy || !document.getSelection().isCollapsed) return;
+    again = false;
+    look(null);
   }
 
   const field = document.getElementById("filter");
@@ -185,12 +182,7 @@
       filter();
     });
   }
-  document.addEventListener("selectionchange", () => {
-    if (again && !busy && document.getSelection().isCollapsed) {
-      again = false;
-      look(null);
-    }
-  });
+  document.addEventListener("selectionchange", lookAgain);
   decorate();
 
   const events = new EventSource(`${root}/events`);
