@@ -254,7 +254,7 @@ def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
 
 
 class Drl:
-    """Policy gradient, trained in the simulator (see the package). `network` is another one than the trained one."""
+    """Policy gradient, trained in the simulator (see the package). `network` replaces the trained network."""
 
     name = "drl"
 

@@ -10,7 +10,7 @@ Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2
 
 Where we differ: there the user's range of batches is taken to keep the accuracy whatever the batch, and the rate is the
 throughput. Here the rate is the goodput, so that a larger batch is worth what its statistical efficiency says: without
-that the policy would be worse. A job that keeps its size fixed on its nodes.
+that the policy would be worse. A job that keeps its size stays on its nodes.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Fifo:
 
 
 class Srtf:
-    """Shortest remaining time first: what could be had if the future were known.
+    """Shortest remaining time first: a yardstick that has to know the future.
 
     The classical optimum for the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias
     (NSDI 2019) is held against it and against `Srsf`. A simulator tells the true remaining time; on a real cluster
@@ -104,7 +104,7 @@ def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> 
 
 
 class Srsf(Srtf):
-    """Shortest remaining service first: the same for jobs of several GPUs, by remaining time × GPUs."""
+    """Shortest remaining service first: jobs in the order of their remaining time × GPUs."""
 
     name = "srsf"
     first = "jobs with the fewest GPU-seconds to come"

@@ -12,8 +12,8 @@ there:
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
 - Where GPUs are of several kinds a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
 
-Where we differ, because this is Slurm: a job that keeps its size fixed on its nodes, so
-fragments may be in the way of what the program wants: then a growing job fixed as it is and a starting one gets less.
+Where we differ, because this is Slurm: a job that keeps its size stays on its nodes, so
+fragments may be in the way of what the program wants: then a growing job stays as it is and a starting one gets less.
 Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
 none of these configurations (a rigid count) is offered its own.
 """
@@ -98,7 +98,6 @@ class Sia:
 
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
-    """The job with the configurations that it may have now."""
     per_node = cluster.gpus_per_node
     sizes = tuple(
         n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % max(per_node, 1) == 0)

@@ -28,9 +28,9 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
-"""Browsers that hear of ticks at once; the next one looks by itself every minute."""
+"""Browsers that are notified of ticks at once; any further browser asks by itself every minute."""
 BEAT_S = 20.0
-"""A browser hears at least so often, so that proxies keep the connection."""
+"""Seconds after which a browser gets a line without a tick, so that proxies keep the connection."""
 QUERY = 2_000
 """Characters of a query that are read."""
 STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
@@ -48,7 +48,7 @@ class Access:
     """Right to look. Whoever has the token sees what the server may read; with a header, only that user's jobs."""
 
     token: str
-    """Empty: whoever reaches the server may look, as behind a proxy that has asked them."""
+    """Secret that a request must carry; empty if everybody may look, as behind a proxy that authenticates."""
     user_header: str = ""
     """Header in which a proxy names the user."""
 
@@ -241,7 +241,7 @@ def _job_id(request: Request) -> int:
 
 
 def _asked(request: Request) -> dict[str, list[str]]:
-    """Words that the query names; whatever bytes it has."""
+    """Values of the query by name; any bytes are accepted."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1"))
 

@@ -24,9 +24,9 @@ class ShownJob:
 
     job: JobSummary
     why: str = ""
-    """Reason for what it has; empty once it has ended."""
+    """Reason for the job's present size or wait; empty once the job has ended."""
     cause: str | None = None
-    """Code of why it does not get another size, of `CAUSES`."""
+    """Code, among `CAUSES`, of the reason why the job gets no other size."""
     wrong: str = ""
     """Problem with how it was started."""
     promise: PromiseRecord | None = None
@@ -134,7 +134,7 @@ def _job(name: str) -> Callable[[ShownJob], Any]:
 
 
 def gpus(job: JobSummary) -> int:
-    """GPUs that it holds."""
+    """GPUs that the job holds."""
     return job.shape.gpus if job.running and job.shape else 0
 
 

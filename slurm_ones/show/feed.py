@@ -25,7 +25,7 @@ KEPT = 512
 USERS = 512
 """Users whose ended jobs are kept at hand, those who looked last."""
 OWN_S = 3600.0
-"""Time after which they are read again: what was corrected or deleted since is not seen from tick to tick."""
+"""Seconds after which a user's ended jobs are read again, since ticks do not show corrected or deleted jobs."""
 ERRORS = (StoreError, SchemaError, OSError)
 
 
@@ -71,8 +71,6 @@ class Moment:
 
 @dataclass(frozen=True)
 class _Own:
-    """A user's jobs that ended last."""
-
     read: float
     """Time at which they were read, Unix seconds …"""
     until: float

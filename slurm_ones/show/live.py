@@ -26,14 +26,14 @@ from slurm_ones.show.columns import ShownJob, ShownNode
 from slurm_ones.text import seconds
 
 ENDED = 100
-"""Jobs that have ended, those that did last: a view costs the same however many a site has had."""
+"""Ended jobs in a view, the last to end: a view costs the same however many jobs a site has had."""
 
 KEPT = 4096
-"""Jobs that are made ready to be shown once, as long as nothing of them changes."""
+"""Unchanged jobs whose shown form is kept."""
 
 LATE = 3.0
-"""Ticks that may be missing before the last one is too old; one that gets no answer from Slurm waits longer each
-time."""
+"""Intervals without a tick after which a companion counts as silent. A tick without an answer from Slurm lengthens the
+wait for the next tick."""
 
 
 class NotSeenYet(Exception):

@@ -67,7 +67,6 @@ class Logs:
         return _lines(job.stdout, job.uid, most)
 
     def _ask(self, job_id: int) -> SlurmJob | str | None:
-        """The job, or why it cannot be had."""
         try:
             return connect(self._settings).details([job_id]).get(job_id)
         except SlurmError as error:

@@ -39,7 +39,7 @@ WIDE_ONLY = frozenset(
 )
 """Columns that a narrow window leaves out; a job's page has them all."""
 GROUPS = ("job", "user", "partition")
-"""Things that may each have a colour in it."""
+"""Groupings of the picture of the GPUs: what has a colour of its own."""
 FARTHEST = 4
 """Throughput is predicted for at most N times the most GPUs that were measured."""
 MOST_CELLS = 32
@@ -98,7 +98,7 @@ def _row(shown: Sequence[ShownColumn[T]], one: T, root: str, colour: str = "") -
 
 
 _job_row = lru_cache(maxsize=KEPT)(_row)
-"""Most jobs are at most ticks as they were."""
+"""Cached `_row`, since few jobs change from tick to tick."""
 
 
 @cache

@@ -130,7 +130,6 @@ def _group(row: TimelineRow, by: str) -> str:
 def _colours(
     bars: Sequence[Bar], jobs: Sequence[str], group: Mapping[str, str], before: Mapping[int, int], by: str
 ) -> dict[str, int]:
-    """The colour of each group."""
     if by != "job":
         return palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
     known = {job: before[int(job)] for job in jobs if int(job) in before}
@@ -232,7 +231,6 @@ def _legend(
     total: Floats,
     by: str,
 ) -> Markup:
-    """Legend of the colours, those first that held most."""
     held_by: dict[str, float] = {}
     for job, amount in zip(jobs, total.tolist(), strict=True):
         held_by[group[job]] = held_by.get(group[job], 0.0) + amount
@@ -255,7 +253,6 @@ def _sign(kind: str, pattern: str, text: str) -> Markup:
 
 
 def _stroke(kind: str, text: str) -> Markup:
-    """Entry of the legend for a line of this class."""
     line = (
         '<li><svg class="sign" width="22" height="14" aria-hidden="true"><line class="{}" x2="22" y1="7" y2="7"/></svg>'
     )

@@ -37,7 +37,7 @@ class JobFilter:
     jobs: frozenset[int] = frozenset()
 
     def takes(self, job: JobSummary) -> bool:
-        """Tell whether the job is among those that are asked for."""
+        """Tell whether the job meets all conditions."""
         pairs = (
             (job.user, self.users),
             (job.partition, self.partitions),

@@ -180,7 +180,6 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
 
 
 def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
-    """Lines about the job itself, in rich's markup."""
     job = summary.job_id
     if summary.refusal:
         yield f"It is left alone: {safe(str(summary.refusal), 500)}"
@@ -209,7 +208,6 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
 
 
 def _resize(one: ShownResize) -> Iterator[str]:
-    """A resize, its steps, and the start that it led to."""
     resize, blocks = one.resize, planned(one.resize)
     still = pause if resize.mechanism == "blocks" else seconds
     yield (

@@ -149,15 +149,12 @@ class TopApp(App[None]):
         self.set_interval(self._every_s, self.look_again)
 
     def on_resize(self) -> None:
-        """The width says which columns there are."""
         self._draw()
 
     def on_data_table_row_highlighted(self) -> None:
-        """Another job is under the cursor."""
         self._fill_below()
 
     def action_below(self, what: str) -> None:
-        """Show why, log or nodes below."""
         self._below = what
         self._fill_below()
 
@@ -169,7 +166,6 @@ class TopApp(App[None]):
         self._draw()
 
     def action_turn(self) -> None:
-        """The other way round."""
         self._choice.falling = not self._choice.falling
         self._draw()
 
@@ -213,7 +209,6 @@ class TopApp(App[None]):
         self._fill_below()
 
     def action_help(self) -> None:
-        """Show what the keys do."""
         keys = [f"{key:10} {text}" for key, text in KEYS.items()]
         self.push_screen(Question("\n".join([*keys, "", COMMANDS])))
 
@@ -235,7 +230,6 @@ class TopApp(App[None]):
         self.push_screen(Question(text, ""), given)
 
     def action_cancel(self) -> None:
-        """Cancel the job, once the user agrees."""
         if (one := self._job()) is not None:
             self._agreed(("scancel", str(one.job.job_id)))
 
@@ -305,7 +299,6 @@ class TopApp(App[None]):
         self._fill_below()
 
     def _current(self) -> int | None:
-        """The job under the cursor."""
         row = self.query_one(DataTable).cursor_row
         return self._shown[row].job.job_id if 0 <= row < len(self._shown) else None
 

@@ -149,8 +149,6 @@ class Waits:
 
 @dataclass
 class _Open:
-    """A part without a result."""
-
     part: StudyPart
     sent: SentAs | None = None
     """None while it is to be sent."""

@@ -32,7 +32,7 @@ from slurm_ones.simulate.workloads.generate import undisturbed_s
 POLL_S = 0.2
 """Seconds between two questions about the processes' progress."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that keep a numerical library from taking more cores than its process is meant to have."""
+"""Environment variables that limit the threads of numerical libraries."""
 
 NO_BOUNDS: Mapping[int, Bound] = {}
 

@@ -38,12 +38,12 @@ go on only for it."""
 BEFORE = "before-"
 """Beginning of the names of jobs that were there when the stretch began, and are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
-"""Jobs that are drawn to be elastic, of all."""
+"""Shares of the jobs that are drawn to be elastic, one share for each contender."""
 POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
 TICKS = 1500
-"""Decisions of a run, about: beyond, they are further apart."""
+"""Approximate most decisions of a run; longer runs decide less often."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,6 @@ def most_held(jobs: Sequence[TraceJob]) -> int:
 
 
 def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
-    """Index of the first job of the stretch of median load."""
     if len(jobs) <= most:
         return 0
     firsts = list(range(0, len(jobs) - most + 1, most))
@@ -308,7 +307,6 @@ class Curves:
         return own[int.from_bytes(digest, "big") % len(own)]
 
     def _useful_at(self, gpus: int, per_node: int) -> Sequence[str]:
-        """Names of those that use this number of GPUs well."""
         if (gpus, per_node) not in self._known:
             self._known[gpus, per_node] = [
                 name

@@ -54,7 +54,7 @@ class ParametricSpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> ParametricSpeed:
-        """The same with compute and exchange that many times as slow."""
+        """This speed with compute and exchange slowed down by the given factors."""
         return ParametricSpeed(
             self.fixed * compute,
             self.sample * compute,

@@ -262,7 +262,6 @@ def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
 
 
 def _perturbed(kinds: Sequence[Kind], rng: np.random.Generator) -> tuple[dict[str, Application], list[str]]:
-    """Perturbed applications, a few of each kind, and the one of each job."""
     applications: dict[str, Application] = {}
     of_kind: dict[str, list[str]] = {}
     for kind in sorted({kind.name: kind for kind in kinds}.values(), key=lambda kind: kind.name):

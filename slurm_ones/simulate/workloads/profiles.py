@@ -127,7 +127,7 @@ class MeasuredSpeed:
 
     @cached_property
     def nearest(self) -> NearestNDInterpolator:
-        """The same anywhere, at rows divided by `scale`."""
+        """(step, sync) of the nearest measured row, for rows divided by `scale`."""
         return NearestNDInterpolator(self.points / self.scale, self.values)
 
     @cached_property
