@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -17,6 +18,7 @@ from ones_wrapper.protocol.optin import (
     OptIn,
     near_miss,
     parse_comment,
+    with_size,
 )
 
 
@@ -169,3 +171,21 @@ def test_ranges_read_back(gpus: int, more: int, batch: int, larger: int) -> None
     ranges = (min(gpus, more), max(gpus, more)), (min(batch, larger), max(batch, larger))
     comment = "ones: gpus={}-{} batch={}-{}".format(*ranges[0], *ranges[1])
     assert parse_comment(comment) == OptIn(ranges[0], None, ranges[1])
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "ones: gpus=1-16 size=8 batch=64",
+        "ones: gpus=1-16,size=8,batch=64",
+        "ones:size=8 gpus=1-16, batch=64",
+        "ones: gpus=1-16,kinds=a100,v100,size=8",
+        "ones: gpus=1-16, size=8, batch=64,",
+    ],
+)
+def test_a_size_is_changed_however_words_are_separated(comment: str) -> None:
+    """Protects `resize`: the size by hand stands next to commas, too, and is there once."""
+    before = parse_comment(comment)
+    assert before is not None and before.size == 8
+    assert parse_comment(with_size(comment, 4)) == replace(before, size=4)
+    assert parse_comment(with_size(comment, None)) == replace(before, size=None)

@@ -64,7 +64,11 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
     assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
-    for licenses, word in (("none", "Licenses="), ("matlab:2,idl:1", "Licenses=matlab:2,idl:1")):
+    for licenses, word in (
+        ("none", "Licenses="),
+        ("matlab:2,idl:1", "Licenses=matlab:2,idl:1"),
+        ("nonesuch:1", "Licenses=nonesuch:1"),
+    ):
         licensed = slurm_commands.reshape_command(
             7, Shape(2, 4), whole_nodes=True, kind="", queue=Queue(licenses=licenses)
         )

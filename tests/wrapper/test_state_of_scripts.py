@@ -306,3 +306,13 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
     missing = Run(tmp_path / "job", "pack.nothing", script=Path("-m"))
     assert missing.end() == 1
     assert "pack.nothing: there is no such module" in missing.errors
+
+
+def test_a_closed_file_is_durable_before_its_size_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects lines of a script's log: a checkpoint holds the size of a file that was closed before."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(str(Path(f"/proc/self/fd/{handle}").readlink())))
+    files = KeptFiles(lambda: True)
+    with files.open(tmp_path / "log") as file:
+        file.write("line\n")
+    assert files.state_dict() == {str(tmp_path / "log"): 5} and str(tmp_path / "log") in synced

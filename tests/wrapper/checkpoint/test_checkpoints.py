@@ -239,3 +239,26 @@ def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, group
     folder = tmp_path / "checkpoints"
     (folder / name).rename(folder / f".old-{name}")
     assert Checkpoints(tmp_path, group, 7, 1).load(state()).name == name
+
+
+def test_a_rescue_keeps_as_many_checkpoints_as_the_job(tmp_path: Path, group: Group) -> None:
+    """Protects checkpoints that the script asked to keep: a rescue counts as one more of the same job."""
+    kept = Checkpoints(tmp_path, group, 7, 0, keep=4)
+    for number in range(1, 4):
+        kept.save(state(), TrainingProgress(step=number))
+    name = kept.rescue(state(), TrainingProgress(step=4), str)
+    kept.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == [
+        f"step-{number:09d}" for number in range(1, 5)
+    ]
+    assert name == "step-000000004"
+
+
+def test_the_folder_is_as_durable_as_its_checkpoints(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects all checkpoints: a folder whose own name was never synced may be gone after a power cut."""
+    synced: list[Path] = []
+    monkeypatch.setattr("ones_wrapper.checkpoint.folder.sync", synced.append)
+    Checkpoints(tmp_path, group, 7, 0).close()
+    assert tmp_path in synced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -389,3 +390,24 @@ def test_the_strategy_says_what_all_members_take() -> None:
     assert (rows[3].fixed_bytes, rows[3].sample_bytes, rows[3].data_bytes, rows[0].data_bytes) == (16000, 40, 6000, 0)
     with pytest.raises(ValueError, match="fused: members=0"):
         Fused(0)
+
+
+def test_results_are_durable_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects results: a member's job ends as soon as its file is there, and a power cut must not empty that."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def synced(handle: int) -> None:
+        done.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    def renamed(path: Path, to: Path) -> Path:
+        done.append("renamed")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    _, optimizer, _ = fused_twins(members(mlp, sgd)[0], sgd)
+    (tmp_path / ".0.pt.part").write_bytes(b"of a run that was killed")
+    optimizer.save(tmp_path, "0")
+    assert done == [str(tmp_path / ".0.pt.part"), "renamed", str(tmp_path)]

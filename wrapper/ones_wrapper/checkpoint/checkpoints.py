@@ -94,7 +94,8 @@ class Checkpoints:
         Raises `RankError`.
         """
         myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
-        alone = Checkpoints(self._folder.job_dir, myself, self._job_id, self._folder.restart, holds=False)
+        folder = self._folder
+        alone = Checkpoints(folder.job_dir, myself, self._job_id, folder.restart, folder.keep, holds=False)
         alone._folder.refuse = refuse
         return alone.save(state, progress).name
 

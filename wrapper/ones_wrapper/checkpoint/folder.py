@@ -54,7 +54,7 @@ class Folder:
         self.job_dir = job_dir
         self.restart = restart
         self._path = job_dir / CHECKPOINTS
-        self._job_id, self._keep = job_id, keep
+        self._job_id, self.keep = job_id, keep
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.refuse: Callable[[], str] = str
@@ -75,6 +75,7 @@ class Folder:
         """
         self._held = lock_directory(self.job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
+        sync(self.job_dir)
         for old in self._path.glob(".old-*"):
             target = self._path / old.name.removeprefix(".old-")
             if not target.exists():  # killed between the two renames of `_publish`
@@ -119,7 +120,7 @@ class Folder:
         if why := self.refuse():
             raise ValueError(why)
         replaced = self._publish(name)
-        self._remove(self.names()[self._keep :], replaced)
+        self._remove(self.names()[self.keep :], replaced)
         return sum(s.size for s in files.values())
 
     def _publish(self, name: str) -> list[Path]:

@@ -13,9 +13,10 @@ _FOR_EVER = timedelta(days=365)
 def limit_s(env: Mapping[str, str]) -> float:
     """Seconds that a rank may take from one step boundary to the next; 0 for no limit."""
     try:
-        return float(env.get("ONES_HANG_S") or HANG_S)
+        seconds = float(env.get("ONES_HANG_S") or HANG_S)
     except ValueError:
         return HANG_S
+    return min(seconds, _FOR_EVER.total_seconds()) if seconds >= 0 else HANG_S
 
 
 def collective(env: Mapping[str, str]) -> timedelta:

@@ -98,5 +98,6 @@ class KeptFile(io.TextIOBase):
     def close(self) -> None:
         super().close()
         if self._file is not None:
-            self._file.close()
+            with self._file:
+                self.sync()  # a checkpoint's size of this file may be written only after its bytes
             self._file = None

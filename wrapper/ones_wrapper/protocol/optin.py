@@ -309,5 +309,5 @@ def _check_size(size: int, gpus: Range | None, step: int) -> None:
 
 def with_size(comment: str, size: int | None) -> str:
     """Return an opt-in comment with `size=` set to this number of GPUs, or removed for None."""
-    words = [word for word in comment.split() if not word.strip(",").startswith("size=")]
-    return " ".join([*words, *([] if size is None else [f"size={size}"])])
+    kept = re.sub(r"(?<![^\s,:])size=[^\s,]*,?", "", comment)
+    return " ".join([*kept.split(), *([] if size is None else [f"size={size}"])])

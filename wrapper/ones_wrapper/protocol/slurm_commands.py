@@ -49,7 +49,7 @@ def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
     the QOS."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
     found = [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
-    found += [f"Licenses={queue[4].removeprefix(NO_LICENSES)}"] if queue[4] else []
+    found += [f"Licenses={'' if queue[4] == NO_LICENSES else queue[4]}"] if queue[4] else []
     return ["scontrol", "update", f"JobId={job}", *words, *found]
 
 

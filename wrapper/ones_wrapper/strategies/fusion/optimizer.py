@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.checkpoint.files import write_plain
+from ones_wrapper.files.checksums import sync
 from ones_wrapper.gradients.lamb import called
 from ones_wrapper.strategies.fusion.alike import difference
 from ones_wrapper.strategies.fusion.model import FusedModel
@@ -190,8 +192,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         where.mkdir(parents=True, exist_ok=True)
         for name in names or self.model.members:
             part = where / f".{name}.pt.part"
-            torch.save(self.member(name), part)
+            part.unlink(missing_ok=True)
+            write_plain(part, self.member(name))
             part.replace(where / f"{name}.pt")
+            sync(where)
 
 
 def _plain(value: Any) -> Any:
