@@ -119,6 +119,12 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
     return known.report.blocks if known is not None else ()
 
 
+def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
+    """Return the guests among `members` that wait in no hold: Slurm starts them again, and they join."""
+    guests = (job for job in elastic.job.blocks if job.pending and not job.held and elastic.job.is_guest(job))
+    return [task for job in guests if (task := task_of(job)) in members]
+
+
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
     """Return the tasks of running blocks that train together. A block that Slurm restarted after the membership's
     report has not joined yet and does not count."""

@@ -15,7 +15,17 @@ from ones_db.shape import PARKED, Shape
 from slurm_ones.jobs.elastic import Elastic, as_one
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, FreeGpus, Moves, hot, moves, train_together
+from slurm_ones.rules.blocks import (
+    BLOCKS,
+    REQUEUE,
+    FreeGpus,
+    Moves,
+    hot,
+    members_of,
+    moves,
+    returning_guests,
+    train_together,
+)
 from slurm_ones.rules.caps import CapUse
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round, UnderWay, WaitingStart
 from slurm_ones.rules.growth import with_growth
@@ -337,6 +347,10 @@ def _with_moves(
         found = job.renewal
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
+    if not found.added and {*found.dropped} - job.elastic.job.guests:
+        # A guest that Slurm starts again would take the place of the base block.
+        again = returning_guests(job.elastic, members_of(job.history))
+        found = replace(found, dropped=tuple(sorted({*found.dropped, *again})))
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
     if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)], rules.node_gpus):
         return change

@@ -198,3 +198,28 @@ def test_slurm_takes_guests_for_a_base_that_waits(
     rules = round_of([holder, base], {"n1": 1, "n2": 2}, guests).partition("gpu")
     fixed = rules.jobs[7].fixed
     assert (fixed is not None and fixed.code == "guests_leave") == left_alone
+
+
+@pytest.mark.parametrize(
+    ("gpus", "waits", "leave"),
+    [
+        (1, {}, (1, 2)),
+        # No member waits: nobody else leaves, whoever holds the task.
+        (1, {"held": True}, (1,)),
+        (1, {"qos": ""}, (1,)),
+        # All base blocks stay.
+        (2, {}, None),
+    ],
+)
+def test_no_waiting_guest_takes_the_place_of_a_base_block(
+    gpus: int, waits: dict[str, Any], leave: tuple[int, ...] | None
+) -> None:
+    """Slurm preempted guest 2, and starts it again."""
+    preempted: dict[str, Any] = {"held": False, "reason": "Resources", "restart": 1, "qos": "guest"}
+    guest = task(2, Shape(1, 2), **(preempted | waits))
+    blocks = task(0, Shape(1, 1), "n1"), task(1, Shape(1, 1), "n1"), guest, *waiting(5)[2:]
+    one = replace(job_of_blocks(*blocks), optin=parse_comment("ones: gpus=1-8 array=blocks"))
+    round_ = round_of([one], {"n1": 2}, requested=2)
+    round_ = replace(round_, histories={1: told(1, 0, 1, 2, job=asked(Shape(1, 2), 1))})
+    made = plan(Schedule({1: Allocation(Shape(1, gpus), 32)}), round_.partition("gpu"))
+    assert next((change.moves.dropped for change in made.begin if change.moves), None) == leave
