@@ -128,7 +128,7 @@ class World:
         training = Training(
             submission,
             app,
-            JobFiles(self.directory, job_id) if submission.elastic and not self._oracle else None,
+            self._files(submission, job_id) if submission.elastic and not self._oracle else None,
             self.timeline,
             self.settings,
             self.mechanism.start_s(app),
@@ -146,7 +146,7 @@ class World:
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
-        blocks = submission.elastic and not self._oracle and isinstance(self.mechanism, Hot)
+        blocks = submission.elastic and self._of_blocks(submission)
         least = least_gpus(app)
         step = f":{least}" if 1 < least <= most - least else ""
         comment = f"ones: gpus={least}-{most}{step} batch={batch}{' array=blocks' if blocks else ''}"
@@ -168,3 +168,10 @@ class World:
             uid=os.geteuid(),
             account=ACCOUNT if self.spec.charged else "",
         )
+
+    # Runs with faults override these two.
+    def _of_blocks(self, submission: Submission) -> bool:
+        return isinstance(self.mechanism, Hot) and not self._oracle
+
+    def _files(self, submission: Submission, job_id: int) -> JobFiles:
+        return JobFiles(self.directory, job_id)

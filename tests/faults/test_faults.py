@@ -12,6 +12,10 @@ import pytest
 
 from ones_db.engine import OF_JOBS, transaction
 from slurm_ones.simulate.spec import ClusterSpec
+from slurm_ones.simulate.training.reports import JobFiles
+from slurm_ones.simulate.world import World
+from tests.faults.faulty_world import FaultyWorld
+from tests.faults.files import FaultyFiles
 from tests.faults.kinds import BY_OTHERS, BY_PREEMPTION, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
@@ -59,6 +63,14 @@ KINDS = {
 }
 """Plans by the option of `benchmarks/faults.py`: most jobs are of blocks; or have a training strategy, outside of whose
 limits none ever runs; or blocks are preempted, and others' jobs want the same nodes, CPUs and licences."""
+
+
+@pytest.mark.parametrize(("faulty", "base"), [(FaultyWorld, World), (FaultyFiles, JobFiles)])
+def test_faults_hook_into_the_simulation(faulty: type, base: type) -> None:
+    """Protects fault runs from losing a hook unseen: each of these methods takes the place of one that is called."""
+    hooks = {"_request", "_of_blocks", "_files", "_submit", "report", "flush", "open", "checkpoint", "newer_order"}
+    overridden = hooks & vars(faulty).keys()
+    assert overridden and overridden <= vars(base).keys()
 
 
 @pytest.mark.parametrize("seed", [nightly(one) if one in BY_NIGHT else one for one in KEPT], ids=str)
