@@ -59,7 +59,7 @@ MAINTENANCE = (
 )
 GROWN = {
     "full": GrownJob(),
-    "memory": GrownJob((8,), (4, 1), ("--mem=3500",)),
+    "memory": GrownJob((13,), (4, 1), ("--mem=3500",)),
     "licences": GrownJob((2, 3), None, ("--licenses=matlab:1",)),
     "limit": GrownJob((8,), (2, 4), admin=(LAB_8,), undo=(LAB_ANY,)),
     "account": GrownJob(plain=None, account="guests", admin=(LAB_8,), undo=(LAB_ANY,)),
@@ -94,6 +94,8 @@ class GuestRow(NamedTuple):
     """It needs guests in a QOS of their own."""
     guests: bool = False
     """It makes sense with guests alone."""
+    unheld: bool = False
+    """Guests hold none of it, so that nothing need be taken for it."""
 
 
 IMPOSSIBLE = ("--nodes=4", "--gres=gpu:4")
@@ -130,7 +132,7 @@ ROWS = {
         undo=("scontrol delete ReservationName=theirs",),
     ),
     "e": GuestRow("3000 MB, GPUs and CPUs being free", ("--mem=3000",), "memory"),
-    "f": GuestRow("a licence", ("--licenses=matlab:1",), "licences"),
+    "f": GuestRow("a licence", ("--licenses=matlab:1",), "licences", unheld=True),
     "g0": GuestRow("a GPU, an account's GrpTRES being used up", ("--gres=gpu:1",), "limit", rule=True, accounting=True),
     "g2": GuestRow(
         "the same, guests having an account of their own", ("--gres=gpu:1",), "account", accounting=True, guests=True

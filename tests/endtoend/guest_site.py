@@ -136,8 +136,9 @@ class GuestStage:
             self.harness.membership(self._job, lambda m: m.world == gpus and self._steady(m), f"{gpus} GPUs")
             return
         nodes, each = self._grown.plain or (1, 1)
+        gpus = 0 if self._grown.whole else each
         job = self.harness.wait(
-            self._job, lambda job: job.running and (job.nodes, job.gpus_per_node) == (nodes, each), "grown"
+            self._job, lambda job: job.running and (job.nodes, job.gpus_per_node) == (nodes, gpus), "grown"
         )
         self.harness.trains(self._job, restart=job.restart)
 
@@ -179,7 +180,7 @@ class GuestStage:
                 return self._limits()
             before = self._now()
             others.append(self._rigid(row, places))
-            return self._waits(before, others[-1]) if row.judged == "waits" else self._served(before, others[-1])
+            return self._waits(before, others[-1]) if row.judged == "waits" else self._served(row, before, others[-1])
         finally:
             self._run([f"scancel {' '.join(map(str, others))}"] if others else ())
             self._run([line.format(**places) for line in row.undo])
@@ -217,9 +218,9 @@ class GuestStage:
         members = () if self.variant.plain else self._members().blocks
         restarts = self.harness.job(self._job).restart if self.variant.plain else 0
         generation = 0 if self.variant.plain else self._members().generation
-        return Before(time.time(), members, {*members} - self.guests(), generation, restarts)
+        return Before(time.time(), members, self._base(), generation, restarts)
 
-    def _served(self, before: Before, rigid: int) -> RowOutcome:
+    def _served(self, row: GuestRow, before: Before, rigid: int) -> RowOutcome:
         """Follow what goes, and who starts, until both are over."""
         gone, again = dict[int, float](), dict[int, float]()
         while time.time() < before.time + SERVED_WITHIN_S:
@@ -244,7 +245,8 @@ class GuestStage:
             found.wrong += f" not used again: {sorted(gone.keys() - again.keys())}"
         found.pauses_s = self._pauses(before, {*gone}) if gone else []
         found.requeues = self._now().restarts - before.restarts
-        if not (found.taken or found.requeues or found.wrong):
+        free = row.unheld and self.variant.queue is not None
+        if not (free or found.taken or found.requeues or found.wrong):
             found.wrong = "it was served by what was free"
         return found
 
