@@ -1,7 +1,7 @@
-"""Building a schedule from the sizes that a policy wants: jobs that stay, shapes on nodes for the others, reasons.
+"""Building of a schedule from the sizes that a policy wants: unchanged jobs, placed shapes, reasons.
 
-A policy that weighs sizes says how many GPUs each job is to have (`build_schedule`). One that has only an order of
-precedence gives each job the shape that it asked for (`allocate_in_order`).
+A policy that weighs sizes gives the number of GPUs of each job to `build_schedule`. A policy with only an order of
+precedence calls `allocate_in_order`, which gives each job the shape it asked for.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from slurm_ones.policy.tables import Tables, asked
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Reasons of jobs that keep their place or their wait, by job id. They are the `fixed` jobs, and running jobs whose
-    GPUs do not add up on the cluster's nodes (drained nodes, a snapshot in mid-change)."""
+    """Return the reasons of jobs that must keep their nodes or their wait, by job id. They are the `fixed` jobs, and
+    jobs whose GPUs do not add up on the cluster's nodes (drained nodes, a snapshot during a change)."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -36,23 +36,23 @@ def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reaso
 
 
 def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView]:
-    """Those that are not named in `fixed`, in order of submission."""
+    """Return the jobs not named in `fixed`, in order of submission."""
     return sorted((job for job in jobs if job.job_id not in fixed), key=lambda job: (job.submitted, job.job_id))
 
 
 def free_after_fixed(cluster: ClusterView, jobs: Sequence[JobView], fixed: Collection[int]) -> Ints:
-    """(N,) GPUs of each node that the running jobs named in `fixed` leave."""
+    """Return the GPUs (N,) of each node that the running jobs named in `fixed` leave free."""
     return free_by_node(cluster, [job for job in jobs if job.job_id in fixed])
 
 
 def place(
     cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, int], *, shrink: bool = True
 ) -> dict[int, Shape]:
-    """Shapes for the GPUs that a policy wants for each job; `jobs` in order of precedence.
+    """Return shapes, by job id, for the GPUs that a policy wants for each job; `jobs` are in order of precedence.
 
-    Jobs that want what they have keep their nodes, fixed ones too, and so do those that can change in place. Of the
-    others, in order, each gets what it wants or else, with `shrink`, the largest of its counts below that finds room. A
-    job that finds none is left out.
+    Jobs that are fixed, want their current size or can change in place keep their nodes. Each other job gets, in order,
+    the size it wants. With `shrink`, the job falls back to its largest smaller size that has room. A job without room
+    is left out.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -103,8 +103,8 @@ def place(
 
 
 def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
-    """GPUs of each node that a running job keeps when it goes to `gpus` GPUs: others join on any nodes. None if it is
-    placed again."""
+    """Return the GPUs by node that a running job keeps at a new size of `gpus` GPUs; further ones join on any nodes.
+    None if the job is placed again."""
     if job.shape is None or not gpus:
         return None
     if gpus > job.shape.gpus:
@@ -121,11 +121,11 @@ def build_schedule(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """The schedule for the GPUs that are `wanted`, in order of precedence.
+    """Return the schedule for the GPUs `wanted` by job id, in order of precedence.
 
-    `jobs` are all of the round, those named in `fixed` (see `fixed_jobs`) included. `tables` cover the others at least;
-    the limits of their views say which counts they may fall back on when fragments have no room. A job that was to grow
-    and finds none stays as it is. `why` says what the counts serve.
+    `jobs` are all jobs of the round, with those named in `fixed` (see `fixed_jobs`). `tables` cover at least the
+    others. The limits of the jobs in `tables` list smaller sizes for use if fragmentation leaves no room. A job that
+    cannot grow stays as it is. `why` is the reason given for sizes.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -171,7 +171,7 @@ def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, S
 
 
 def fits_nowhere(job: JobView) -> Reason:
-    """Return the reason of a pending job that would not fit the empty cluster."""
+    """Return the reason for a pending job that would not fit even an empty cluster."""
     return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")
 
 
@@ -184,11 +184,10 @@ def build_by_kind(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """Build a schedule as `build_schedule` does, within each kind of GPU: `parts` are the tables of each, in the
-    cluster's order.
+    """Build a schedule by `build_schedule` on each kind of GPU; `parts` are the tables by kind, in the cluster's order.
 
-    `wanted` are kinds and GPUs, in order of precedence; jobs left out wait. Jobs whose GPUs are of several kinds, or of
-    none here, keep them if they are `fixed`.
+    `wanted` gives each job's kind and GPUs, in order of precedence; jobs left out wait. `fixed` jobs on several kinds
+    of GPU, or on none of this cluster, keep their GPUs.
     """
     held = {job.job_id: cluster.kinds_held(job) for job in jobs}
     stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
@@ -213,10 +212,9 @@ def build_by_kind(
 def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
     """Return the schedule that gives GPUs to `jobs` in this `order` until none are left; fixed jobs are skipped.
 
-    A job that does not fit is passed over and later ones may start. A running job keeps its shape, batch and nodes
-    while its turn comes in time, else it is parked. If only whole shapes can be placed, a job whose turn comes earlier
-    may take the node of one whose turn comes later. No running job is moved for any other reason. `first` says which
-    jobs go first. Allocations are in the order given.
+    A job that does not fit is passed over, and later jobs may start. A running job keeps its shape, batch and nodes if
+    enough GPUs are left at its turn, else it is parked. If only whole shapes can be placed, an earlier job may take the
+    node of a later one. `first` names the jobs that go first, for reasons. Allocations are in the order given.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}
@@ -247,7 +245,7 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Split the jobs by whether enough GPUs, on any nodes, are left when their turn comes."""
+    """Split the jobs by their turn: enough GPUs left on any nodes, or too few."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:
@@ -264,8 +262,8 @@ def _placed(
     late: Sequence[JobView],
     wanted: Mapping[int, Allocation],
 ) -> set[int]:
-    """Place jobs on the `free` (N,) GPUs, running ones on their own. One that starts avoids, as far as it can, the GPUs
-    of running jobs that are `in_time` too."""
+    """Return the ids of the jobs that fit the `free` (N,) GPUs, running jobs on their own nodes. Starting jobs avoid,
+    if possible, the GPUs of running jobs that are `in_time`."""
     at = {node.name: i for i, node in enumerate(cluster.nodes)}
     own = {
         job.job_id: (np.array([at[name] for name in job.nodes], dtype=np.int64), np.array(list(job.nodes.values())))

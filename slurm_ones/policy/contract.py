@@ -1,8 +1,8 @@
-"""The contract of a policy: plain data in, a schedule out.
+"""Contract of a policy: plain data in, a schedule out.
 
-A policy is pure: no clock, no I/O, no database, all randomness from the generator it is given. So any policy runs in
-the daemon, in the simulator, and in somebody else's. It may remember its own search (the population of ONES) from one
-call to the next. That is an answer to improve, not a fact about the world.
+A policy is pure: it has no clock, I/O or database, and draws all randomness from the generator it is given. So the same
+policy runs in the daemon, in our simulator and in other simulators. A policy may keep the state of its search (the
+population of ONES) between calls: a start for the next search, not a fact about the cluster.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class NodeView:
 
     name: str
     gpus: int
-    """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
+    """GPUs that elastic jobs hold or may take; GPUs of rigid jobs are already subtracted."""
     kind: str = ""
-    """Kind of its GPUs; empty if unknown, or all are alike."""
+    """Kind of the node's GPUs; empty if unknown, or if all nodes have the same kind."""
     leaf: str = ""
-    """Its leaf switch, or its block of a network of blocks; "" if the network is unknown."""
+    """Leaf switch of the node, or its block in a block topology; "" if the topology is unknown."""
     speed: float = 1.0
     """Speed of compute on the node, relative to other nodes; below 1 for a slow one."""
 
@@ -55,31 +55,31 @@ class Reserved:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The nodes that the policy decides on: those of one partition, in Slurm's order."""
+    """Nodes of one partition, in Slurm's order, on which the policy schedules jobs."""
 
     nodes: Sequence[NodeView]
     whole_nodes: bool = False
-    """Slurm hands out whole nodes: every shape takes all GPUs of its nodes."""
+    """True if Slurm allocates only whole nodes: every shape takes all GPUs of its nodes."""
     node_gpus: int = 0
-    """GPUs of a whole node, those held by others included; 0 for the most that a node here has."""
+    """GPUs of a whole node, including GPUs that other jobs hold; 0 for the largest count of any node here."""
     uniform: bool = True
-    """Each node of a job gives equally many GPUs, as Slurm must be asked for them. If this is False, as in published
-    simulators, a job may have any number of GPUs, spread in any way. It is written as the shape 1 × n."""
+    """True if a job has the same number of GPUs on each of its nodes, as Slurm requires. False, as in published
+    simulators, if a job may have any number of GPUs on any nodes, written as shape 1 × n."""
     reserved: Sequence[Reserved] = ()
-    """GPUs reserved for others from some time on; jobs that hold them then must leave."""
+    """GPUs reserved for others from a later time on; jobs that hold those GPUs then must leave."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of a whole node of each kind, if there are several; 0 or left out as in `node_gpus`."""
+    """GPUs of a whole node by kind, if there are several kinds; a missing kind or 0 means `node_gpus`."""
     taper: float = 1.0
-    """Factor by which gradient exchange is slower between leaf switches than below one."""
+    """Factor by which gradient exchange between leaf switches is slower than below one switch."""
 
     @cached_property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return sum(node.gpus for node in self.nodes)
 
     @cached_property
     def gpus_per_node(self) -> int:
-        """GPUs of a whole node, which shapes of several nodes are made of."""
+        """GPUs of a whole node; shapes of several nodes consist of whole nodes."""
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
 
     @cached_property
@@ -104,9 +104,9 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=self.gpus_per_node)
 
     def kinds_held(self, job: JobView) -> tuple[str, ...]:
-        """Kinds of the GPUs that the job has, in the order of `kinds`; none if it waits.
+        """Return the kinds of the GPUs that the job holds, in the order of `kinds`; none for a waiting job.
 
-        One that Slurm started on several, as it may where no kind was asked for, trains at the pace of the slowest.
+        Slurm may start a job that asked for no kind on several kinds; such a job trains at the pace of the slowest.
         """
         mine = {self._kind_of_node.get(name) for name, gpus in job.nodes.items() if gpus}
         return tuple(kind for kind in self.kinds if kind in mine)
@@ -125,40 +125,40 @@ class SizeRule(NamedTuple):
 
     gpus: int
     replicas: int
-    """Replicas that share a step's samples: one a GPU if the job is purely data parallel."""
+    """Replicas that share the samples of a step; one per GPU for a purely data-parallel job."""
     most: int
-    """Largest global batch, over all passes of a step; 0 if unknown."""
+    """Largest global batch, summed over the accumulation steps; 0 if unknown."""
     quantum: int = 1
-    """Global batches at this size, fixed ones too, are multiples of this, in samples."""
+    """Divisor, in samples, of every global batch at this size, including a fixed batch."""
     together: int = 1
     """Number of consecutive ranks that share a node."""
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether the ranks that must share a node do so at this shape: all of them on one node, or groups of them
-        that fill nodes."""
+        """Tell whether this shape keeps ranks together that must share a node: a single node, or nodes filled by whole
+        groups."""
         return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a job: what its owner allows, as far as its script and its training strategy can."""
+    """Limits that a job's owner, script and training strategy set."""
 
     gpus: tuple[int, ...]
     """Valid GPU counts, ascending."""
     min_batch: int
     max_batch: int
     max_local_batch: int
-    """Most samples per GPU per step, over all its forward passes."""
+    """Most samples per GPU per step, summed over its accumulation steps."""
     quantum: int = 1
-    """Global batches that are not fixed are multiples of this, in samples."""
+    """Divisor, in samples, of every global batch that is not fixed."""
     rules: tuple[SizeRule, ...] = ()
-    """Rule at each GPU count that the job's training strategy knows. Empty for a data-parallel job, which takes
+    """Rule at each GPU count that the job's training strategy supports. Empty for a data-parallel job, which takes
     `max_local_batch` on each GPU."""
     strategy: str = ""
-    """Name of the strategy, for reasons."""
+    """Name of the training strategy, shown in reasons."""
 
     def at(self, gpus: int) -> SizeRule:
-        """Rule of the job on this number of GPUs."""
+        """Return the job's rule on this number of GPUs."""
         if not self.rules:
             return SizeRule(gpus, gpus, self.max_local_batch * gpus)
         return self._by_gpus.get(gpus) or SizeRule(gpus, gpus, 0)
@@ -169,36 +169,38 @@ class Limits:
 
     @property
     def batch_fixed(self) -> bool:
-        """True if the job's global batch never changes, whatever its size."""
+        """True if the job's global batch is the same at every size."""
         return self.min_batch == self.max_batch
 
 
 class ThroughputModel(Protocol):
     """Model of a job's throughput.
 
-    A class whose models can be asked at once has a classmethod `together(models)`. Its result answers the same two
-    questions for arrays with a row for each model: fifty jobs cost little more than one.
+    A class may offer a classmethod `together(models)` that combines models into one batched query. The result has the
+    same two methods, on arrays with one row per model; fifty jobs then cost little more than one.
     """
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Samples/s on `gpus` GPUs in all of `nodes` nodes at each global batch; all arrays have one shape."""
+        """Return samples/s for each element: `gpus` GPUs in total on `nodes` nodes at global batch `batches`. All
+        arrays have one shape."""
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Relative standard deviation of `throughput`: 0 if certain; shapes as there."""
+        """Return the relative standard deviation of `throughput` for the same arguments; 0 if certain."""
 
 
 class EfficiencyModel(Protocol):
     """Model of a job's progress per sample."""
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Progress per sample relative to the base batch, in (0, 1]; same shape as `batches`."""
+        """Return the progress per sample relative to the base batch, in (0, 1], in the shape of `batches`."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Distribution of ρ, the completed fraction, as Beta(alpha, beta) (ONES §3.2): α epochs done, β epochs remaining.
+    """Beta(alpha, beta) distribution of ρ, the completed fraction of a job (ONES §3.2): α epochs done, β epochs
+    remaining.
 
-    Epochs count progress: a sample used at a batch of efficiency e brings e samples' worth.
+    Epochs count progress: a sample used at a batch of efficiency e counts as e samples.
     """
 
     alpha: float
@@ -206,7 +208,7 @@ class Progress:
     concentration: float = 1.0
     """Factor on α and β that calibrates the width of ρ's distribution; the mean stays."""
     most: float = math.inf
-    """Most remaining epochs, as the job declared; infinite without a declaration."""
+    """Upper bound on the remaining epochs that the job declared; infinite without a declaration."""
 
     @property
     def mean(self) -> float:
@@ -221,24 +223,24 @@ class Progress:
 
 
 class Borrows(NamedTuple):
-    """Expected preemptions of a job's guests, which hold its GPUs beyond its own."""
+    """Expected preemptions of a job's guest blocks, which hold its borrowed GPUs."""
 
     own: int
-    """GPUs of its base blocks, which are not preempted."""
+    """GPUs of the job's base blocks, which are not preempted."""
     each: int
-    """GPUs of a guest."""
+    """GPUs of one guest block."""
     rate: float
-    """Preemptions per second that are expected of each guest; its expected life is 1 / rate."""
+    """Expected preemptions per second of each guest block; its expected lifetime is 1 / rate."""
     loss_s: float
     """Seconds of training that each preemption costs the job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobView:
-    """One opted-in job as a policy sees it. Times in seconds of the caller's clock.
+    """One opted-in job as a policy sees it. Times are seconds on the caller's clock.
 
-    A policy that chooses sizes needs the first two groups of fields; each of the others is for those that weigh what it
-    names.
+    A policy that chooses sizes needs the first two groups of fields. Each further group serves policies that consider
+    its subject.
     """
 
     # What it asks for, has, and may have.
@@ -247,23 +249,24 @@ class JobView:
     requested: int
     """GPUs asked for at submission."""
     requested_batch: int
-    """Global batch that its first run began with, or its base batch."""
+    """Global batch at the start of the job's first run, or its base batch."""
     shape: Shape | None
-    """Its shape while it runs, None while it waits."""
+    """Shape of the running job; None while it waits."""
     nodes: Mapping[str, int]
-    """GPUs it holds on each node; empty if it waits."""
+    """GPUs that the job holds on each node; empty while it waits."""
     batch: int
-    """Global batch in force (of its last run, or its base batch)."""
+    """Current global batch: that of the last run, or else the base batch."""
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Reason why its shape, or its wait, must not change in this round; None if it may."""
+    """Reason why the job's shape, or its wait, must not change in this round; None if it may."""
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
-    """Its model. With several kinds of GPUs, on the kind that it has, or is most likely to get."""
+    """Throughput model of the job. With several kinds of GPUs: on the kind that the job has, or is most likely to
+    get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Its model on each kind of GPU that it may use; empty if `model` is that of any kind."""
+    """Throughput model on each kind of GPU that the job may use; empty if `model` holds for every kind."""
     efficiency: EfficiencyModel
     progress: Progress
     dataset: int
@@ -272,60 +275,59 @@ class JobView:
     samples: float
     """Progress since the job's first run in samples of the base batch: samples used times their efficiency."""
     running_s: float
-    """Seconds it has run in all."""
+    """Total seconds for which the job has run."""
     resizes: int = 0
     epochs: int
     """Epochs done."""
     epochs_since_change: int
-    """Epochs done since its last resize ended, or since its start."""
+    """Epochs done since the job's last resize ended, or since its start."""
     losses: tuple[tuple[float, float], ...] = ()
-    """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
+    """Pairs (epochs done, loss) at the ends of the epochs for which the job reported a loss."""
 
     # What a resize costs.
     resize_s: float = 30.0
-    """Seconds that a resize is expected to interrupt its training: one that grows, where those that shrink differ."""
+    """Expected pause of training in seconds at a resize; only at a growing one if `shrink_s` is set."""
     shrink_s: float | None = None
-    """Seconds that giving up GPUs is expected to pause its training; None if the same as `resize_s`."""
+    """Expected pause of training in seconds when the job gives up GPUs; None for `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds for which gained GPUs are held before they train; the job trains on at its old size meanwhile. 0 if a
-    resize is a requeue, whose start is part of the pause."""
+    """Seconds for which gained GPUs are held before they train, while the job trains on at its old size. 0 if a resize
+    is a requeue, whose pause includes the start."""
 
     borrows: Borrows | None = None
-    """Expected preemptions of the guests that it grows by; None if it grows by none."""
+    """Expected preemptions of the job's guest blocks; None if it grows without guests."""
 
     # How a running job of blocks changes in place.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """GPUs that it keeps on each node, for each size that it can shrink to in place; None if it can have any size."""
+    """GPUs kept on each node, by each size to which the job can shrink in place; None if every size is possible."""
     joins: bool = False
-    """True if it grows by GPUs on any nodes next to those it holds; False if a larger size must be placed again."""
+    """True if the job grows by GPUs on any nodes next to its own; False if a larger size must be placed again."""
     nodes_at: Mapping[int, int] | None = None
-    """Nodes that it is on at each size, if they may be more than it needs. None for a job that is placed on as few as
-    it needs."""
+    """Number of nodes at each size, if it may exceed the fewest possible; None for a job placed on the fewest nodes."""
 
     # Its deadline.
     deadline: float | None = None
-    """Time by which its owner wants it to have ended, on the caller's clock; None without one."""
+    """Deadline that the owner set for the job's end, on the caller's clock; None for no deadline."""
     promised: bool | None = None
-    """Promise of that deadline by an earlier schedule (`Schedule.promises`); None before one decided."""
+    """True if an earlier schedule promised the deadline, False if refused (`Schedule.promises`); None if undecided."""
 
     # Known only in simulations.
     true_remaining_s: float = math.nan
-    """Seconds still needed at its requested GPUs and batch."""
+    """Remaining seconds at the requested GPUs and batch."""
 
     @property
     def held_nodes(self) -> int:
-        """Number of nodes it runs on; 0 if it waits."""
+        """Number of nodes that the job runs on; 0 while it waits."""
         if self.shape is None:
             return 0
         return (self.nodes_at or {}).get(self.shape.gpus, self.shape.nodes)
 
     def accepts(self, kind: str) -> bool:
-        """Tell whether it may use GPUs of that kind."""
+        """Tell whether the job may use GPUs of this kind."""
         return not self.on or kind in self.on
 
     def on_kind(self, kind: str, *, runs: bool) -> JobView:
-        """The job as it is on one kind of GPU: with its model there, waiting unless it `runs` there, and without sizes
-        on a kind that it does not accept."""
+        """Return the job's view restricted to one kind of GPU, with its model there. It waits unless it `runs` there,
+        and has no sizes if it does not accept the kind."""
         limits = self.limits if self.accepts(kind) else replace(self.limits, gpus=())
         found = replace(self, model=self.on.get(kind, self.model), on={}, limits=limits)
         return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
@@ -333,26 +335,26 @@ class JobView:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Shape and batch that a schedule gives one job."""
+    """Shape, global batch and kind of GPU that a schedule gives one job."""
 
     shape: Shape
     batch: int
     """Global batch in samples."""
     kind: str = ""
-    """Kind of its GPUs; empty if any will do."""
+    """Kind of the allocated GPUs; empty if any kind will do."""
 
 
 class Weighed(NamedTuple):
     """A size that the policy considered for a job, and its worth."""
 
     allocation: Allocation | None
-    """None for waiting."""
+    """Allocation considered; None for waiting."""
     worth: float
-    """Worth regardless of what others get, in the policy's own unit; more is better."""
+    """Worth for the job without regard to other jobs, in the policy's own unit; more is better."""
 
 
 class Promise(NamedTuple):
-    """Promise of a job's deadline or its refusal, with the reason."""
+    """Decision to promise or refuse a job's deadline, with the reason."""
 
     given: bool
     reason: Reason
@@ -362,8 +364,8 @@ class Promise(NamedTuple):
 class Schedule:
     """Shape and batch of every job that is to run.
 
-    A job left out waits for GPUs: it starts at the shape it has asked for whenever Slurm finds room. A running job
-    may be left out only if it is named in `parked`.
+    A job left out waits: Slurm starts it at its requested shape as soon as it fits. A running job may be left out only
+    if it is in `parked`.
     """
 
     allocations: Mapping[int, Allocation]
@@ -371,37 +373,36 @@ class Schedule:
     """Reason for what each job gets, or for its wait."""
     score: float = float("nan")
     parked: frozenset[int] = frozenset()
-    """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
-    later schedule no longer names it here."""
+    """Jobs that must not run until a later schedule omits them here. A running one is checkpointed and requeued, a
+    waiting one is kept from starting."""
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
-    """Sizes of most worth of each job that could have changed, best first; empty for policies that do not weigh
-    sizes."""
+    """Sizes of highest worth of each job that may change, best first; empty for policies that do not weigh sizes."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Worth of each GPU beyond the job's own, of jobs that grow and borrow; of policies that can tell."""
+    """Worth of each borrowed GPU, by job id, for jobs that grow by borrowing; empty if the policy cannot compute it."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Limit of the site that restrained a job, by job id. Filled in by `rules`, not by policies."""
+    """Site limit that restricted a job, by job id. Filled in by `rules`, not by policies."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Promises given or refused now, of jobs with deadlines; of policies that give any. The caller shows a job as
-    `promised` from then on. One that was given is not taken back; one that was refused may be given later."""
+    """Deadlines promised or refused in this schedule, by job id. From then on the caller sets the job's `promised`. A
+    promise is never taken back; a refused one may be given later."""
 
 
 class Policy(Protocol):
-    """Contract of all policies, held by one test suite.
+    """Contract of all policies, checked by one test suite.
 
-    A schedule never gives a GPU to two jobs, keeps every job's limits, and leaves `fixed` jobs as they are. It
-    allocates or parks every other running job. It is placeable on the nodes with unchanged jobs in place, and is equal
-    for equal inputs, memory and seeds.
+    A schedule never gives a GPU to two jobs, respects every job's limits, and leaves `fixed` jobs as they are. It
+    allocates or parks every other running job. It can be placed on the nodes while unchanged jobs stay. Equal inputs,
+    memory and seeds give equal schedules.
     """
 
     name: str
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """The schedule to be in force from now on. `jobs` are all opted-in jobs, waiting and running."""
+        """Return the schedule that holds from now on. `jobs` are all opted-in jobs, waiting and running."""
 
 
 def check_options(options: Any, least: Mapping[str, float]) -> None:
-    """Raise ValueError, naming the option, if it has another type than its default or is below its `least` value (else
-    0)."""
+    """Raise ValueError that names the option if its type differs from its default's, or its value is below `least` (0
+    if unnamed)."""
     for one in fields(options):
         value, low = getattr(options, one.name), least.get(one.name, 0)
         if isinstance(one.default, bool):

@@ -13,25 +13,23 @@ from slurm_ones.policy.contract import ClusterView, JobView
 from slurm_ones.policy.shapes import shape_of
 
 LONGEST = 1e12
-"""Seconds beyond which jobs count as equally long."""
+"""Limit on remaining times in seconds: jobs with longer ones count as equally long."""
 
 
 def to_come(job: JobView) -> float:
-    """Progress still to come, in samples of the base batch: positive and finite whatever the job reports."""
+    """Return the remaining progress in samples of the base batch; positive and finite for any report."""
     beta = job.progress.beta
     return min(max(beta, 1e-3), 1e9) * max(job.dataset, 1) if math.isfinite(beta) else 1e9 * max(job.dataset, 1)
 
 
 def within(value: float, low: float, high: float) -> float:
-    """The value between the bounds; the lower one if it is no number."""
+    """Return the value clamped to the bounds; the lower bound for NaN."""
     return min(max(value, low), high) if value == value else low
 
 
 def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
-    """Useful samples/s at the shape and global batch (None: the one in force), over those now. They are on that kind of
-    GPU (empty: the one that it has), by what the policy was shown of the job. None if it waits, or that is no finite
-    number.
-    """
+    """Return the ratio of the job's goodput at the new shape to its current goodput. `batch` None means the current
+    global batch, an empty `kind` the current kind of GPU. None if the job waits or the ratio is not finite."""
     if job is None or job.shape is None or not new.gpus:
         return None
     before = _useful(job, job.shape, job.batch)
@@ -48,16 +46,17 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """Most GPUs and GPU-seconds that each job has had, by id: memory of policies that explore sizes step by step."""
+    """Largest GPU count and total GPU-seconds of each job, by id: memory of policies that explore sizes step by
+    step."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
         self._service: dict[int, float] = {}
         self._seen: dict[int, tuple[float, int]] = {}
-        """Running seconds and GPUs at the last look."""
+        """Running seconds and GPUs at the last update, by job id."""
 
     def update(self, jobs: Sequence[JobView]) -> None:
-        """Note what the jobs hold; jobs that are gone are forgotten."""
+        """Record the GPUs that the jobs hold, and forget jobs that are gone."""
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
         service, seen = {}, {}
         for job in jobs:
@@ -68,14 +67,14 @@ class History:
         self._service, self._seen = service, seen
 
     def bound(self, job: JobView) -> int:
-        """Most GPUs it may have now: twice the most so far, one at first.
+        """Return the most GPUs that the job may have now: twice its largest count so far, 1 at first.
 
         Pollux (OSDI 2021 §4.1, prior-driven exploration) and Sia (SOSP 2023 §3.4) grow jobs this way.
         """
         return max(2 * self._most.get(job.job_id, 0), 1)
 
     def service(self, job: JobView) -> float:
-        """GPU-seconds used so far."""
+        """Return the GPU-seconds that the job has used so far."""
         return self._service.get(job.job_id, 0.0)
 
 
@@ -84,15 +83,15 @@ def _gpus(job: JobView) -> int:
 
 
 def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
-    """Return the job's view with sizes up to the bound, the smallest at least."""
+    """Return the job's sizes up to `bound` that have a shape; at least the smallest such size."""
     sizes = sorted(job.limits.gpus)
     within = tuple(n for n in sizes if n <= bound and shape_of(cluster, n) is not None)
     return within or tuple(n for n in sizes if shape_of(cluster, n) is not None)[:1]
 
 
 def restart_factor(job: JobView, now: float) -> float:
-    """(T - R·S) / (T + S): factor of a further re-allocation on its speed. T is its age, R its re-allocations so far, S
-    the seconds that one costs (Pollux §4.2.2, Sia §3.4)."""
+    """Return the factor (T - R·S) / (T + S) on a job's speed if it is re-allocated again (Pollux §4.2.2, Sia §3.4). T
+    is its age, R its re-allocations so far, S the seconds per re-allocation."""
     age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
     cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0
     return max(age - job.resizes * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0

@@ -1,7 +1,7 @@
-"""Ledger of free resources on nodes, and placement of shapes by best fit.
+"""Ledger of free resources on nodes, and best-fit placement of shapes.
 
-`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once. One array (K, P + 1)
-says how many nodes of P GPUs have how many free: nodes are alike for what is not placed yet.
+`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once. An array (K, P + 1)
+counts the nodes by their number of free GPUs, 0 to P: nodes with equally many are interchangeable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slurm_ones.slurm.model import Snapshot, partition_gpus
 
 
 def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
-    """(N,) GPUs of each node that the `holders` leave; 0 if they hold more than there are."""
+    """Return the GPUs (N,) of each node that the `holders` leave free; 0 if they hold more than there are."""
     free = {node.name: node.gpus for node in cluster.nodes}
     for job in holders:
         for name, gpus in job.nodes.items():
@@ -29,14 +29,14 @@ def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
 
 
 def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
-    """(K,) GPUs of each kind of the cluster that the `holders` leave."""
+    """Return the GPUs (K,) of each of the cluster's kinds that the `holders` leave free."""
     free = free_by_node(cluster, holders)
     kind = np.array([cluster.kinds.index(node.kind) for node in cluster.nodes], dtype=np.int64)
     return np.bincount(kind, weights=free, minlength=len(cluster.kinds)).astype(np.int64)
 
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
-    """Return the nodes for a shape by best fit of their `free` GPUs (N,). Nodes where it needs no GPUs that others have
+    """Return the best-fit nodes (indices) for a shape by their `free` GPUs (N,). Nodes with enough GPUs that nobody has
     `claimed` (N,) come first. Empty if too few nodes have room."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
@@ -48,7 +48,7 @@ def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
 
 
 class Resources(NamedTuple):
-    """Amounts of GPUs, CPUs and memory on a node: free ones, or those a job takes."""
+    """Amounts of GPUs, CPUs and memory on a node, either free or taken by a job."""
 
     gpus: int
     cpus: int = 0
@@ -71,11 +71,11 @@ NOTHING = Resources(0)
 
 
 class Ledger(Mapping[str, int]):
-    """Free resources of nodes; as a mapping, the GPUs that are free on each node.
+    """Free resources of nodes; as a mapping, the number of free GPUs by node.
 
-    A shape takes equally much of each of its nodes. They are the fullest that have room, as Slurm does, in the order in
-    which they were given if several are as full. If the cluster is not `uniform`, it takes any GPUs. Nodes that are as
-    full are listed together, so a shape costs as many steps as it has nodes, whatever the number of nodes.
+    A shape takes equally many GPUs from each of its nodes: the fullest nodes with room, as Slurm does. Equally full
+    nodes come in the order given. If the cluster is not `uniform`, a shape takes any GPUs. Equally full nodes are
+    listed together, so a shape takes as many steps as it has nodes.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
@@ -84,20 +84,21 @@ class Ledger(Mapping[str, int]):
         self._uniform = uniform
         self._shared = False
         self._by_free: dict[Resources, list[str]] | None = None
-        """Names by what is free there, in their order; None until they are needed."""
+        """Names of the nodes by free resources, in their order; None until first needed."""
         self.gpus = sum(one.gpus for one in self._free.values())
-        """Free GPUs in all."""
+        """Total number of free GPUs."""
 
     @classmethod
     def of_cluster(cls, cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ledger:
-        """GPUs of a cluster that the `holders` leave."""
+        """Return the ledger of a cluster's GPUs that the `holders` leave free."""
         names = [node.name for node in cluster.nodes]
         free = zip(names, free_by_node(cluster, holders).tolist(), strict=True)
         return cls(dict(sorted(free)), uniform=cluster.uniform)
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """GPUs that Slurm could allocate now on each node of a partition; none on nodes that take no jobs."""
+        """Return the ledger of GPUs that Slurm could allocate now on each node of a partition. Nodes that accept no
+        jobs have none."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})
@@ -125,43 +126,43 @@ class Ledger(Mapping[str, int]):
         return other
 
     def only(self, nodes: Collection[str] | None) -> Ledger:
-        """Return a copy with only these nodes; with all for None."""
+        """Return a copy with only these nodes, or all nodes for None."""
         if nodes is None:
             return self.trial()
         return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
 
     def at_most(self, other: Ledger) -> Ledger:
-        """Return a copy with the smaller free amounts of both on each node that the `other` has too."""
+        """Return a copy that has the smaller of both ledgers' free amounts on each node common to both."""
         least = other._free
         return Ledger({name: one.at_most(least[name]) if name in least else one for name, one in self._free.items()})
 
     def give(self, amounts: Mapping[str, int] | Mapping[str, Resources]) -> None:
-        """Free these amounts on the nodes that the ledger has."""
+        """Add these amounts to the free resources of the ledger's nodes; other nodes are ignored."""
         for name, more in amounts.items():
             if name in self._free:
                 self._set(name, self._free[name].plus(_resources(more)))
 
     def spend(self, names: Iterable[str], need: Resources) -> None:
-        """Take `need` from each of these nodes that the ledger has, even if too little is free."""
+        """Subtract `need` from each of these nodes in the ledger, even if less is free."""
         for name in names:
             if name in self._free:
                 self._set(name, self._free[name].without(need))
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether `take` would find room."""
+        """Tell whether there is room for the shape, as `take` finds it."""
         return shape.gpus <= self.gpus if not self._uniform else self.nodes_for(shape) is not None
 
     def nodes_for(
         self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
     ) -> list[str] | None:
-        """Return the nodes that `take` would choose; None if too few have room."""
+        """Return the nodes that `take` would choose for the shape; None if too few have room."""
         found = self.nodes_with(Resources(shape.gpus_per_node), shape.nodes, own, only)
         return found if len(found) == shape.nodes else None
 
     def nodes_with(
         self, need: Resources, most: int, own: Mapping[str, int] | None = None, only: Collection[str] | None = None
     ) -> list[str]:
-        """Nodes that have room, the fullest first, at most `most`."""
+        """Return at most `most` nodes that have room for `need`, the fullest first."""
         found: list[str] = []
         if own or only is not None:
             own, last = own or {}, len(self._place)
@@ -174,10 +175,10 @@ class Ledger(Mapping[str, int]):
         return found[:most]
 
     def take(self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> bool:
-        """Take room for the shape; False, with nothing changed, if there is none.
+        """Take the shape's GPUs from the ledger; return False and change nothing if there is no room.
 
-        A job's `own` GPUs count as room, and are not free for others before it has left them. `only` names the nodes
-        that it may have.
+        A job's `own` GPUs count as room, but stay unavailable to others until the job leaves them. `only` limits the
+        choice of nodes.
         """
         if not self._uniform:
             enough = shape.gpus <= self.gpus
@@ -232,18 +233,18 @@ def _resources(amount: int | Resources) -> Resources:
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
-    """Return the jobs' holdings as rows (E, 3): index of the job, index of the node, GPUs. Their nodes must all be
-    there (see `fixed_jobs` for those whose are not)."""
+    """Return the jobs' holdings as rows (E, 3): job index, node index, GPUs. All nodes must be in the cluster;
+    `fixed_jobs` finds jobs that hold other nodes."""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
     return np.array(held, dtype=np.int64).reshape(-1, 3)
 
 
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
-    """Count the nodes with each number of free GPUs in each of K candidates: (K, P + 1).
+    """Count the nodes by number of free GPUs in each of K candidate schedules: (K, P + 1).
 
-    `free` (N,) GPUs are for all jobs. They hold `gpus` (E,) of each `node` (E,); those that `stays` (K, E) marks remain
-    theirs.
+    `free` (N,) counts the GPUs for all jobs. Holding e has `gpus[e]` GPUs of `node[e]`, and keeps them in candidate k
+    if `stays[k, e]`.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()
@@ -255,14 +256,14 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
-    """Count the parts of `size` GPUs, each on one node, that fit the `nodes` (K, P + 1): (K,)."""
+    """Count the parts of `size` GPUs, each on a single node, that fit the `nodes` (K, P + 1); returns (K,)."""
     return nodes @ (np.arange(nodes.shape[1]) // size)
 
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
-    """Take room for `parts` (K,) parts of `size` GPUs from the `nodes` (K, P + 1), where least is left over.
+    """Take `parts` (K,) parts of `size` GPUs from the `nodes` (K, P + 1) by best fit; return the unplaced parts (K,).
 
-    (K,) the parts that find none. As many jobs of one node of that size take the same from a `Ledger`, one by one.
+    The result equals taking single-node jobs of that size from a `Ledger`, one by one.
     """
     every, left = np.arange(len(nodes)), parts
     for free in range(size, nodes.shape[1]):

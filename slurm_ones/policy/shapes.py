@@ -1,7 +1,7 @@
 """Shapes and batches that a cluster and a job's limits allow, for every policy.
 
-A job runs on n GPUs of one node, or on whole nodes: uniform shapes are all that Slurm can be asked for
-without naming nodes (facts of the resize: `NumNodes=N-N` and GPUs per node).
+A job runs on n GPUs of one node, or on whole nodes: without naming nodes, Slurm can be asked only for uniform shapes
+(`NumNodes=N-N` and GPUs per node).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 
 ANY_QUANTUM = 2**62
-"""A quantum that no batch is a multiple of."""
+"""Quantum larger than any batch, so no batch is a multiple of it."""
 EVERY_COUNT = 16
-"""Up to this many nodes every number of whole nodes is offered."""
+"""Number of nodes up to which every count of whole nodes is offered."""
 GROWTH = 1.25
-"""Beyond, each number of nodes is this much larger than the last."""
+"""Factor between successive node counts above `EVERY_COUNT`."""
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
-    """The shape of `gpus` GPUs: part of one node, or whole nodes; None if the count is neither.
+    """Return the shape of `gpus` GPUs: part of one node, or whole nodes; None if the count is neither.
 
-    Nodes of the cluster that have fewer GPUs to give than its largest ones take only single-node shapes. Where
-    shapes need not be uniform, every count has one.
+    Nodes with fewer free GPUs than a whole node has take only single-node shapes. On a cluster that is not uniform,
+    every count has a shape.
     """
     per_node = cluster.gpus_per_node
     if gpus < 1 or per_node < 1:
@@ -41,17 +41,17 @@ def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
 
 
 def nodes_of(cluster: ClusterView, gpus: int) -> int:
-    """Fewest nodes that `gpus` GPUs take."""
+    """Return the fewest nodes that `gpus` GPUs take."""
     return -(-gpus // max(cluster.gpus_per_node, 1))
 
 
 def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) -> tuple[int, ...]:
-    """GPU counts in [low, high] that a data-parallel job can be offered here, ascending.
+    """Return the GPU counts in [low, high] that a data-parallel job can be offered here, ascending.
 
-    Below a node the powers of two, then whole nodes: each number of them up to `EVERY_COUNT`, then by factors of
-    `GROWTH`, and all of them. They follow from the nodes that exist and not from what is free, so that they do not
-    change from tick to tick. Where shapes need not be uniform, every count up to `EVERY_COUNT` nodes. Where GPUs are
-    of several kinds, what any of them allows.
+    Counts below a node are powers of two. Above, they are whole nodes: every number up to `EVERY_COUNT`, then steps of
+    factor `GROWTH`, and all nodes. They depend on the nodes that exist, not on free ones, so they stay the same between
+    ticks. A cluster that is not uniform offers every count up to `EVERY_COUNT` nodes. With several kinds of GPUs: the
+    union over kinds.
     """
     if len(cluster.kinds) > 1:
         each = [valid_counts(cluster.of_kind(kind), low, high) for kind in cluster.kinds]
@@ -73,8 +73,8 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
 def strategy_counts(
     cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
 ) -> list[int]:
-    """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending, on any kind of GPU.
-    They are those that its strategy knows and that have a shape on which the ranks that must share a node do so."""
+    """Return the GPU counts in [low, high], ascending, that a job with a training strategy can be offered on any kind
+    of GPU. Each count has a rule, and a shape that keeps ranks together that must share a node."""
     if len(cluster.kinds) > 1:
         each = [strategy_counts(cluster.of_kind(kind), rules, low, high) for kind in cluster.kinds]
         return sorted(set().union(*each))
@@ -90,9 +90,9 @@ def strategy_counts(
 
 
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
-    """Smallest and largest global batch that `gpus` GPUs take, multiples of the quantum; the smallest is above the
-    largest if there is none. A fixed batch need not be a multiple of the job's own quantum, which only binds a free
-    choice. The strategy's demand at a size always holds."""
+    """Return the smallest and largest global batch on `gpus` GPUs, both multiples of the quantum. If none is allowed,
+    the smallest exceeds the largest. A fixed batch need not be a multiple of the job's quantum, but of its
+    strategy's."""
     rule = limits.at(gpus)
     most = min(limits.max_batch, rule.most)
     least = max(limits.min_batch, rule.replicas)
@@ -109,7 +109,7 @@ def takes(limits: Limits, gpus: int) -> bool:
 
 
 def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
-    """`least_and_most` at many sizes (S,)."""
+    """Return the results of `least_and_most` at sizes (S,) as two arrays (S,)."""
     if limits.rules:
         found = [least_and_most(limits, int(n)) for n in gpus]
         low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
@@ -123,8 +123,8 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """Return the quantum of global batches at each of the sizes: (S,). With `even`, replicas get equally many
-    samples."""
+    """Return the quantum of global batches at each size (S,). With `even`, the quantum also divides evenly among
+    replicas."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)
@@ -134,10 +134,11 @@ def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
 
 
 def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> int | None:
-    """Global batch on `gpus` GPUs, in proportion to their replicas (ONES §3.3): `base_batch` on the `smallest` size.
+    """Return the global batch on `gpus` GPUs, in proportion to replicas (ONES §3.3): `base_batch` at the `smallest`
+    size.
 
-    The base batch rounded to the quantum and clamped to the limits. A batch that the limits fix stays. None if these
-    GPUs cannot take any allowed batch: its samples do not fit, or there are fewer samples than replicas.
+    The result is rounded to the quantum and clamped to the limits; a fixed batch stays. None if these GPUs can take no
+    allowed batch: too few samples fit, or fewer samples than replicas.
     """
     least, most = least_and_most(limits, gpus)
     if least > most:

@@ -1,7 +1,7 @@
-"""Tables of jobs' options as arrays: sizes, the batch at each, and throughput and goodput there.
+"""Tables of jobs' options as arrays: sizes, and the batch, throughput and goodput at each size.
 
-Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting. Where GPUs are of several kinds a
-column is a size on one of them.
+Shared by all policies that weigh sizes, for J jobs and U sizes. Column 0 is size 0, waiting. With several kinds of
+GPUs, a column is a size on one kind.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from slurm_ones.policy.contract import (
 from slurm_ones.policy.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
 
 BatchRule = Literal["requested", "scaled", "best"]
-"""Global batch at a size: as its user submitted it; in proportion to the GPUs (ONES §3.3); of highest goodput."""
+"""Rule for the global batch at a size: as submitted; proportional to the GPUs (ONES §3.3); or of highest goodput."""
 
 BATCHES = 14
-"""Batches tried at each size for the best."""
+"""Number of batches tried at each size to find the best."""
 STEPS: Floats = np.linspace(0.0, 1.0, BATCHES)
 SLOWEST, FASTEST = 1e-6, 1e12
-"""Samples/s between which any prediction is taken."""
+"""Bounds to which every predicted throughput is clipped, in samples/s."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +41,28 @@ class Tables:
 
     jobs: tuple[JobView, ...]
     sizes: Ints
-    """(U,) every size of any job, ascending from 0."""
+    """(U,) GPUs of each size that any job may have, ascending from 0."""
     nodes: Ints
-    """(U,) nodes that each takes."""
+    """(U,) number of nodes that each size takes."""
     current: Ints
-    """(J,) column of the size held now; 0 for a waiting job."""
+    """(J,) column of the job's current size; 0 for a waiting job."""
     allowed: Bools
-    """(J, U) whether the job may have the size; its current one included, size 0 never."""
+    """(J, U) True if the job may have the size; always for its current size, never for size 0."""
     batch: Ints
-    """(J, U) global batch there, else 0."""
+    """(J, U) global batch at an allowed size, else 0."""
     speed: Floats
-    """(J, U) samples/s there, else 0."""
+    """(J, U) throughput in samples/s at an allowed size, else 0."""
     goodput: Floats
-    """(J, U) progress/s there in samples of the base batch, else 0."""
+    """(J, U) goodput in base-batch samples/s at an allowed size, else 0."""
     uncertainty: Floats
-    """(J, U) relative standard deviation of the speed."""
+    """(J, U) relative standard deviation of `speed`."""
     kind: Ints
-    """(U,) place of each column's kind of GPU among the cluster's; -1 for column 0. `sizes` ascend within a kind."""
+    """(U,) index of each column's kind of GPU in the cluster's kinds; -1 for column 0. `sizes` ascend within a kind."""
 
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
-    """Tables of the given jobs on this cluster. A running job's current size is allowed whatever its limits say."""
+    """Build the tables of these jobs on this cluster. A running job's current size is allowed regardless of its
+    limits."""
     placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
     # Jobs of one kind have the same choice.
     kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
@@ -99,8 +100,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """Join the tables of several kinds of GPU by columns. Each has a row for all `jobs`, and a job runs in at most
-    one."""
+    """Join the tables of several kinds of GPU by columns. Each table has a row for all `jobs`; a job runs in at most
+    one table."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):
@@ -114,7 +115,8 @@ def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
 
 
 def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
-    """Samples/s and goodput (S, B) at sizes (S,) and batches (S, B); finite and positive whatever the models say."""
+    """Predict samples/s and goodput (S, B) at sizes (S,) and batches (S, B). Both are finite and positive for any model
+    output."""
     fast, good = _predictions(_OneByOne([job.model]), [job.efficiency], nodes[None], gpus[None], batches[None])
     return fast[0], good[0]
 
@@ -133,7 +135,7 @@ def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints
 
 
 def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
-    """Samples/s (J, B) of one GPU at batches (J, B)."""
+    """Predict samples/s (J, B) of each job on one GPU at batches (J, B)."""
     found = np.zeros(batches.shape)
     kinds: dict[type, list[int]] = {}
     for j, job in enumerate(jobs):
@@ -148,7 +150,7 @@ def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
 def _predictions(
     models: ThroughputModel, efficiencies: Sequence[EfficiencyModel], nodes: Ints, gpus: Ints, batches: Ints
 ) -> tuple[Floats, Floats]:
-    """Samples/s and goodput (J, S, B) of several jobs at sizes (J, S) and batches (J, S, B)."""
+    """Predict samples/s and goodput (J, S, B) of several jobs at sizes (J, S) and batches (J, S, B)."""
     jobs, _, tried = wide = batches.shape
     flat = batches.reshape(jobs, -1)
     said = models.throughput(np.repeat(nodes, tried, axis=1), np.repeat(gpus, tried, axis=1), flat)
@@ -159,7 +161,7 @@ def _predictions(
 
 
 class _OneByOne:
-    """Models without `together`: queried one by one, a row each."""
+    """Models of a class without `together`, called one by one with a row each."""
 
     def __init__(self, models: Sequence[ThroughputModel]) -> None:
         self._models = models
@@ -172,7 +174,7 @@ class _OneByOne:
 
 
 def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
-    """Combine models of one class, queried at once if the class has `together`."""
+    """Combine models of one class into one model, by the class's `together` if it has one."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
     return found
@@ -186,7 +188,7 @@ def _finite(said: Floats, nan: float, infinite: float) -> Floats:
 
 
 def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
-    """Sizes that a job can have here with some batch, ascending; what it holds among them."""
+    """Return the sizes, ascending, that allow the job some batch; its `held` size is included."""
     sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
     least, most = bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
@@ -194,7 +196,7 @@ def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
 
 
 def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
-    """(S,) nodes that the job takes at sizes (S,)."""
+    """Return the number of nodes (S,) that the job takes at sizes (S,)."""
     nodes = -(-gpus // max(cluster.gpus_per_node, 1))
     if job.nodes_at is not None:
         known = [job.nodes_at.get(int(count), fewest) for count, fewest in zip(gpus, nodes, strict=True)]
@@ -205,7 +207,7 @@ def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
 
 
 def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
-    """(S, B) global batches to choose from at sizes (S,)."""
+    """Return the candidate global batches (S, B) of a job at sizes (S,)."""
     if rule == "requested":
         return _clamped(job, job.requested_batch, gpus)[:, None]
     if rule == "scaled":
@@ -226,7 +228,7 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
 
 
 def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """Return the valid size nearest to the user's request from below, or else the smallest.
+    """Return the allocation of the largest valid size up to the user's request, or else of the smallest above.
 
     None if the job can have no size on this cluster.
     """
@@ -240,7 +242,8 @@ def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
 
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
-    """(S,) the batch as near as the limits allow at sizes (S,); the job's own where they allow none."""
+    """Return the batch (S,) rounded and clamped to the limits at sizes (S,); the job's current batch if they allow
+    none."""
     least, most = bounds(job.limits, gpus)
     quantum = quanta(job.limits, gpus)
     near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)

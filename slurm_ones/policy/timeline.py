@@ -1,10 +1,10 @@
-"""Free GPUs over time, and the fewest with which a job meets its deadline: its minimum satisfactory share.
+"""Free GPUs over time, and the fewest GPUs with which a job meets its deadline: its minimum satisfactory share.
 
-Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023: jobs are
-taken in order of their deadlines. Each gets at every moment as many of the GPUs left as its level says: the lowest at
-which its work is done in time ("progressive filling"). The paper's abstract and its authors' released code were read,
-and others' accounts of §4, not the paper itself. Our own here: stretches of time between the moments at which something
-changes, in place of equal slots, and pauses before a job trains at another size.
+Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023, serves
+jobs in order of deadlines by progressive filling. Each job has a level: the most GPUs it takes at any moment. Its level
+is the lowest that finishes its work in time. Sources: the abstract, the authors' code and others' accounts of §4, not
+the paper itself. Our own: stretches of time between changes instead of equal slots, and pauses before a job trains at
+another size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from slurm_ones.policy.contract import Floats, Ints, Reserved
 
 MOST_EDGES = 64
-"""Most moments at which a timeline is cut; of more, the first and every n-th other one are kept."""
+"""Largest number of cuts of a timeline; of more, evenly spaced ones are kept."""
 NEAR_S = 0.5
 """Seconds below which two moments count as one."""
 
@@ -27,24 +27,24 @@ class SpeedCurve:
     """Speed of a job by size, and its remaining work."""
 
     sizes: Ints
-    """(A,) GPUs, ascending from above 0, each faster than the one before."""
+    """(A,) GPUs, ascending from above 0; each size is faster than the one before."""
     rate: Floats
-    """(A,) progress/s there."""
+    """(A,) progress/s at each size."""
     work: float
-    """Progress to come."""
+    """Remaining progress."""
     due_s: float
-    """Seconds to its deadline; infinite for none."""
+    """Seconds to the job's deadline; infinite for none."""
     pause_s: Floats
-    """(A,) seconds before it trains at each size."""
+    """(A,) seconds before the job trains at each size."""
     least: int = 0
-    """GPUs that it keeps in any case, since a running job is not stopped."""
+    """GPUs that the job keeps in any case, since a running job is not stopped."""
 
     @classmethod
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
     ) -> SpeedCurve:
-        """Curve of the sizes (U,) at which it trains, faster than at any smaller one; `rate` is 0 at sizes that it
-        cannot have."""
+        """Return the curve of those sizes (U,) that are faster than every smaller one. `rate` is 0 at sizes that the
+        job cannot have."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
         pauses = np.broadcast_to(np.asarray(pause_s, dtype=np.float64), rate.shape)
@@ -56,9 +56,9 @@ class Filled:
     """Share of the GPUs that progressive filling gives a job."""
 
     gpus: Ints
-    """(T,) GPUs in each stretch of the timeline, 0 once it has ended."""
+    """(T,) GPUs in each stretch of the timeline; 0 after the job's end."""
     share: float
-    """Share of its work that is done by its deadline; 1 if it is met."""
+    """Fraction of the job's work done by its deadline; 1 if the deadline is met."""
     gpu_s: float
     """GPU-seconds that the job takes up to its deadline."""
 
@@ -80,8 +80,8 @@ class FreeTimeline:
 
     @classmethod
     def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
-        """Timeline of `gpus` GPUs now and later, but for what is reserved. Cut at the `moments`, in seconds from now,
-        and at both ends of what is reserved; it ends at the last finite moment."""
+        """Return the timeline of `gpus` GPUs minus reserved ones, cut at the `moments` (seconds from now) and at the
+        ends of reservations. It ends at the last finite moment."""
         last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
         edges = [m for m in moments if 0 < m < last]
         edges += [at - now for one in reserved for at in (one.start, one.end) if 0 < at - now < last]
@@ -95,17 +95,18 @@ class FreeTimeline:
         return cls(starts, ends, np.maximum(free, 0))
 
     def less(self, gpus: Ints) -> FreeTimeline:
-        """Return the timeline without these GPUs (T,)."""
+        """Return the timeline minus these GPUs (T,)."""
         return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
 
     def held(self, gpus: int, until_s: float) -> Ints:
-        """Return `gpus` GPUs in each stretch up to a moment, then 0: (T,)."""
+        """Return an array (T,): `gpus` in each stretch that starts before `until_s`, 0 afterwards."""
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
-        """The least level at which the job's work is done by its deadline, or else the one that does the most of it.
+        """Return the filling at the lowest level that finishes the job by its deadline, or else at the level that does
+        the most work.
 
-        With `first`, it has this number of GPUs in the first stretch whatever the level.
+        With `first`, the job has this number of GPUs in the first stretch at every level.
         """
         levels = len(curve.sizes)
         nothing = np.zeros(len(self.free), dtype=np.int64)
@@ -132,12 +133,12 @@ class FreeTimeline:
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
     def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
-        """Timeline without the GPUs of a job that has been filled in; the `least` of them were set aside before."""
+        """Return the timeline minus the GPUs of a filled job, except its `least` GPUs, which were set aside before."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
 
 def _thinned(moments: Sequence[float]) -> list[float]:
-    """Moments, ascending, that are not close to each other, `MOST_EDGES` at most."""
+    """Return ascending moments more than `NEAR_S` apart, `MOST_EDGES` at most."""
     found: list[float] = []
     for moment in moments:
         if not found or moment - found[-1] > NEAR_S:
@@ -151,9 +152,9 @@ def _thinned(moments: Sequence[float]) -> list[float]:
 def admitted(
     timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
-    """Filling of a `new` job next to those `promised`, and which of these would miss the deadline that it meets without
-    (None for none). Jobs with the earlier deadline are served first. `before` are the promised jobs filled without it,
-    in the order of `promised`."""
+    """Return the filling of a `new` job next to the `promised` ones, and an index or None. The index is of the first
+    promised job that the new one makes miss its deadline. Earlier deadlines are served first. `before` holds the
+    promised jobs' fillings without the new job."""
     before = filled(timeline, promised) if before is None else before
     order = sorted(range(len(promised)), key=lambda i: promised[i].due_s)
     left, found, broken = timeline, None, None
@@ -170,7 +171,7 @@ def admitted(
 
 
 def filled(timeline: FreeTimeline, curves: Sequence[SpeedCurve]) -> list[Filled]:
-    """Fill in each job, earlier deadlines first; return the fillings in the order of the jobs."""
+    """Fill each job in order of deadlines; return the fillings in the order given."""
     found: dict[int, Filled] = {}
     for i in sorted(range(len(curves)), key=lambda i: curves[i].due_s):
         found[i] = timeline.fill(curves[i])
