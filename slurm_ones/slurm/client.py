@@ -1,4 +1,4 @@
-"""Contract of all Slurm clients, a verified reshape, and a guard that only the leader changes anything."""
+"""Contract of all Slurm clients, a verified reshape, and a guard that lets only the leader change anything."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ log = logging.getLogger(__name__)
 
 
 SHOWS_SWITCHES = (23, 2)
-"""First release in which `SlurmClient.details` shows how few switches a job asks for."""
+"""First release whose `SlurmClient.details` shows the number of leaf switches that a job asks for."""
 GIVES_TYPES = (26, 5)
-"""First release on which a job was seen to run after a change of its GPU type. 22.05 accepts the change, and then never
-starts the job."""
+"""First release that runs a job after a change of its GPU type. 22.05 accepts the change, and then never starts the
+job."""
 SWITCH_WAIT_S = 60.0
-"""Wait for few switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
+"""Longest wait for few leaf switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
 READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
-"""Members of `SlurmClient` that change nothing: every other one needs the lead (`leader_only`)."""
+"""Members of `SlurmClient` that change nothing; all others need leadership (`leader_only`)."""
 
 
 class SlurmError(Exception):
-    """Slurm did not do what was asked; the message says what that was and what Slurm answered.
+    """Failure of a request to Slurm; the message names the request and Slurm's answer.
 
-    Raised as one of its kinds, which are siblings: whoever handles a refusal lets the others pass.
+    Only the subclasses are raised. `Refused` and `Unreachable` are siblings: handling one lets the other pass.
     """
 
 
 class Refused(SlurmError):
-    """Slurm refused or failed, or its answer is not understood."""
+    """Slurm refused a request or failed, or its answer cannot be parsed."""
 
 
 class NotPermitted(Refused):
-    """The caller may not do this to that job (another user's, or an owner asking for what only operators may)."""
+    """Request that the caller may not make: for another user's job, or reserved for operators."""
 
 
 class NotResizable(Refused):
-    """Slurm will not take the shape, or took only part of it; the old shape is in force again."""
+    """Shape that Slurm refused or took only in part; the job has its old shape again."""
 
 
 class SlurmMissing(Refused):
@@ -50,18 +50,18 @@ class SlurmMissing(Refused):
 
 
 class UnknownJob(Refused):
-    """No such job: never submitted, or ended longer than MinJobAge ago."""
+    """Job that Slurm does not know: never submitted, or ended longer than MinJobAge ago."""
 
 
 class Unreachable(SlurmError):
-    """The controller did not answer, also after retries with back-off."""
+    """Controller that did not answer, even after retries with back-off."""
 
 
 class SlurmClient(Protocol):
     """Contract of all clients: PySlurm, the command line, the simulated Slurm.
 
-    Consistency: nothing is cached; each call answers what the controller holds at that moment. A call that raised
-    `Unreachable` may have taken effect: look before asking again. Calls come from one thread at a time.
+    Consistency: nothing is cached; each call answers from the controller's present state. A call that raised
+    `Unreachable` may have taken effect: check before repeating it. Calls come from one thread at a time.
 
     Raises: the errors above, and no others of Slurm's. `UnknownJob` for a job or array that Slurm does not know,
     `NotPermitted` for another user's job, `Unreachable` if the controller does not answer.
@@ -71,40 +71,40 @@ class SlurmClient(Protocol):
     def name(self) -> str: ...
 
     def version(self) -> tuple[int, int]:
-        """Slurm's release, (26, 5) for 26.05.3."""
+        """Return Slurm's release, such as (26, 5) for 26.05.3."""
 
     def config(self) -> dict[str, str]:
-        """The controller's settings, as `scontrol show config` prints them."""
+        """Return the controller's settings, as `scontrol show config` prints them."""
 
     def snapshot(self) -> Snapshot:
-        """All jobs, nodes, partitions and reservations, in a constant number of calls."""
+        """Read all jobs, nodes, partitions and reservations in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> SlurmJob:
         """Read one job or array task; a task that waits with others is returned as a job of its own."""
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """Tasks of a job array that Slurm still knows, each a job of its own, ascending.
+        """Read the tasks of a job array that Slurm still knows, each as its own job, ascending.
 
-        Consistency: of tasks that were cancelled while they waited together Slurm may know none.
+        Consistency: tasks that were cancelled while they waited together may be missing.
         """
 
     def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         """Read these jobs in one call; jobs that Slurm does not know are left out.
 
-        Consistency: complete, even what would cost a snapshot too much, such as an exact count of tasks that equals
-        that of the nodes.
+        Consistency: complete, including fields too costly for a snapshot, such as an exact task count equal to the node
+        count.
         """
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """Limits on the jobs of these users' associations, the accounts above them and all QOS.
+        """Read the limits of these users' associations, their accounts, all parent accounts and all QOS.
 
-        Consistency: a UsageFactor is shown if slurmdbd answers at once.
+        Consistency: UsageFactors are included if slurmdbd answers at once.
         """
 
     def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """Use of running jobs' GPUs, of those that Slurm measures (AutoDetect=nvml, JobAcctGatherType).
+        """Return the GPU use of running jobs, as far as Slurm measures it (AutoDetect=nvml, JobAcctGatherType).
 
-        Consistency: nobody waits for nodes that do not answer, so this is what Slurm said of the jobs of the last call.
+        Consistency: the call does not wait for nodes, so the result covers the jobs of the previous call.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
@@ -113,23 +113,23 @@ class SlurmClient(Protocol):
     def requeue_hold(self, job_id: JobKey) -> None:
         """Requeue a running job into a *user* hold, which its owner can always release.
 
-        Consistency: returns once Slurm has accepted it; the job becomes PENDING when its processes are gone. A job that
-        has ended stays ended, without an error.
+        Consistency: returns once Slurm has accepted the request; the job becomes PENDING when its processes are gone. A
+        job that has ended stays ended, without an error.
         """
 
     def hold(self, job_id: JobKey) -> None:
         """Put a pending job into a user hold."""
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Put an array's waiting tasks, all or those named, into a user hold.
+        """Put an array's waiting tasks, all or the named ones, into a user hold.
 
-        Consistency: tasks that run are not touched. A hold of the array by its id would hold them as well, and so keep
-        them from coming back after a requeue.
+        Consistency: running tasks are not touched. A hold by the array's id would include them, and keep them from
+        restarting after a requeue.
         """
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
-        """Give a pending job another shape, verified by reading it back, with GPUs of this `kind`: "" for any, None for
-        the one that it asks for; and let it wait in another queue, all in one update.
+        """Give a pending job another shape, GPU type and queue in one update, verified by reading the job back. For
+        `kind`, "" means any type and None the type that the job asks for.
 
         Consistency: an operator may use a QOS that the owner may not; the account takes an association of the owner's
         from both. The time limit of a task that waits is its owner's up to the partition's.
@@ -140,43 +140,44 @@ class SlurmClient(Protocol):
         """Release a held job; `start_now` skips the delay after a requeue (StartTime=now)."""
 
     def defer(self, job_id: JobKey, until: float) -> None:
-        """Let a pending job start at `until` (Unix seconds) at the earliest, at once if that is past.
+        """Delay a pending job's start to `until` (Unix seconds) at the earliest; a past time lets it start at once.
 
-        Consistency: not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release.
-        The job's `eligible_time` shows it, to the whole second after `until`.
+        Consistency: the delay is not a hold: it ends by itself even if the caller fails, and outlasts a hold and its
+        release. The job's `eligible_time` shows it, rounded up to the whole second.
         Raises: `Refused` for a job that is not pending.
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        """Ask Slurm to place a pending job below at most `most` leaf switches, if it can; 0 removes the preference.
+        """Ask Slurm to place a pending job below at most `most` leaf switches, if possible; 0 removes the preference.
 
-        Consistency: Slurm gives it up once the job has waited `SWITCH_WAIT_S` only for it; without a topology it has no
-        effect. The job's `switches` show it in `details`.
+        Consistency: Slurm drops the preference once the job has waited `SWITCH_WAIT_S` for it; without a topology it
+        has no effect. The job's `switches` show it in `details`.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps, or to its batch script too. An array's id stands for all
-        running tasks.
+        """Send a signal, such as USR1, to the job's steps; with `batch` also to its batch script. An array's id
+        addresses all running tasks.
 
-        Raises: `Refused` if only tasks that wait are meant.
+        Raises: `Refused` if only waiting tasks are addressed.
         """
 
     def reuse(self, task: Task) -> None:
         """Requeue an array's ended task into a user hold; a waiting task stays as it is.
 
-        Raises: `UnknownJob` once Slurm has forgotten it (MinJobAge), `Refused` for one that runs, whose last processes
-        are not gone yet, or that somebody cancelled.
+        Raises: `UnknownJob` once Slurm has forgotten the task (MinJobAge); `Refused` for a running, completing or
+        cancelled task.
         """
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Let at most `most` tasks of an array run at once; 0 for no limit."""
+        """Limit the tasks of an array that run at once to `most`; 0 for no limit."""
 
     def cancel_waiting(self, array_id: int) -> None:
         """Cancel an array's waiting tasks, held ones included; no error if none waits."""
 
 
 class _LeaderOnly:
-    """Proxy that checks leadership around each method of a client that is not in `READS`, new methods included."""
+    """Proxy of a client that checks leadership before and after each method not in `READS`, including future
+    methods."""
 
     def __init__(self, client: SlurmClient, check: Callable[[], None]) -> None:
         self._client = client
@@ -206,24 +207,23 @@ class _LeaderOnly:
 def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     """Return the client with its changes guarded: if `check` raises `NotLeader`, nothing is sent to Slurm.
 
-    Slurm knows no terms, so a window is left. A process may be stopped (SIGSTOP, a frozen virtual machine) between the
-    answer of `check` and its command. It gives that command when it goes on, whoever leads by then. The window is the
-    start of one command, milliseconds; of a reshape and a release, up to four commands in a row. It is bounded to one
-    call: the next one asks again, and so does every write to the database.
+    Slurm does not check terms, so a window remains. A process may be stopped (SIGSTOP, a frozen virtual machine)
+    between the answer of `check` and its command. It sends that command when it continues, even if another process
+    leads by then. The window is the start of one command, milliseconds; for a reshape or a release, up to four commands
+    in a row. It covers one call: the next call checks again, and so does every write to the database.
 
-    Effects of that one call are mostly harmless, since a leader checks the job before each action and believes what
-    Slurm holds. A job that is released or deferred a second time starts at another time than was meant. A waiting job
-    gets a shape that it may have (Slurm refuses to reshape one that runs). An order older than the job's newest is not
-    obeyed. Two effects are not harmless. A job that was started again meanwhile and is requeued once more loses the
-    work since its last checkpoint and stands in a user hold. A hold on one that runs takes effect when it is requeued
-    next. Its owner or an operator can release either. Therefore the lead is checked again after each command, and if it
-    was lost meanwhile the log names the command.
+    Effects of that one call are mostly harmless, since a leader checks the job in Slurm before each action. A job that
+    is released or deferred a second time starts at another time than was meant. A waiting job gets a shape that it may
+    have (Slurm refuses to reshape a running job). A job ignores orders older than its newest. Two effects are not
+    harmless. A job that was restarted meanwhile and is requeued once more loses the work since its last checkpoint, and
+    remains in a user hold. A hold on a running job takes effect at its next requeue. The job's owner or an operator can
+    release either. Therefore leadership is checked again after each command; if it was lost, the log names the command.
     """
     return cast(SlurmClient, _LeaderOnly(client, check))
 
 
 def _fault(job: SlurmJob, shape: Shape, kind: str, queue: Queue, before: SlurmJob) -> str:
-    """Return in words how the job as read back differs from the request, "" if it does not."""
+    """Describe how the job as read back differs from the request; "" if it does not."""
     if any(queue.other_than(job)):
         partition, qos, account, limit_s, licenses = Queue.of(job)
         where = f"partition {partition}, QOS {qos or '-'}, account {account or '-'}"
@@ -253,11 +253,11 @@ def reshape(
     kind: str | None = None,
     queue: Queue = Queue(),
 ) -> None:
-    """`SlurmClient.reshape` of a pending job, or of all tasks of an array that wait together, through `update`.
+    """Implement `SlurmClient.reshape` for a pending job, or all waiting tasks of an array, by `update`.
 
-    `scontrol update` is not atomic. One that failed may have changed some fields, and one that succeeded may have left
-    a job that can never start. So the job is read back, and what is not whole is undone. `tasks` reads those of an
-    array; `update` gets the job as it is to be asked for, its kind included, and the changes of its queue.
+    `scontrol update` is not atomic. A failed update may have changed some fields, and a successful one may leave a job
+    that can never start. So the job is read back, and a partial change is undone. `tasks` reads an array's tasks.
+    `update` gets the job with the wanted kind, the shape, and the queue's changes.
     """
     before = read(job_id)
     if not before.pending:

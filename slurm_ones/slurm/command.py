@@ -1,8 +1,8 @@
-"""The command-line client: squeue, scontrol, sbatch and scancel, of any Slurm since 21.08.
+"""Command-line client: squeue, scontrol, sbatch and scancel, of any Slurm since 21.08.
 
-The queue is read field by field (`queue`), single jobs as JSON, which has more of each and takes long for many. In
-neither can a user's text pass for a field. Only operators name nodes, partitions and reservations. They are read as
-`scontrol`'s one-line records, whose form has not changed in years.
+The queue is read as squeue's columns, single jobs as JSON, which shows more but takes long for many jobs. In neither
+can a user's text pass for a field. Nodes, partitions and reservations, named only by operators, are read as
+`scontrol`'s one-line records. The form of those records has not changed in years.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ _SENT = "Job is in transitional state, retrying"
 
 
 def error_of(what: str, answer: str) -> SlurmError:
-    """Return Slurm's error text as one of the client's errors; an unknown text is a plain `Refused`."""
+    """Map Slurm's error text to a client error; an unknown text becomes a plain `Refused`."""
     text = " ".join(answer.split())[:500]
     kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
     return kind(f"{what}: {text or 'failed without a message'}")
 
 
 def apart(jobs: Iterable[SlurmJob], array_id: int) -> list[SlurmJob]:
-    """Split an array's records into tasks, each a job of its own."""
+    """Split an array's records into its tasks, each as its own job."""
     found = (job for job in jobs if job.array_id == array_id)
     return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
 
@@ -122,9 +122,9 @@ def _log_retry(state: tenacity.RetryCallState) -> None:
 def with_retries(
     call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
 ) -> T:
-    """Call, and on `Unreachable` retry with jittered exponential back-off; raise it if that does not help.
+    """Return the result of `call`, retried on `Unreachable` with jittered exponential back-off; raise the last error.
 
-    Slurm's commands wait for a dead controller themselves, so no retry begins after `give_up_s`.
+    Slurm's commands already wait for a dead controller, so no retry begins after `give_up_s`.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),
@@ -141,7 +141,7 @@ class CommandClient:
     name = "command"
 
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
-        """`keepalive` is called before each command: as long as it is called, the caller does not hang."""
+        """Create the client. `keepalive` is called before each command and shows that the caller does not hang."""
         self._timeout_s = timeout_s
         self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
@@ -158,9 +158,8 @@ class CommandClient:
         enough: str = "",
         said: bool = False,
     ) -> str:
-        """Standard output of one command, with more in its environment; with `said` what it wrote to standard error.
-        Raises the error that its answer means; output that begins with `enough` is an answer, whatever the exit
-        code."""
+        """Run a command and return its standard output; with `said` its standard error. Raises the client error that
+        its messages mean. Output that begins with `enough` is accepted at any exit code."""
         self._keepalive()
         try:
             done = subprocess.run(
@@ -238,11 +237,12 @@ class CommandClient:
         return with_retries(once)
 
     def nodes(self) -> dict[str, Node]:
-        """All nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not count."""
+        """Read all nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not
+        count."""
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
     def leaves(self) -> dict[str, str]:
-        """The leaf switch of each node; of no node where Slurm knows no topology, which some releases call an error."""
+        """Read the leaf switch of each node; {} if Slurm shows no topology, which some releases report as an error."""
         with suppress(Refused):
             return parse_topology(self._ask(["scontrol", "-o", "show", "topology"]))
         return {}
@@ -261,7 +261,7 @@ class CommandClient:
         return self._look(job_id)
 
     def _look(self, job_id: JobKey) -> SlurmJob:
-        """Read the job by JSON, which shows GPUs per job and exact task counts, unlike PySlurm."""
+        """Read a job by JSON, which shows GPUs per job and exact task counts, unlike PySlurm."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)
@@ -285,7 +285,7 @@ class CommandClient:
         return replace(found, usage_factors=self._usage_factors()) if found.parents else found
 
     def _usage_factors(self) -> dict[str, float]:
-        """Usage factors by QOS; none if slurmdbd does not answer: what it knows is not needed to go on."""
+        """Read usage factors by QOS; {} if slurmdbd does not answer, since they are optional."""
         try:
             answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
         except SlurmError as error:
@@ -304,7 +304,7 @@ class CommandClient:
             raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
 
     def test_only(self, argv: Sequence[str]) -> str:
-        """Output of `sbatch --test-only` on standard error; nothing is submitted."""
+        """Run `sbatch --test-only`, which submits nothing; return its standard error."""
         return self.run(argv, said=True)
 
     def requeue_hold(self, job_id: JobKey) -> None:
@@ -326,7 +326,7 @@ class CommandClient:
                 self.release(job.key, start_now=False)
 
     def update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
-        """Send the update to a shape of GPUs of the job's kind, without reading the job back."""
+        """Send the update of shape, GPU type and queue, without reading the job back."""
         whole, kind = job.gpus_per_node == 0, job.kind
         # 22.05 keeps the tasks, and with them the CPUs, of the run before: a job back on one GPU had all of a node.
         tasks = self._release < (25, 11)
@@ -370,9 +370,9 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Send the signal once, without scancel's own repetitions. To an array whose other tasks wait, Slurm sends the
-        signal and answers that it cannot be altered now. scancel then sends it again and again for minutes. With
-        `--verbose` it prints that it begins to, which ends it here."""
+        """Send a signal once, without scancel's repetitions. If other tasks of the array wait, Slurm sends the signal
+        but answers that it cannot be altered now. scancel would then repeat the signal for minutes. With `--verbose`
+        scancel announces the repetition, and is killed here."""
         self._keepalive()
         printed = []
         with subprocess.Popen(

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def why_not_pyslurm() -> str:
-    """Return why PySlurm cannot be used here, "" if it can."""
+    """Return the reason why PySlurm cannot be used here; "" if it can."""
     try:
         import slurm_ones.slurm.pyslurm  # noqa: F401
     except ImportError as error:

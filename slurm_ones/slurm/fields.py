@@ -1,4 +1,4 @@
-"""Slurm's job fields as rows: name and notation of each in every source, for releases 22.05 to 26.05."""
+"""Slurm's job fields as rows: the name and notation of each field in every source, for releases 22.05 to 26.05."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_type_hints
 from ones_wrapper.protocol.hostlist import expand
 
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
-"""Type and count. A type has at least one character that is no digit."""
+"""Pattern of GPU type and count. A type has at least one character that is not a digit."""
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -20,14 +20,14 @@ DIGITS = re.compile(r"[0-9]{1,15}")
 MOST = 2**53
 """Largest number accepted; a larger one counts as missing."""
 LONGEST = 8_192
-"""Characters kept of a text that a user may choose."""
+"""Longest text, in characters, kept of a field that users write."""
 MOST_TASKS = 10_000
-"""Tasks kept of an array, the lowest: a site may allow millions."""
+"""Most tasks kept of an array, the lowest numbers: a site may allow millions."""
 
 
 def text_of(value: Any) -> str:
-    """Return the text cut to a bounded length, with NUL and invalid characters as question marks. It may still hold
-    escapes."""
+    """Return the value as text of bounded length, with NUL and invalid characters as question marks. The text may still
+    hold escapes."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
@@ -51,25 +51,25 @@ def hosts(text: Any) -> tuple[str, ...]:
 
 
 def gpus(text: Any) -> int:
-    """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
+    """Return the total of GPUs in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
     return sum(int(count) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
 
 
 def gpu_kind(text: Any) -> str:
-    """Type of the GPUs in such a text, "" if it names none; several with commas between, untyped ones among others as
-    an empty one."""
+    """Return the type of the GPUs in a TRES or GRES text; several types are separated by commas, untyped GPUs are
+    ""."""
     found = _GPUS.findall(text) if isinstance(text, str) else ()
     return ",".join(sorted({kind for kind, count in found if int(count)}))
 
 
 def memory_mb(tres: str) -> int:
-    """Memory in a TRES text such as cpu=4,mem=8000M,node=2, in MB and rounded up; 0 if it names none."""
+    """Return the memory in a TRES text such as cpu=4,mem=8000M,node=2, in MB and rounded up; 0 for none."""
     found = _MEMORY.search(tres)
     return -int(-float(found[1]) * _MB[found[2]] // 1) if found else 0
 
 
 def seconds(text: str) -> float:
-    """Time limit such as 1-00:00:00 or 30:00 in seconds; 0 for none."""
+    """Parse a time limit such as 1-00:00:00 or 30:00 into seconds; 0 for none."""
     days, _, rest = text.rpartition("-")
     parts = rest.split(":")
     if len(parts) > 3 or not all(map(DIGITS.fullmatch, [*parts, days or "0"])):
@@ -79,8 +79,8 @@ def seconds(text: str) -> float:
 
 
 def tasks_of(text: Any) -> tuple[int, ...]:
-    """Read task numbers from a text such as 3, 1-7%1, 1,3-5 or 0-12:4: ascending, at most `MOST_TASKS`, invalid parts
-    left out."""
+    """Parse task numbers from a text such as 3, 1-7%1, 1,3-5 or 0-12:4. They ascend, at most `MOST_TASKS`; invalid
+    parts are left out."""
     found: set[int] = set()
     for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
         if (match := _TASKS.fullmatch(piece)) is not None:
@@ -92,7 +92,7 @@ def tasks_of(text: Any) -> tuple[int, ...]:
 
 
 class Notation(NamedTuple):
-    """Forms in which each source writes one type of value; `json` reads None as "not shown"."""
+    """Readers of one type of value, one per source; `json` reads None as "not shown"."""
 
     text: Callable[[str], Any]
     json: Callable[[Any], Any]
@@ -100,7 +100,7 @@ class Notation(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field of Slurm, and its name in each source; "" if a source does not show it."""
+    """Field of Slurm's jobs and its name in each source; "" if a source does not show it."""
 
     notation: Notation
     text: str = ""
@@ -110,13 +110,13 @@ class Field(NamedTuple):
     pyslurm: str = ""
     """Attribute of `pyslurm.Job`."""
     since: tuple[int, int] = (0, 0)
-    """First release whose squeue has the column; older ones fail if they are asked for it."""
+    """First release whose squeue has the column; older releases fail on a request for it."""
     before: tuple[int, int] = (99, 0)
     """First release in which the column means something else."""
 
 
 def fields_of(record: type) -> dict[str, Field]:
-    """Fields that annotate the attributes of a class, by attribute."""
+    """Return the `Field` annotations of a class, by attribute."""
     hints = get_type_hints(record, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
@@ -157,7 +157,7 @@ def _licences(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _status(value: Any) -> tuple[int, int]:
-    """Exit code and signal; 22.05 shows a wait status in place of both."""
+    """Return exit code and signal; 22.05 shows a wait status in place of both."""
     if isinstance(value, Mapping):
         signal = value.get("signal")
         killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
@@ -176,13 +176,13 @@ def _allocated(tres: str) -> int:
 
 
 def _exact(submit_line: Any) -> bool:
-    """Derived from the options: PySlurm does not show the flag of an exact task count."""
+    """Tell whether the command line sets a task count, since PySlurm does not show the flag of an exact count."""
     options = str(submit_line or "").split()
     return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
 
 
 def _exclusive(submit_line: Any) -> bool:
-    """Read the command line: JSON and PySlurm do not show what a script asks for."""
+    """Tell whether the command line asks for whole nodes; JSON and PySlurm do not show a request inside the script."""
     return any(word.startswith("--exclusive") for word in str(submit_line or "").split())
 
 
@@ -196,19 +196,19 @@ TIME = Notation(lambda text: float(_count(text)), lambda value: float(number(val
 TIME_LIMIT = Notation(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
 FLAG = Notation("1".__eq__, lambda value: value is True or number(value) != 0, bool)
 SET_FLAG = Notation("1".__eq__, lambda value: value is None or bool(value), bool)
-"""A flag that is set unless it is shown not to be."""
+"""Flag that counts as set unless the source shows it as not set."""
 NAMES = Notation(_names, _names, _names)
 HOSTS = Notation(hosts, hosts, hosts)
 TASKS = Notation(tasks_of, tasks_of, tasks_of)
 TASK = Notation(_count, lambda value: number(value, -1), _whole)
-"""Number of an array's task; PySlurm shows none for task 0."""
+"""Task number in an array; PySlurm shows none for task 0."""
 IS_TASK = Notation("N/A".__ne__, lambda value: number(value) != 0, bool)
 PRIORITY = Notation(
     lambda text: 0 if text == "0" else _count(text) or None,
     lambda value: None if (priority := number(value, -1)) < 0 else priority,
     lambda value: value,
 )
-"""None if it is not known; 0 for a job that is held."""
+"""Priority of a job: None if unknown, 0 for a held job."""
 GRES = Notation(text_of, text_of, text_of)
 ALLOCATED_GPUS = Notation(_allocated, lambda value: sum(map(gpus, texts(value))), _whole)
 EXACT_TASKS = Notation(bool, lambda value: "EXACT_TASK_COUNT_REQUESTED" in texts(value), _exact)
@@ -220,7 +220,7 @@ STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 
 
 def read(field: Field, source: str, values: list[Any]) -> list[Any]:
-    """Read one field of many records; equal values from text or PySlurm are parsed once."""
+    """Read one field of many records; equal values of text or PySlurm are parsed once."""
     reader = getattr(field.notation, source)
     if source == "json":  # numbers are objects there, and 1 is not True
         return [reader(value) for value in values]

@@ -36,7 +36,7 @@ class Task(NamedTuple):
     """A task of a job array, as Slurm's commands take it."""
 
     array: int
-    """Job id of the array: what sbatch answered."""
+    """Job id of the array, as sbatch returned it."""
     task: int
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ ENDED = frozenset(
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job of the queue; each annotated field is read by its row, the others are derived (`parse.job_of`).
+    """One job of the queue. Annotated fields are read as their `Field` says; `parse.job_of` derives the others.
 
     Text fields are the user's own and not to be trusted in terminals or SQL.
     """
@@ -94,7 +94,7 @@ class SlurmJob:
     uid: Annotated[int, Field(UID, "UserID", "user_id", "user_id")]
     account: Annotated[str, Field(TEXT, "Account", "account", "account")]
     partitions: Annotated[tuple[str, ...], Field(NAMES, "Partition", "partition", "partition")]
-    """Partition that it runs in, or all that it may start in."""
+    """Partition in which the job runs, or all partitions in which it may start."""
     state: JobState
     flags: frozenset[str]
     """Slurm's state flags besides the base state: COMPLETING, REQUEUED, REQUEUE_HOLD, CONFIGURING, …"""
@@ -102,100 +102,103 @@ class SlurmJob:
     held: bool
     """True if the job is held: its priority is 0, so Slurm does not start it."""
     admin_held: bool
-    """Held by an operator or root, so its owner cannot release it."""
+    """True if an operator or root holds the job, so its owner cannot release it."""
     restart: Annotated[int, Field(COUNT, "RestartCnt", "restart_cnt", "requeue_count")]
-    """Times that Slurm has restarted it: 0 in the first run."""
+    """Number of times that Slurm has restarted the job: 0 in the first run."""
     requeue: Annotated[bool, Field(FLAG, "Requeue", "requeue", "is_requeueable")]
-    """Slurm may requeue it."""
+    """True if Slurm may requeue the job."""
     nodes: Annotated[int, Field(COUNT, "NumNodes", "node_count", "num_nodes")]
-    """Nodes it has, or asks for."""
+    """Number of nodes that the job has, or asks for."""
     max_nodes: Annotated[int, Field(COUNT, "MaxNodes", "max_nodes", "max_nodes")]
-    """Most nodes it asks for; above `nodes` for a request such as `--nodes=1-4`."""
+    """Largest number of nodes that the job asks for; above `nodes` for a request such as `--nodes=1-4`."""
     gpus_per_node: int
-    """GPUs of `--gres` or `--gpus-per-node`, 0 if it asked for none."""
+    """GPUs per node by `--gres` or `--gpus-per-node`; 0 if the job asked for none."""
     gpus_total: int
-    """GPUs allocated, or requested in another form (`--gpus`); 0 if Slurm knows of none."""
+    """Total GPUs allocated, or requested in another form (`--gpus`); 0 if Slurm shows none."""
     tasks: Annotated[int, Field(COUNT, "NumTasks", "tasks", "ntasks")]
-    """Tasks that Slurm counts: one a node for a job without task counts."""
+    """Number of tasks by Slurm's count: one per node for a job without task counts."""
     task_counts: bool
-    """Submitted with task counts, so that its user cannot resize it."""
+    """True if the job was submitted with task counts, so its user cannot resize it."""
     node_list: Annotated[tuple[str, ...], Field(HOSTS, "NodeList", "nodes", "allocated_nodes")]
     submit_time: Annotated[float, Field(TIME, "SubmitTime", "submit_time", "submit_time")]
-    """Unix time in seconds, as all times; 0 for none."""
+    """Submission as Unix time in seconds, like all times here; 0 for none."""
     start_time: Annotated[float, Field(TIME, "StartTime", "start_time", "start_time")]
     end_time: Annotated[float, Field(TIME, "EndTime", "end_time", "end_time")]
     time_limit_s: Annotated[float, Field(TIME_LIMIT, "TimeLimit", "time_limit", "time_limit")]
-    """0 for none."""
+    """Time limit in seconds; 0 for none."""
     work_dir: Annotated[str, Field(TEXT, "WorkDir", "current_working_directory", "working_directory")]
     comment: Annotated[str, Field(TEXT, "Comment", "comment", "comment")]
     priority: int = 0
     array: bool = False
-    """Part of a job array or of a heterogeneous job."""
+    """True if the job belongs to a job array or a heterogeneous job."""
     batch: Annotated[bool, Field(SET_FLAG, "BatchFlag", "batch_flag", "is_batch_job")] = True
-    """Has a batch script; an interactive job has none and cannot be requeued."""
+    """True if the job has a batch script; an interactive job has none and cannot be requeued."""
     exit_code: int = 0
-    """Exit code as a shell gives it: 128 + the signal that ended it."""
+    """Exit code as a shell reports it: 128 + the number of the signal that ended the job."""
     eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
     """Earliest start (Unix time) by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """True if it was requeued into a hold and not released since. A snapshot may not show that an operator holds it as
-    well; `SlurmClient.job` does."""
+    """True if the job was requeued into a hold and not released since. An additional operator hold may be missing in a
+    snapshot; `SlurmClient.job` shows it."""
     array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
-    """Job id of its array, 0 for none."""
+    """Job id of the job's array; 0 for none."""
     array_tasks: Annotated[
         tuple[int, ...], Field(TASKS, "ArrayTaskID", "array_task_string", "array_tasks_waiting")
     ] = ()
-    """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
+    """Task numbers of the job in its array. Slurm keeps identical waiting tasks in one record, which has several
+    numbers."""
     throttle: Annotated[int, Field(COUNT, "", "array_max_tasks", "array_tasks_parallel")] = 0
-    """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
+    """Largest number of tasks of the job's array that may run at once; 0 for no limit, or if a snapshot does not show
+    it."""
     kind: str = ""
-    """Type of the GPUs that it asks for on each node, as in `--gres=gpu:TYPE:4`, "" if any will do; of several types
-    all, with commas between."""
+    """Type of the requested GPUs, as in `--gres=gpu:TYPE:4`; several types are separated by commas, "" means any
+    type."""
     qos: Annotated[str, Field(TEXT, "QOS", "qos", "qos")] = ""
-    """"" without accounting."""
+    """QOS of the job; "" without accounting."""
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
-    """CPUs on all its nodes that it has, or asks for."""
+    """Total CPUs that the job has, or asks for."""
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
-    """Each licence that it has or asks for, and how many of it."""
+    """Pairs (name, count) of the licences that the job has or asks for."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
-    """Nodes that it must have (`--nodelist`)."""
+    """Nodes that the job requires (`--nodelist`)."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
-    """Time at which Slurm began to take its nodes for another job; 0 for never."""
+    """Time at which Slurm began to preempt the job; 0 for never."""
     # Not every source shows those that follow, so they do not count in comparisons.
     memory_mb: int = field(default=0, compare=False)
-    """Memory that it has or asks for on each node, 0 if that is unknown. PySlurm knows only what the user named."""
+    """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only memory that the user
+    requested."""
     exclusive: bool = field(default=False, compare=False)
-    """It asks for whole nodes. JSON and PySlurm do not show what a script asks of 26.05."""
+    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm do not show a request inside the script."""
     excluded_nodes: Annotated[
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
-    """Nodes that it must not get. Before 26.05 a snapshot by squeue does not show them."""
+    """Nodes excluded by the job. Before 26.05 a snapshot by squeue does not show them."""
     # Only `SlurmClient.details` shows the others.
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
-    """Most leaf switches that it asks for, 0 for no limit; Slurm 23.02 and later show it, and the next."""
+    """Largest number of leaf switches that the job asks for; 0 for no limit, and before Slurm 23.02."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
-    """Longest wait for few switches, in seconds."""
+    """Longest wait for at most `switches` leaf switches, in seconds; 0 before Slurm 23.02."""
     command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
-    """Path of its batch script."""
+    """Path of the job's batch script."""
     submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)
-    """Command that submitted it, words joined by spaces: sbatch, options, script, arguments. 22.05 does not show it."""
+    """Command that submitted the job, joined by spaces: sbatch, options, script, arguments. 22.05 does not show it."""
     stdout: Annotated[str, Field(TEXT, "", "standard_output")] = field(default="", compare=False)
-    """Path of its log; "" if that is not known."""
+    """Path of the job's log; "" if unknown."""
 
     @property
     def partition(self) -> str:
-        """Partition that it runs in, or the first that it names."""
+        """Partition in which the job runs, or the first that it names."""
         return self.partitions[0] if self.partitions else ""
 
     @property
     def gpus(self) -> int:
-        """GPUs that it has, or asks for."""
+        """Total GPUs that the job has, or asks for."""
         return self.gpus_total or self.nodes * self.gpus_per_node
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of its nodes; for a total of GPUs, the most on a node."""
+        """GPUs on each of the job's nodes. For a total GPU count: the total divided by nodes, rounded up."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property
@@ -214,7 +217,7 @@ class SlurmJob:
 
     @property
     def of_one_kind(self) -> bool:
-        """True if its GPUs are of at most one type, as an update can name."""
+        """True if the job's GPUs are of at most one type; an update cannot name more."""
         return _ONE_KIND.fullmatch(self.kind) is not None
 
     @property
@@ -227,33 +230,34 @@ class SlurmJob:
 
     @property
     def completing(self) -> bool:
-        """True until all processes of its last run are gone."""
+        """True while processes of the job's last run are still being cleaned up."""
         return "COMPLETING" in self.flags
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm accepted a shape that it will never start: beyond the partition, or beyond a job's limits."""
+        """True if Slurm accepted a shape that can never start: beyond the limits of the partition or of a job."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
     @property
     def limited(self) -> bool:
-        """True if it waits for a limit of its account or QOS, or for nodes that it may not have."""
+        """True if the job waits for a limit of its account or QOS, or for unavailable nodes."""
         return self.pending and self.reason.startswith(("Assoc", "QOS", "ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Tell whether the pending job asks for exactly this shape; without GRES only nodes count."""
+        """Tell whether the pending job asks for exactly this shape; for a job without GRES, for this number of
+        nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
 
 class Queue(NamedTuple):
-    """Queue of a job: partition, time limit, licences and so on; "" or 0 leaves what the job has."""
+    """Partition, QOS, account, time limit and licences of a job; "" or 0 in an update keeps the job's own."""
 
     partition: str = ""
     qos: str = ""
     account: str = ""
     time_limit_s: float = 0.0
-    """Slurm keeps whole minutes."""
+    """Time limit in seconds; Slurm keeps whole minutes."""
     licenses: str = ""
     """Licences as `sbatch --licenses` takes them, or `NO_LICENSES`."""
 
@@ -264,8 +268,8 @@ class Queue(NamedTuple):
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:
-        """Return the fields that differ from the job's; with partition, QOS or account also the time limit, which Slurm
-        then resets."""
+        """Return the fields that differ from the job's, others left empty. A changed partition, QOS or account also
+        sets the time limit, which Slurm then resets."""
         wanted = self._replace(time_limit_s=self.time_limit_s // 60 * 60.0)
         same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]
         new = wanted._replace(**{name: self._field_defaults[name] for name in same})
@@ -279,22 +283,22 @@ class Node:
     name: str
     state: str
     usable: bool
-    """Up, and neither drained, reserved, failing nor in maintenance."""
+    """True if the node is up, and neither drained, reserved, failing nor in maintenance."""
     gpus: int
-    """GPUs it has, 0 if Slurm knows of none."""
+    """GPUs that the node has; 0 if Slurm shows none."""
     gpus_used: int
     partitions: tuple[str, ...]
     idle: bool
     """True if no job holds any part of the node."""
     leaf: str = ""
-    """Its leaf switch, or its block if the network is one of blocks; "" if Slurm knows no topology."""
+    """Leaf switch of the node, or its block in a block topology; "" if Slurm shows no topology."""
     kind: str = ""
-    """Type of its GPUs, as Slurm names it, several with commas between; "" for none."""
+    """Type of the node's GPUs in Slurm's words; several types are separated by commas, "" for none."""
     cpus: int = 0
     cpus_used: int = 0
     memory_mb: int = 0
     memory_used_mb: int = 0
-    """Memory that jobs were given; 0 if Slurm does not hand out memory."""
+    """Memory allocated to jobs, in MB; 0 if Slurm does not allocate memory."""
 
 
 @dataclass(frozen=True)
@@ -306,65 +310,65 @@ class Partition:
     node_names: tuple[str, ...]
     max_time_s: float
     max_nodes: int
-    """0 for no limit."""
+    """Largest number of nodes of a job; 0 for no limit."""
     whole_nodes: bool
     """True if every job gets whole nodes."""
     default: bool = False
     qos: str = ""
-    """QOS whose limits hold for all its jobs besides their own; "" for none."""
+    """QOS whose limits apply to all jobs of the partition, besides their own QOS; "" for none."""
     tier: int = 1
-    """Under preempt/partition_prio jobs of higher tiers preempt those of lower ones."""
+    """Priority tier: under preempt/partition_prio, jobs of higher tiers preempt jobs of lower ones."""
     preempt_mode: str = ""
-    """Fate of its jobs then: CANCEL, REQUEUE, SUSPEND, … as Slurm shows it."""
+    """PreemptMode of the partition, as Slurm shows it: CANCEL, REQUEUE, SUSPEND, …"""
     grace_s: float = 0.0
 
     @cached_property
     def node_set(self) -> frozenset[str]:
-        """Names of its nodes."""
+        """Names of the partition's nodes."""
         return frozenset(self.node_names)
 
 
 class GpuUse(NamedTuple):
-    """Use of GPUs."""
+    """Compute and memory use of a job's GPUs."""
 
     gpus: float = 0.0
-    """Use in GPUs: half of it if one is in use half of the time."""
+    """Mean number of GPUs in use: 0.5 for one GPU in use half of the time."""
     memory_bytes: int = 0
 
 
 class Quota(NamedTuple):
-    """Most of one resource that an association or a QOS lets its jobs hold at once."""
+    """Limit on one resource that the jobs of an association or a QOS may hold at once."""
 
     resource: str
     """Name in Slurm: gres/gpu, cpu, mem (MB), node, license/NAME."""
     most: int
     used: int = 0
     qos: str = ""
-    """"" for a quota of an association."""
+    """QOS whose quota it is; "" for a quota of an association."""
     account: str = ""
     user: str = ""
-    """"" for all users of the account or the QOS together."""
+    """User whose quota it is; "" for all users of the account or the QOS together."""
     per_job: bool = False
     """True if the quota holds for each job by itself."""
 
 
 @dataclass(frozen=True)
 class Quotas:
-    """Quotas that `scontrol show assoc_mgr` knows; none without accounting.
+    """Quotas that `scontrol show assoc_mgr` shows; none without accounting.
 
-    A QOS shows its quota of a user or an account only while that has jobs in it.
+    Slurm shows a QOS' quota of a user or an account only while they have jobs in the QOS.
     """
 
     all: tuple[Quota, ...] = ()
     parents: Mapping[str, str] = field(default_factory=dict)
-    """Account above each account."""
+    """Parent account of each account."""
     modes: Mapping[str, str] = field(default_factory=dict)
-    """PreemptMode of each QOS, in lower case: what becomes of its jobs; "" or off for what the cluster does."""
+    """PreemptMode of each QOS in lower case; "" or off for the cluster's default."""
     usage_factors: Mapping[str, float] = field(default_factory=dict)
-    """UsageFactor of each QOS: what a GPU-hour there counts. {} if accounting does not answer."""
+    """UsageFactor of each QOS: the weight of a GPU-hour. {} if accounting does not answer."""
 
     def above(self, account: str) -> set[str]:
-        """Return all accounts above an account."""
+        """Return all ancestors of an account."""
         found, name = {""}, self.parents.get(account, "")
         while name not in found:
             found.add(name)
@@ -372,8 +376,9 @@ class Quotas:
         return found - {""}
 
     def of(self, job: SlurmJob, partition_qos: str = "") -> tuple[Quota, ...]:
-        """Return the quotas that bind the job: its QOS', its user's, and those of its account and all above. A QOS'
-        quota replaces an association's of the same resource. If two QOS have one, both count here; Slurm takes one."""
+        """Return the quotas that bind the job: of its QOS, its user, its account and all parent accounts. A QOS' quota
+        replaces an association's on the same resource. If both QOS limit a resource, both quotas count here; Slurm
+        applies one."""
         key = job.qos, job.account, job.user, partition_qos
         if key not in self._bound:
             self._bound[key] = self._binding(*key)
@@ -381,7 +386,7 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str], tuple[Quota, ...]]:
-        """Quotas of a queue, cached: thousands of jobs share a few hundred queues."""
+        """Cached quotas by QOS, account, user and partition QOS: thousands of jobs share a few hundred keys."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str) -> tuple[Quota, ...]:
@@ -406,14 +411,14 @@ class Reservation:
     node_names: tuple[str, ...]
     start_time: float
     end_time: float
-    """0 for none."""
+    """End of the reservation; 0 for none."""
     flags: frozenset[str] = frozenset()
     """Flags in Slurm's words: MAINT, IGNORE_JOBS, DAILY, …"""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The cluster at one moment, read with a constant number of calls whatever the length of the queue."""
+    """Cluster at one moment, read with a constant number of calls regardless of the queue's length."""
 
     time: float
     jobs: Mapping[int, SlurmJob]
@@ -424,17 +429,17 @@ class Snapshot:
     """Number of free licences, by name; {} if no job asks for any."""
 
     def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
-        """The first reservation to come that has any of these nodes, besides the `own` one of a job; None for none.
+        """Return the next reservation on any of these nodes, except the job's `own`; None for none.
 
-        Slurm starts no job there whose time limit reaches into it, whatever its flags are. One that repeats shows its
-        next start.
+        Slurm starts no job there whose time limit reaches into the reservation, regardless of its flags. A repeating
+        reservation shows its next start.
         """
         ahead = [one for one in self.reservations if one.start_time > self.time and one.name != own]
         found = [one for one in ahead if not {*one.node_names}.isdisjoint(names)]
         return min(found, key=lambda one: (one.start_time, one.name), default=None)
 
     def kinds(self, partition: str) -> dict[str, str]:
-        """The kind of GPU of each node of the partition that has GPUs; {} if a node's are of no type, or of several."""
+        """Return the GPU type of each node of the partition that has GPUs; {} if any node has no type or several."""
         found = self.partitions.get(partition)
         nodes = [self.nodes[name] for name in found.node_names if name in self.nodes] if found is not None else []
         kinds = {node.name: node.kind for node in nodes if node.gpus}
@@ -443,7 +448,7 @@ class Snapshot:
 
     @cached_property
     def gpus_of_node(self) -> Mapping[str, int]:
-        """GPUs of a full node of each partition, as far as Slurm knows of any."""
+        """GPUs of a full node by partition; 0 if Slurm shows none."""
         return {
             name: max((self.nodes[node].gpus for node in partition.node_names if node in self.nodes), default=0)
             for name, partition in self.partitions.items()
@@ -451,15 +456,15 @@ class Snapshot:
 
 
 def kind_of(nodes: Iterable[str], kinds: Mapping[str, str]) -> str:
-    """The kind of GPU of these nodes, by the `kinds` of nodes, several with commas between; "" if one is unknown."""
+    """Return the GPU types of these nodes, looked up in `kinds` and separated by commas; "" if any is unknown."""
     found = {kinds.get(name, "") for name in nodes}
     return ",".join(sorted(found)) if all(found) else ""
 
 
 def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Mapping[str, int]) -> tuple[int, bool]:
-    """GPUs of a full node of the partition, 0 if unknown, and whether Slurm hands out its nodes whole.
+    """Return the GPUs of a full node (0 if unknown), and True if Slurm allocates the partition's nodes whole.
 
-    `whole_node_gpus` names the GPUs of partitions for which Slurm knows of none.
+    `whole_node_gpus` gives the GPUs per node of partitions for which Slurm shows none.
     """
     if partition.name in whole_node_gpus:
         return whole_node_gpus[partition.name], True
@@ -467,8 +472,8 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
 
 
 def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "") -> float:
-    """Longest time limit with which a job of this shape may start now in the partition: on the nodes that have room, or
-    on all if these are too few, until their next reservations, and within the partition's MaxTime. `own` is the job's
+    """Return the longest time limit, in seconds, of a job of this shape that starts now in the partition. Bounds are
+    MaxTime and the next reservations of nodes with room, or of all nodes if too few have room. `own` is the job's
     reservation."""
     part = snapshot.partitions.get(partition)
     if part is None:
@@ -482,7 +487,7 @@ def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Return the fewest leaf switches that cover this number of usable nodes of the partition; 0 if unknown."""
+    """Return the fewest leaf switches that connect this number of usable nodes of the partition; 0 if unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

@@ -1,10 +1,9 @@
-"""Parsers of Slurm's output: jobs from squeue's columns, its JSON and PySlurm; nodes, partitions, reservations and the
-topology from scontrol's one-line records; the controller's settings.
+"""Parsers of Slurm's output: jobs, nodes, partitions, reservations, topology and the controller's settings.
 
-A job's fields are rows (`fields.Field`): those of `SlurmJob`, and those here from which its other fields are derived.
-`squeue --json` takes ten kilobytes and half a millisecond a job, the columns a few hundred bytes. A user's text cannot
-pass for a field: the separator is drawn for each call, and reaches squeue in its environment, which other users cannot
-read.
+Jobs come from squeue's columns, its JSON or PySlurm; nodes, partitions, reservations and topology from scontrol's
+one-line records. Fields of jobs are declared as rows (`fields.Field`), in `SlurmJob` and here. `squeue --json` takes
+ten kilobytes and half a millisecond a job, columns a few hundred bytes. A user's text cannot pass for a field: each
+call draws a separator, which squeue gets in its environment, hidden from other users.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""Environment variables for commands that list tasks: without them Slurm cuts the list after 64 characters."""
+"""Environment of commands that list tasks: without it Slurm cuts the list after 64 characters."""
 FORMAT = "SQUEUE_FORMAT2"
-"""The variable that squeue takes its columns from."""
+"""Environment variable from which squeue takes its columns."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
-"""Without `--array` squeue shows all waiting tasks of an array as one job. It has the shape of the first, whatever
-shape each asks for and whether it is held."""
+"""Command that lists all tasks separately. Without `--array` squeue merges an array's waiting tasks, and shows them
+with the first one's shape and hold."""
 REQUEUE_HELD = "requeued in held state"
-"""Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason if it has but one field."""
+"""Slurm's description of a job in the hold of `scontrol requeuehold`, also in place of the reason."""
 
 FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
@@ -78,7 +77,7 @@ FIELDS = fields_of(SlurmJob) | {
     "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
     "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
-"""Fields that are read of a job."""
+"""Fields that are read for each job."""
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
@@ -93,16 +92,16 @@ _TASKS = [*FIELDS].index("array_tasks")
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
-"""A user, whose id follows, or an account, and what one QOS lets it have."""
+"""Pattern of a user (an id follows) or an account, and the limits that one QOS sets for them."""
 _QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
-"""A resource, most, and used; without a quota N stands for the most."""
+"""Pattern of a resource, its limit and its use; N in place of the limit means no quota."""
 _FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.PENDING),
 }
-"""States of jobs that show only a flag. That of a job that COMPLETES is unknown."""
+"""Base states of jobs that show only a flag; unknown for a job that shows only COMPLETING."""
 
 
 @contextmanager
@@ -121,8 +120,8 @@ def understood(what: str) -> Iterator[None]:
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
     """Split Slurm's state names into base state and flags.
 
-    22.05's JSON, squeue's columns and PySlurm show only one name, a flag in place of the state. The next state of a job
-    that completes is unknown then, unless it is held: such a one is being requeued.
+    22.05's JSON, squeue's columns and PySlurm show one name only: a flag replaces the state. The base state of a
+    completing job is then unknown, except for a held job, which is being requeued.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -149,7 +148,7 @@ def _requested_nodes(tres: str) -> int | None:
 
 
 def job_of(row: tuple[Any, ...]) -> SlurmJob:
-    """Job from the values of `FIELDS`, as read from one source."""
+    """Return the job with these values of `FIELDS`, read from one source."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
     (
         states,
@@ -217,7 +216,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
 
 
 def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> Iterator[tuple[Any, ...]]:
-    """Rows for `job_of` of `count` jobs: `column` gives the values of a field, by its name in the source, or None."""
+    """Yield the rows of `count` jobs for `job_of`. `column` returns all values of a field by its name in the source, or
+    None."""
     columns = []
     for field in FIELDS.values():
         values = column(name) if (name := getattr(field, source)) else None
@@ -226,18 +226,18 @@ def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> 
 
 
 def separator() -> str:
-    """Draw a random separator of fields. It does not begin with a digit, which would be a width."""
+    """Return a random separator of fields. A leading digit would be a column width, so there is none."""
     return f"~{secrets.token_hex(12)}~"
 
 
 def asked(names: Iterable[str], between: str) -> str:
-    """Return the value of `FORMAT`. A column followed by a separator is neither padded nor cut."""
+    """Return the value of `FORMAT` for these columns. A column followed by a separator is neither padded nor cut."""
     return ",".join(f"{name}:{between}" for name in names)
 
 
 @understood("squeue")
 def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, SlurmJob]:
-    """Jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of these columns."""
+    """Parse jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of these columns."""
     values, width = text.split(between), len(names)
     if (len(values) - 1) % width or values[-1].strip("\n"):
         raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {width} each")
@@ -257,7 +257,7 @@ def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, Slur
 
 
 def json_fault(data: Any) -> str:
-    """Errors that `squeue --json` reports, "" for none."""
+    """Return the errors that `squeue --json` reports; "" for none."""
     errors = data.get("errors") if isinstance(data, Mapping) else None
     found = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
     return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in found)
@@ -265,7 +265,7 @@ def json_fault(data: Any) -> str:
 
 @understood("squeue --json")
 def parse_jobs(data: Any) -> dict[int, SlurmJob]:
-    """Jobs from `squeue --json`. Raises `Refused` for a list of nodes that is none."""
+    """Parse jobs from `squeue --json`. Raises `Refused` for an invalid list of nodes."""
     listed = data.get("jobs") if isinstance(data, Mapping) else None
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     found = rows("json", len(entries), lambda name: [entry.get(name) for entry in entries])
@@ -274,7 +274,7 @@ def parse_jobs(data: Any) -> dict[int, SlurmJob]:
 
 
 def _log(job: SlurmJob, expanded: Any) -> str:
-    """Path of its log: with `%` for what Slurm fills in only if the release does not fill it in itself."""
+    """Return the path of the job's log, with `%j`, `%A` and `%a` filled in if Slurm did not expand them."""
     path = text_of(expanded) or job.stdout
     task = str(job.array_tasks[0]) if len(job.array_tasks) == 1 else ""
     path = path.replace("%j", str(job.job_id)).replace("%A", str(job.array_id or job.job_id)).replace("%a", task)
@@ -285,7 +285,7 @@ def _log(job: SlurmJob, expanded: Any) -> str:
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """One-line records of `scontrol -o`; of a key that stands twice the first counts."""
+    """Parse the one-line records of `scontrol -o`; of a repeated key the first value counts."""
     found = []
     for line in text.replace("\0", "?").splitlines():
         fields: dict[str, str] = {}
@@ -296,7 +296,7 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def usable(state: str) -> bool:
-    """Tell whether a node in this state takes jobs: * means no answer, +FLAG names a reason."""
+    """Tell whether a node in this state accepts jobs. A trailing * means no response, and +FLAG names a reason."""
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
@@ -309,7 +309,7 @@ def _named(text: str | None) -> str:
 
 
 def parse_nodes(text: str) -> dict[str, Node]:
-    """Nodes from `scontrol -o -d show nodes`."""
+    """Parse nodes from `scontrol -o -d show nodes`."""
     nodes = {}
     for fields in records(text):
         if name := fields.get("NodeName"):
@@ -333,7 +333,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
 
 @understood("scontrol")
 def parse_partitions(text: str) -> dict[str, Partition]:
-    """Partitions from `scontrol -o show partitions`."""
+    """Parse partitions from `scontrol -o show partitions`."""
     partitions = {}
     for fields in records(text):
         if name := fields.get("PartitionName"):
@@ -355,7 +355,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
 
 @understood("scontrol")
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """Reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
+    """Parse reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
     return tuple(
         Reservation(
             name=fields["ReservationName"],
@@ -370,12 +370,12 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 
 
 def parse_licenses(text: str) -> dict[str, int]:
-    """Number of free licences, by name, from `scontrol -o show licenses`."""
+    """Parse the number of free licences, by name, from `scontrol -o show licenses`."""
     return {fields["LicenseName"]: _figure(fields.get("Free")) for fields in records(text) if "LicenseName" in fields}
 
 
 def parse_quotas(text: str) -> Quotas:
-    """Quotas from `scontrol -o show assoc_mgr flags=assoc,qos`."""
+    """Parse quotas from `scontrol -o show assoc_mgr flags=assoc,qos`."""
     found: list[Quota] = []
     parents: dict[str, str] = {}
     modes: dict[str, str] = {}
@@ -405,14 +405,14 @@ def _quotas(tres: str | None, of: Quota) -> list[Quota]:
 
 
 def parse_usage_factors(text: str) -> dict[str, float]:
-    """Factors from `sacctmgr -nP show qos format=name,usagefactor`."""
+    """Parse usage factors, by QOS, from `sacctmgr -nP show qos format=name,usagefactor`."""
     rows = (line.rpartition("|") for line in text.splitlines())
     return {name: float(factor) for name, _, factor in rows if name and _FACTOR.fullmatch(factor)}
 
 
 @understood("scontrol")
 def parse_topology(text: str) -> dict[str, str]:
-    """Leaf switch, or block, of each node from `scontrol -o show topology`; empty if there is none."""
+    """Parse the leaf switch, or block, of each node from `scontrol -o show topology`; {} if there is none."""
     found: dict[str, str] = {}
     for fields in records(text):
         leaf = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
@@ -430,10 +430,10 @@ def nodes_of(
     now: float,
     leaves: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Node]:
-    """Nodes with their leaf switch and what jobs hold of them, those in an active reservation marked unusable.
+    """Return the nodes with leaf switch and GPUs in use; nodes in an active reservation are marked unusable.
 
-    Slurm's count of a node's GPUs in use depends on the release and on the question. So the jobs are counted as well
-    and the larger figure is believed.
+    Slurm's count of a node's GPUs in use depends on the release and the query. So the GPUs of jobs are summed as well,
+    and the larger count is used.
     """
     used: Counter[str] = Counter()
     busy: set[str] = set()
@@ -457,15 +457,15 @@ def nodes_of(
 
 
 def setting(config: Mapping[str, str], name: str) -> str:
-    """Setting in lower case, however its name is written; "" if it is not shown."""
+    """Return a setting in lower case, found regardless of its name's case; "" if Slurm does not show it."""
     return next((value.strip().lower() for key, value in config.items() if key.lower() == name.lower()), "")
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide other jobs' GPUs of a node from a job; None if Slurm does not show it. Two
-    blocks on one node then may not reach each other's.
+    """Tell whether device cgroups hide a node's other GPUs from a job; None if Slurm does not show it. Two blocks on
+    one node then may not reach each other's GPUs.
 
-    It shows cgroup.conf if a plugin uses cgroups; only task/cgroup constrains devices.
+    Slurm shows cgroup.conf if any plugin uses cgroups, but only task/cgroup constrains devices.
     """
     plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
@@ -474,13 +474,13 @@ def hides_gpus(config: Mapping[str, str]) -> bool | None:
 
 
 def allows_arrays(config: Mapping[str, str]) -> bool:
-    """Tell whether job arrays of several tasks are allowed; True if Slurm shows no limit."""
+    """Tell whether job arrays may have several tasks; True if Slurm shows no limit."""
     most = setting(config, "MaxArraySize")
     return not DIGITS.fullmatch(most) or int(most) > 1
 
 
 def enforces_limits(config: Mapping[str, str]) -> bool:
-    """Tell whether Slurm enforces quotas (AccountingStorageEnforce); True if it does not show the setting."""
+    """Tell whether Slurm enforces quotas (AccountingStorageEnforce); True if Slurm does not show the setting."""
     enforced = setting(config, "AccountingStorageEnforce")
     return not enforced or any(word in enforced for word in ("limits", "safe", "all"))
 
@@ -489,18 +489,18 @@ _RPC = re.compile(r"count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)")
 
 
 def mean_rpc_s(sdiag: str) -> float:
-    """Mean time in seconds that slurmctld took for an RPC since its figures were last reset; 0 before the first."""
+    """Return slurmctld's mean time per RPC in seconds since its statistics were reset; 0 before the first RPC."""
     by_type = sdiag.partition("statistics by user")[0]
     found = [(int(count), int(total)) for count, total in _RPC.findall(by_type)]
     return sum(total for _, total in found) / 1e6 / max(sum(count for count, _ in found), 1)
 
 
 def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
-    """Slurm's release, (26, 5, 3) for 26.05.3; zeros if it is not shown."""
+    """Return Slurm's release, such as (26, 5, 3) for 26.05.3; zeros if it is not shown."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", setting(config, "SLURM_VERSION"))
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match is not None else (0, 0, 0)
 
 
 def started_at(config: Mapping[str, str]) -> float:
-    """Start of slurmctld, by its own clock; 0 if Slurm does not show it."""
+    """Return the start of slurmctld by its own clock, as Unix time; 0 if Slurm does not show it."""
     return float(_figure(setting(config, "BOOT_TIME")))

@@ -1,10 +1,10 @@
-"""The PySlurm client: the queue, single jobs, releases and deferrals through libslurm, without a process per call.
+"""PySlurm client: reads the queue and single jobs, releases and defers through libslurm, without a process per call.
 
-PySlurm must fit Slurm's release; importing this module if it does not raises ImportError, so only `connect` does.
-Everything else is the command client's. PySlurm has no names for tasks of arrays. It cannot set shapes (`Job.modify`
-never sends node counts). It loads nodes without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under
-26.05. Its signals fail (`send_signal` judges a stale errno), `requeue` takes jobs that ended, too, and
-`hold(mode="user")` dereferences NULL. Submission is sbatch's, since sites hook into it.
+Importing this module raises ImportError if PySlurm does not fit Slurm's release, so only `connect` imports it.
+`CommandClient` does the rest, for these reasons. PySlurm cannot name array tasks or set shapes (`Job.modify` never
+sends node counts). It loads nodes without GPUs in use, and `Job.get_resource_layout_per_node` crashes under 26.05.
+`send_signal` fails on a stale errno, `requeue` also takes ended jobs, and `hold(mode="user")` dereferences NULL. Sites
+hook into sbatch, so it submits.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def _errors(what: str) -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """Text in place of a dict such as {'gres/gpu': 4} or {'gpu:a100': 2}, or of a list such as ['matlab:1']."""
+    """Return text for a dict such as {'gres/gpu': 4} or {'gpu:a100': 2}, or a list such as ['matlab:1']."""
     if isinstance(value, dict):
         return ",".join(f"{name}:{count}" for name, count in value.items())
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 def jobs_of(raws: Iterable[Any]) -> dict[int, SlurmJob]:
-    """Jobs from those of PySlurm."""
+    """Convert PySlurm's jobs to `SlurmJob`, by job id."""
     raws = list(raws)
     found = rows("pyslurm", len(raws), lambda name: [_plain(getattr(raw, name)) for raw in raws])
     return {row[0]: job_of(row) for row in found}
 
 
 class PySlurmClient(CommandClient):
-    """Slurm through PySlurm. `Jobs.load()` is always a full load, so a tick makes one."""
+    """Client of Slurm through PySlurm. `Jobs.load()` is always a full load, so a tick calls it once."""
 
     name = "pyslurm"
 

@@ -1,8 +1,8 @@
-"""Slurm's accounting, read through `sacct`: a cluster's jobs before any companion ran, releases 22.05 to 26.05.
+"""Slurm's accounting, read by `sacct`: a cluster's jobs from before the companion ran, releases 22.05 to 26.05.
 
-It reads `sacct`'s separated lines, not its JSON. That holds every step of every job at ten times the length and has to
-be read whole. What users write is in the last two fields, and the separator is drawn for each call. So nothing in a
-job's comment or name can pass for a field or for a row.
+`sacct` is read as separated lines: its JSON lists every step, is ten times longer and must be read whole. Users' texts
+are the last two fields, and each call draws a random separator. So a job's comment or name cannot pass for a field or a
+row.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FIELDS = (
     "Account",
     "Partition",
 )
-"""Fields of every release, before the job's comment and name."""
+"""Fields that every release has; the job's comment and name follow them."""
 RESTARTS = "Restarts"
-"""Restarts of a job, a field of newer releases."""
+"""Field with a job's restart count, which only newer releases have."""
 OWN = ("Comment", "JobName")
 """Fields that users write."""
 MOST = 2**53
@@ -49,11 +49,11 @@ MOST = 2**53
 LONGEST = 65_536
 """Longest accepted row, in bytes."""
 TIMEOUT_S = 600.0
-"""Longest time that an answer takes."""
+"""Time limit on a whole answer of `sacct`, in seconds."""
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
-"""States in which a run ends: `sacct` selects runs that came to one of these in a span. Without states it leaves out
-jobs that were cancelled before they were eligible, and those that were held while they ran."""
+"""States in which a run ends, for `sacct --state`. Without states `sacct` omits jobs cancelled before they were
+eligible, and jobs held while they ran."""
 
 _LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
 _LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -71,7 +71,7 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Rejected:
-    """A row that was left out: its number among those of a span, why, and its beginning."""
+    """Rejected row: its number among the rows of a span, the reason, and its beginning."""
 
     row: int
     why: str
@@ -80,22 +80,22 @@ class Rejected:
 
 @dataclass(frozen=True)
 class AccountingRow:
-    """One run of a job, or one stay in the queue, as accounting has it. Times are Unix seconds."""
+    """One run of a job, or one wait in the queue, from accounting. Times are Unix seconds."""
 
     job_id: int
     restart: int | None
-    """None if this release does not have it."""
+    """Restart count; None if this release does not show it."""
     submit: float
     start: float | None
-    """None if it never started."""
+    """Start of the run; None if it never started."""
     end: float | None
-    """None until it ends."""
+    """End of the run; None until it ends."""
     state: str
     exit_code: int
     """Exit code as a shell gives it: 128 + N after signal N."""
     nodes: int
     gpus: int
-    """GPUs in all; 0 if it had none, or accounting does not count them."""
+    """Total GPUs; 0 if the run had none, or accounting does not count GPUs."""
     requested_nodes: int
     requested_gpus: int
     node_list: str
@@ -105,9 +105,9 @@ class AccountingRow:
     partition: str
     name: str
     array: int = 0
-    """Job id of the array that it is a task of, or several tasks that never started; 0 for none."""
+    """Job id of the array to which the task, or tasks that never started, belong; 0 for none."""
     comment: str = ""
-    """Empty unless AccountingStoreFlags names job_comment."""
+    """Comment of the job; empty unless AccountingStoreFlags names job_comment."""
 
     @property
     def live(self) -> bool:
@@ -116,7 +116,7 @@ class AccountingRow:
 
 
 def gpus_of(tres: str) -> int:
-    """GPUs in a TRES text, in which a count of each type may stand next to the count of all."""
+    """Return the GPUs in a TRES text, which may list counts by type besides the total."""
     of_all = _ALL_GPUS.search(tres)
     found = [of_all[1]] if of_all else _TYPED_GPUS.findall(tres)
     return _bounded(sum(map(_count, found)), "GPUs")
@@ -141,7 +141,7 @@ def _time(text: str, what: str) -> float | None:
 
 
 def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
-    """A row from its fields: `FIELDS`, the restart count ("" if it is unknown), and `OWN`. Raises `BadRow`."""
+    """Parse a row from its fields: `FIELDS`, the restart count ("" if unknown), and `OWN`. Raises `BadRow`."""
     of = dict(zip((*FIELDS, RESTARTS, *OWN), fields, strict=True))
     if cluster and of["Cluster"] != cluster:
         raise BadRow(f"it is of cluster {of['Cluster'][:40]!r}, not {cluster}")
@@ -187,10 +187,10 @@ def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
 def parse_rows(
     lines: Iterable[bytes], separator: str, cluster: str, *, restarts: bool
 ) -> Iterator[AccountingRow | Rejected]:
-    """The rows in what `sacct` printed, each line with its end; rows that cannot be believed as `Rejected`.
+    """Parse the output lines of `sacct`, newlines included; yield rows, and implausible rows as `Rejected`.
 
-    A line without a separator goes on with the comment or the name of the row before it. One with a single separator
-    ends a comment of several lines.
+    A line without a separator continues the comment or name of the row before it. A line with a single separator ends a
+    comment of several lines.
     """
     many = len(FIELDS) + restarts + 1
     row, pending = 0, ""
@@ -226,7 +226,7 @@ def parse_rows(
 
 
 class Sacct:
-    """The `sacct` command of the installed release. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
+    """The installed `sacct` command. Raises `SlurmMissing` if there is none, `Refused` if it fails."""
 
     def __init__(self, cluster: str = "") -> None:
         self._cluster = cluster
@@ -241,7 +241,7 @@ class Sacct:
         self._restarts = RESTARTS.lower() in known
 
     def command(self, since: float, until: float, separator: str) -> list[str]:
-        """Words that ask for every user's runs that ended in a span of time, both ends included."""
+        """Return the command that lists all users' runs that ended in a span of time, both ends included."""
         fields = [*FIELDS, *([RESTARTS] if self._restarts else []), *OWN]
         asked = ["sacct", "--parsable2", "--noheader", "--duplicates", "--allocations", "--allusers"]
         asked += [f"--delimiter={separator}", f"--format={','.join(fields)}", f"--state={ENDS}"]
@@ -249,14 +249,14 @@ class Sacct:
         return [*asked, *([f"--clusters={self._cluster}"] if self._cluster else [])]
 
     def rows(self, since: float, until: float) -> Iterator[AccountingRow | Rejected]:
-        """The rows of runs that ended in a span of time, as they come."""
+        """Yield the rows of runs that ended in a span of time, while `sacct` prints them."""
         separator = f"|{secrets.token_hex(8)}|"
         with self._output(self.command(since, until, separator)) as lines:
             yield from parse_rows(lines, separator, self._cluster, restarts=self._restarts)
 
     @contextmanager
     def _output(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """The lines that a command prints, while it prints them; raises the error that its answer means."""
+        """Yield the output lines of a command while it prints them; raise the error that its messages mean."""
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(

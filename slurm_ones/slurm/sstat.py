@@ -1,6 +1,6 @@
-"""GPU use of running jobs from `sstat`, which queries their nodes: started at one call, and read at the next.
+"""GPU use of running jobs from `sstat`: one call starts the query, the next reads its result.
 
-It reportedly answers only root, SlurmUser and the jobs' owner (not tried here). Then nothing is known of others' jobs.
+`sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here). Others get no use of such jobs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import IO
 from slurm_ones.slurm.model import GpuUse
 
 MOST = 4 << 20
-"""Bytes that are read of an answer."""
+"""Most bytes read of an answer."""
 MOST_MEMORY = 1 << 60
-"""Bytes of GPUs' memory that are believed: more would not fit the database."""
+"""Largest accepted GPU memory in bytes: more would not fit the database."""
 _STEP = re.compile(r"(\d{1,10})\.[^|\n]*\|(.*)", re.ASCII)
 _USE = re.compile(r"(?:^|,)gres/gpuutil=(\d{1,9})(?:,|$)", re.ASCII)
 _MEMORY = re.compile(r"(?:^|,)gres/gpumem=(\d{1,15})([KMGT]?)", re.ASCII)
@@ -25,7 +25,8 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_gpu_use(text: str) -> dict[int, GpuUse]:
-    """The use of all steps of each job from `sstat -nPa --format=JobID,TRESUsageInTot`; none of steps without one."""
+    """Parse the GPU use by job, summed over its steps, from `sstat -nPa --format=JobID,TRESUsageInTot`. Steps without
+    GPU use are skipped."""
     found: dict[int, GpuUse] = {}
     for line in text.splitlines():
         step = _STEP.fullmatch(line)
@@ -40,14 +41,14 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
 
 
 class Sstat:
-    """Runs `sstat` in the background, one query at a time."""
+    """Runner of `sstat` in the background, one query at a time."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._asked: tuple[subprocess.Popen[bytes], IO[bytes]] | None = None
 
     def ask(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """Return the result of the query before, if there is one, and start the next. An unfinished query is ended."""
+        """Return the previous query's result, if any, and start the next query. An unfinished query is killed."""
         found = self._answer()
         if job_ids:
             command = ["sstat", "-nPa", "--format=JobID,TRESUsageInTot", f"--jobs={','.join(map(str, job_ids))}"]
