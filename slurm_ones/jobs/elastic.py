@@ -1,7 +1,7 @@
-"""Elastic jobs of a snapshot: which jobs may be resized, to which sizes, and why the others may not.
+"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and reasons against resizing the others.
 
-A job is one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a single job of
-Slurm's. Nothing here reads a file or asks Slurm.
+A job consists of one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a single
+Slurm job. Nothing here reads a file or queries Slurm.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from slurm_ones.slurm.fields import LICENCES
 from slurm_ones.slurm.model import JobKey, JobState, Queue, SlurmJob, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
-"""Queue of the guests of each partition. Guests are blocks beyond a user's request, which Slurm may preempt."""
+"""Queue of guest blocks by partition. Guests are blocks beyond a user's request, which Slurm may preempt."""
 NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
 class WholeJob:
-    """A job of a user: one or more blocks, each a job to Slurm."""
+    """User's job of one or more blocks, each a job to Slurm."""
 
     job_id: int
-    """Id of the job, or of its array, as in its files, orders and records."""
+    """Id of the job, or of its array, as used in its files, orders and records."""
     restart: int
-    """Number of its present run: Slurm's restart count of a plain job, the term of a job of blocks."""
+    """Number of the job's present run: Slurm's restart count for a plain job, the term for a job of blocks."""
     blocks: tuple[SlurmJob, ...]
-    """Its blocks, one for each task, ascending; for a plain job, the job itself."""
+    """Blocks of the job, one per task, ascending; for a plain job, the job itself."""
     first: SlurmJob
     """Block whose state counts as the job's (see `_representative`)."""
     home: SlurmJob
     """Block whose owner, queue and comment count as the job's: a base block, or a guest in the stored queue."""
     submit_time: float
     key: JobKey
-    """Its id in Slurm's commands. For a pending job of blocks it is the block that starts first, or the array if no
-    block was changed by itself."""
+    """Id of the job in Slurm's commands. For a pending job of blocks: the block that starts first, or the array if no
+    block was changed separately."""
     by_blocks: bool = False
-    """True if blocks join and leave while it trains. A plain job has one block, and grows by a requeue."""
+    """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizes that its blocks show together; None if there is none."""
+    """Reason against resizes that follows from the blocks together; None if there is none."""
     guests: frozenset[int] = frozenset()
-    """Tasks of its guests, waiting or running."""
+    """Tasks of the job's guest blocks, waiting or running."""
 
     @classmethod
     def of(cls, job: SlurmJob, array: int = 0) -> WholeJob:
@@ -59,16 +59,16 @@ class WholeJob:
 
     @cached_property
     def tasks(self) -> Mapping[int, SlurmJob]:
-        """Its blocks by their tasks; none of a job that is no array."""
+        """Blocks by task number; empty for a job that is no array."""
         return {block.array_tasks[0]: block for block in self.blocks if block.array_tasks}
 
     def is_guest(self, block: SlurmJob) -> bool:
-        """Tell whether one of its blocks waits or runs as a guest."""
+        """Tell whether a block of the job waits or runs as a guest."""
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Sort tasks: base blocks before guests, each ascending. The first one leads, and Slurm does not preempt base
-        blocks."""
+        """Return the tasks sorted: base blocks before guests, each ascending. The first block leads, and Slurm does not
+        preempt base blocks."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -105,28 +105,28 @@ class WholeJob:
 
     @cached_property
     def running_blocks(self) -> tuple[SlurmJob, ...]:
-        """Its running blocks."""
+        """Running blocks of the job."""
         return tuple(block for block in self.blocks if block.running)
 
     @property
     def node_list(self) -> tuple[str, ...]:
-        """Nodes that it has, or had."""
+        """Nodes that the job has, or had in its last run."""
         return tuple(dict.fromkeys(name for block in self.running_blocks or (self.first,) for name in block.node_list))
 
     @property
     def gpus(self) -> int:
-        """GPUs that it has; 0 unless it runs."""
+        """GPUs that the job holds; 0 unless it runs."""
         return sum(block.gpus for block in self.running_blocks)
 
     @property
     def start_time(self) -> float:
-        """Earliest start of its running blocks, or of all its blocks once it has ended; Unix time."""
+        """Earliest start of the job's running blocks, or of all blocks after its end; Unix time."""
         begun = self.blocks if self.ended else self.running_blocks or (self.first,)
         return min((block.start_time for block in begun if block.start_time), default=0.0)
 
     @property
     def run_start(self) -> float:
-        """Start of its present run; for a job of blocks its submission, since Slurm does not know terms."""
+        """Start of the job's present run. For a job of blocks its submission, since Slurm does not know terms."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -135,8 +135,8 @@ class WholeJob:
 
 
 def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
-    """Return the records of each array of blocks, by its id. A task's comment says so: one that has not ended, or any
-    once all have."""
+    """Return the records of each array of blocks by its id. An array is of blocks if a live task's comment says so, or
+    any task's after all have ended."""
     found: dict[int, list[SlurmJob]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
@@ -167,7 +167,7 @@ def says_blocks(comment: str) -> bool:
 
 
 def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
-    """Return the snapshot with these throttles, by the array's id."""
+    """Return the snapshot with these task throttles, given by array id."""
     jobs = {
         id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
         for id_, job in snapshot.jobs.items()
@@ -178,8 +178,8 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
 def whole_job(
     array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:
-    """The job that the records of an array make. `known` is its stored record, None for a new one; `term` that of its
-    leader."""
+    """Return the job formed by the records of an array. `known` is its stored record, None for a new job; `term` is its
+    leader's."""
     tasks = newest(records)
     blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
     lent = frozenset(task for job in blocks if is_guest(job, guests) for task in job.array_tasks)
@@ -206,14 +206,14 @@ def whole_job(
 
 
 def guests_of(settings: Settings) -> Guests:
-    """The queues of guests that the settings name: nothing that a user writes chooses one."""
+    """Return the queues of guests from the settings: no text of a user chooses one."""
     return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
 
 
 def is_guest(job: SlurmJob, guests: Guests) -> bool:
-    """Tell whether a block waits or runs in a queue of guests, or in the one into which its own launcher moved it. Of
-    the latter its owner's comment is all that tells: nothing is released there, and who waits is served as if it were
-    no guest once Slurm has not preempted it."""
+    """Tell whether a block is in a queue of guests, by the settings or by its owner's comment. The comment names the
+    queue into which the job's own launcher moves blocks. Nothing is released there; unless Slurm preempts,
+    waiting jobs are served as if the block were no guest."""
     return any(not any(queue.other_than(job)) for queue in guests.values()) or _lent(job)
 
 
@@ -229,8 +229,7 @@ def _lent(job: SlurmJob) -> bool:
 
 
 def as_one(shapes: Sequence[Shape]) -> Shape:
-    """The shape of a job of blocks of these shapes; one node with all GPUs stands for nodes that give unequally
-    many."""
+    """Return the shape of a job with blocks of these shapes; 1 × all GPUs if GPUs per node differ."""
     each = {shape.gpus_per_node for shape in shapes}
     if len(each) == 1:
         return Shape(sum(shape.nodes for shape in shapes), each.pop())
@@ -238,7 +237,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Return one record for each array task, in order of tasks: one that has not ended, else the newest."""
+    """Return one record for each array task, in order of tasks: a live record, else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
         # One more than a job of blocks may have tells that there are too many.
@@ -257,8 +256,8 @@ def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
 
 
 def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str]:
-    """Return the tasks that may be one job, and what differs among them, in words ("" for nothing). Tasks that differ
-    and have ended are left out."""
+    """Return the tasks that may form one job, and the first difference among them in words, "" for none. Ended tasks
+    that differ are left out."""
     first = _speaker([job for job in tasks if not is_guest(job, guests)] or tasks)
     kept, apart = [], ""
     for job in tasks:
@@ -303,8 +302,8 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
 
 
 def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the block whose state is the job's: the first in the order running, suspended or the like, startable, last
-    ended, waiting. Held tasks do not keep an ended job alive."""
+    """Return the block whose state is the job's. Order: running, otherwise active, startable, last ended, waiting. Held
+    tasks do not keep an ended job alive."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -321,20 +320,20 @@ def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job that opted in. With a `refusal` it is measured and never resized."""
+    """Job that opted in. With a `refusal` the job is measured, but never resized."""
 
     job: WholeJob
     optin: OptIn | None
     gpus_per_node: int
-    """GPUs of a full node of its partition."""
+    """GPUs of a full node of the job's partition."""
     whole_nodes: bool
     refusal: Reason | None = None
-    """Reason against a resize; None if it may be resized."""
+    """Reason against resizing the job; None if it may be resized."""
 
     @property
     def shape(self) -> Shape:
-        """Nodes × GPUs per node that it has or asks for. It is one node with all GPUs if its blocks hold unequal
-        numbers of GPUs on their nodes."""
+        """Shape that the job has or asks for: 1 × all GPUs if its blocks hold unequal numbers of GPUs on their
+        nodes."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -344,7 +343,7 @@ class Elastic:
 
     @property
     def holdings(self) -> dict[str, int]:
-        """GPUs that it holds on each of its nodes; none unless it runs."""
+        """GPUs that the job holds, by node; empty unless it runs."""
         held: Counter[str] = Counter()
         for job in self.job.running_blocks:
             for node in job.node_list:
@@ -352,27 +351,27 @@ class Elastic:
         return held
 
     def shape_of(self, job: SlurmJob) -> Shape:
-        """Nodes × GPUs per node of the job, or of one of its blocks."""
+        """Return the shape of the job, or of one of its blocks."""
         return Shape(job.nodes, self.gpus_per_node if self.whole_nodes else job.gpus_per_node)
 
     @property
     def partition(self) -> str:
-        """The partition whose jobs it competes with: the first of those that a pending job names."""
+        """Partition in which the job competes for GPUs: the first that a pending job names."""
         return self.job.home.partition
 
     @property
     def weighed(self) -> bool:
-        """True if policies see the job, even if only as a fixed one."""
+        """True if policies get the job, even if only as a fixed one."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property
     def takes_guests(self) -> bool:
-        """True if its owner lets it grow by guests; False for a plain job."""
+        """True if the owner lets the job grow by guests; False for a plain job."""
         return self.job.by_blocks and self.optin is not None and bool(self.optin.guests)
 
     @property
     def gpu_range(self) -> tuple[int, int]:
-        """Fewest and most GPUs its owner allows."""
+        """Fewest and most GPUs that the job's owner allows."""
         if self.optin is not None and self.optin.gpus is not None:
             return self.optin.gpus
         if self.optin is not None and self.optin.nodes is not None:
@@ -381,25 +380,25 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
     def allows(self, gpus: int) -> bool:
-        """Tell whether this number of GPUs is in its owner's range and step."""
+        """Tell whether this number of GPUs lies in the owner's range and on its step."""
         low, high = self.gpu_range
         return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Observation of a tick: the whole queue, and of it the jobs that opted in and have not ended."""
+    """Observation of one tick: the whole queue, and the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]
     left: dict[int, Elastic] = field(default_factory=dict)
-    """Ended jobs of blocks whose waiting tasks are still held."""
+    """Ended jobs of blocks that still have waiting tasks, by id."""
     idle: Mapping[int, float] = field(default_factory=dict)
-    """Mean use of the GPUs of jobs that leave them idle."""
+    """Mean GPU use of idle jobs, by job id."""
 
     @cached_property
     def of_blocks(self) -> Mapping[int, Elastic]:
-        """The elastic jobs of blocks."""
+        """Elastic jobs of blocks, by job id."""
         return {id_: one for id_, one in self.elastic.items() if one.job.by_blocks}
 
 
@@ -434,7 +433,8 @@ def _refusal(
 
 
 def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | None:
-    """Reason for leaving a task of an array as it is that is a job of its own, or a part of a heterogeneous job."""
+    """Return the reason against resizing an array task that is its own job, or a part of a heterogeneous job; None if
+    it may be resized."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:
@@ -452,7 +452,7 @@ def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | N
 def elastic_job(
     job: WholeJob, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
 ) -> Elastic | None:
-    """The job within what its owner allows; None for a job that did not opt in, which is never touched."""
+    """Return the job with its owner's limits; None for a job that did not opt in, which is never touched."""
     comment = job.home.comment
     try:
         optin, right = parse_comment(comment), near_miss(comment)

@@ -1,9 +1,9 @@
-"""GPU use of each job, as Slurm measures it, else as the job reports it.
+"""GPU use of each job, as measured by Slurm, else as reported by the job.
 
-A job is idle if its GPUs were used less than the site wants over `limits.idle_s`. In reports only intervals of steps
-count, and each change of its ranks begins that time again. So a block that loads, joins or waits does not look idle. If
-Slurm measures a job, its own claims do not count. Otherwise a job that claims too little gives up its own growth; one
-that claims too much is as if nothing was measured.
+A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.idle_use`. Only training intervals count
+in reports, and every change of the ranks restarts the window. So a block that loads, joins or waits does not look idle.
+If Slurm measures a job, its own reports do not count. Otherwise a job that reports too little use loses only its own
+growth; too much has the effect of no measurement.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import GpuUse
 
 LOOK_S = 300.0
-"""Seconds between two readings of Slurm's figures, for which it asks every node."""
+"""Seconds between two readings of Slurm's measurements, which query every node."""
 MEASURED = 0.5
-"""Share of `limits.idle_s` that must have been measured before a job counts as idle."""
+"""Fraction of `limits.idle_s` that must be measured before a job counts as idle."""
 HOLDS = 3
 """Time for which a job stays idle without new measurements, as a multiple of `limits.idle_s`."""
 
@@ -35,24 +35,24 @@ class _Window:
 
 
 class GpuUses:
-    """GPU use by job, in memory only: for a new companion no job is idle."""
+    """GPU use by job, in memory only: after a start of the companion no job is idle."""
 
     def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
         self._client, self._limits = client, limits
         self._looked = -math.inf
         self._by_slurm: dict[int, GpuUse] = {}
-        """Use of each GPU by job, as Slurm measured it last."""
+        """Mean use per GPU of each job, as Slurm measured it last."""
         self._windows: dict[int, _Window] = {}
         self._found: dict[int, tuple[float, float]] = {}
-        """Mean use of the GPUs of idle jobs, and when it was found."""
+        """Mean GPU use of idle jobs, and when each was found idle, by job id."""
 
     @property
     def idle(self) -> dict[int, float]:
-        """Mean use of the GPUs of idle jobs."""
+        """Mean GPU use of idle jobs in [0, 1], by job id."""
         return {job_id: use for job_id, (use, _) in self._found.items()}
 
     def look(self, jobs: Mapping[int, Elastic], now: float) -> None:
-        """Read Slurm's figures if `LOOK_S` have passed."""
+        """Read Slurm's measurements if `LOOK_S` have passed, and forget jobs that are gone."""
         self._windows = {id_: one for id_, one in self._windows.items() if id_ in jobs}
         until = now - HOLDS * self._limits.idle_s
         self._found = {id_: one for id_, one in self._found.items() if id_ in jobs and one[1] > until}
@@ -73,7 +73,7 @@ class GpuUses:
                 self._add(job_id, each.gpus, LOOK_S, now)
 
     def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
-        """Return the report lines to store, with Slurm's GPU use in place of the job's own."""
+        """Return the report lines to store, with the GPU use that Slurm measured in place of the reported one."""
         reports = ((line, self._read(job_id, line.report, now)) for line in lines)
         return [line if report is line.report else replace(line, report=report) for line, report in reports]
 

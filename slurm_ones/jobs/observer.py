@@ -1,4 +1,4 @@
-"""One observation a tick: Slurm's snapshot and what the elastic jobs reported, both stored."""
+"""Observation in each tick: Slurm's snapshot and the reports of elastic jobs, both stored."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from slurm_ones.untrusted_files import NoAnswer
 
 
 class Observer:
-    """Reads Slurm and the jobs' reports, and stores what it found.
+    """Observer that reads Slurm and the jobs' reports, and stores both.
 
     It changes nothing outside the database. Positions in report files come from the database, so a new companion
-    reads on where the last one stopped.
+    continues after the last line read.
     """
 
     def __init__(
@@ -65,22 +65,23 @@ class Observer:
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
-        """Jobs whose details were read, and whether they were submitted with task counts."""
+        """True for jobs submitted with task counts, by id; only jobs whose details were read."""
         self._specs: dict[tuple[int, int], Spec] = {}
-        """The spec of each run as it was stored last."""
+        """Last stored spec of each run, by job and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
-        """The last report of each run at which a stretch began or ended; unknown after a start of the companion."""
+        """Last measured report (Hello or Throughput) of each run, by job and restart; unknown after a start of the
+        companion."""
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._uses = GpuUses(client, settings.limits)
         self._silent: dict[int, str] = {}
-        """Jobs whose files did not answer when they were read last, and which file system that was."""
+        """Problem of the file system, by job, for jobs whose files did not respond at the last read."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[SlurmJob]] | None = None
-        """Tasks of arrays that Slurm was asked for in this call of `collect`; None if it must not be asked."""
+        """Tasks of arrays read from Slurm during this call of `collect`; None if Slurm must not be queried."""
 
     def observe(self) -> Observation:
-        """One tick's observation. Raises `Unreachable`."""
+        """Return the observation of one tick. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
         jobs = self._terms.jobs(snapshot)
         if throttles := self._throttles(jobs):
@@ -121,8 +122,8 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
-        """Read throttles that the snapshot does not show, by array id: one call, only for arrays refused for the lack
-        of one."""
+        """Read throttles missing in the snapshot, by array id: one call, only for arrays refused because they show no
+        throttle."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in jobs.items()
@@ -132,8 +133,8 @@ class Observer:
         return {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked and job.throttle}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """Refuse jobs that were submitted with task counts, which a snapshot does not show. Details of all new jobs are
-        read once, in one call: they never change."""
+        """Refuse jobs submitted with task counts, which a snapshot does not show. Details of all new jobs are read in
+        one call, once, since task counts never change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -144,7 +145,7 @@ class Observer:
         return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
-        """Refuse jobs that no order would reach, or that another companion acts on; return all of them."""
+        """Return all jobs, refusing those that no order would reach or that another companion acts on."""
         self._files.forget(seen)
         self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
@@ -160,14 +161,14 @@ class Observer:
         return {id_: judged(elastic) for id_, elastic in seen.items()}
 
     def _left_if_silent(self, elastic: Elastic) -> Elastic:
-        """Return the job, refused while its files do not answer."""
+        """Return the job, refused while its files do not respond."""
         problem = self._silent.get(elastic.job.job_id)
         if problem is None or elastic.refusal or elastic.job.ended:
             return elastic
         return replace(elastic, refusal=reason("files_silent", problem=problem))
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
-        """Store the jobs and runs that have changed since the last tick; `kinds` are the nodes' types of GPU."""
+        """Store jobs and runs that changed since the last tick; `kinds` gives the GPU type of each node."""
         jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_), kinds)
@@ -188,8 +189,8 @@ class Observer:
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Close jobs that are open in the database and no longer among the elastic ones. Slurm forgets a job MinJobAge
-        after its end, and an owner may opt out. Jobs in `no_more` only dropped the word for blocks."""
+        """Close jobs that are open in the database but no longer elastic. Slurm forgets a job MinJobAge after its end,
+        and an owner may opt out. Jobs in `no_more` dropped only the word for blocks."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -215,7 +216,7 @@ class Observer:
         return whole_job(job_id, tasks, record, record.restart) if tasks else None
 
     def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
-        """Store new reports of the jobs' newest runs, in one transaction. With `ask`, Slurm is queried for blocks that
+        """Store new reports of the jobs' newest runs, in one transaction. With `ask`, Slurm is queried for blocks
         started since the last tick."""
         self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if job.by_blocks]
@@ -241,7 +242,7 @@ class Observer:
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """Read new reports of a run, with memberships' nodes as Slurm knows them; None if there are none."""
+        """Return the new reports of a run, memberships with Slurm's number of nodes; None if there are none."""
         try:
             found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         except NoAnswer as error:
@@ -266,8 +267,8 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[SlurmJob]:
-        """Read the tasks of an array from Slurm, once for all its reports; empty in a tick, whose snapshot shows
-        them."""
+        """Return the tasks of an array, read from Slurm once for all its reports. Empty in a tick, when Slurm must not
+        be queried."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -278,7 +279,7 @@ class Observer:
         return self._asked[array]
 
     def may_resize(self, job: WholeJob) -> bool:
-        """Tell whether the job's owner still opts in, and there is no stop file."""
+        """Tell whether the job's owner still opts in and no stop file exists."""
         if self._settings.stop_file.exists():
             return False
         try:
@@ -289,8 +290,8 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with its user's texts made printable. If guests run when it is first seen, only its base
-    blocks count as requested."""
+    """Return the job's record, with its user's texts made printable. While guests run, only base blocks count as the
+    requested shape."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(
@@ -316,15 +317,16 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
 
 
 def node_record(node: Node) -> NodeRecord:
-    """Return the node's record, which does not depend on the jobs on it."""
+    """Return the node's record, which is independent of the jobs on the node."""
     # A reserved node goes on being idle or busy.
     state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """Return the record of the job's present run; of a job of blocks it is a term, and Slurm knows only the first one's
-    start. `before` is its last record. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
+    """Return the record of the job's present run, which is a term for a job of blocks: Slurm shows only the first
+    term's start. `before` is the run's last record. The GPU kind is the requested one, else that of its nodes by
+    `kinds`."""
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
@@ -348,7 +350,7 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
 
 
 class DrainReports:
-    """Reads a job's newest reports before it answers, so a resize need not wait for the next tick."""
+    """Reader of a job's newest reports on demand, so a resize need not wait for the next tick."""
 
     def __init__(self, observer: Observer, store: Store, clock: Callable[[], float]) -> None:
         self._observer = observer
@@ -356,8 +358,8 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the checkpoint that answers the order was reported; None unless it exists and the job still
-        waits."""
+        """Return the Unix time at which the checkpoint for the order was reported. None unless the checkpoint exists
+        and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:
@@ -373,18 +375,18 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the job's newest membership; with `order`, the newest that names it. None if there is none."""
+        """Return the job's newest membership; with `order`, the newest that names this order. None if there is none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the seconds from the last step before the drain to the new run's hello; None before it."""
+        """Return the seconds from the last step before the drain to the new run's hello; None until that hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
 
 class StopFile:
-    """The file that stops all resizes, and who made or removed it."""
+    """File that stops all resizes; the companion stores who made it."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
@@ -394,7 +396,8 @@ class StopFile:
     def check(self, now: float) -> None:
         """Store an action if the stop file was made or removed since the last check.
 
-        Who removed it leaves no trace. A companion that starts again finds the same file, which is the same action.
+        A removal leaves no trace of its user. After a restart the companion finds the same file, which is stored as the
+        same action.
         """
         try:
             found = self._path.stat()

@@ -1,9 +1,9 @@
-"""Two companions for one job, its owner's and the site's: one of them yields.
+"""Arbitration between two companions of one job, its owner's and the site's: one of them yields.
 
-The site's leaves a mark in its spool while it acts, and the owner's yields for every job that reads that spool. The
-owner's orders lie in the job's directory, and the site's yields for a job while the newest of them is recent. If both
-begin in the same second, the job obeys the order with the higher number. The other companion then gives its resize up
-without a word to the job.
+The site's companion keeps a mark in its spool while it acts. The owner's companion yields for every job that reads that
+spool. The owner's orders are in the job's directory; the site's companion yields for a job while the newest order is
+recent. If both start in the same second, the job obeys the order with the higher number. The other companion then
+abandons its resize without notifying the job.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age of a mark or an order, in seconds, up to which its companion counts as acting."""
+"""Age in seconds up to which a mark or an order shows that its companion acts."""
 
 
 class OtherCompanion:
-    """Check for another companion: jobs on which one acts are refused."""
+    """Check for another companion: a job on which another companion acts is refused."""
 
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
     ) -> None:
-        """`own_uid` is the owner's, of an owner's companion; `hello` what a job's newest run said first."""
+        """Create the check. `own_uid` is set for an owner's companion; `hello` returns the first report of a job's
+        newest run."""
         self._own_uid = own_uid
         self._hello = hello
         self._clock = clock
 
     def refusal(self, job: WholeJob) -> Reason | None:
-        """Reason to yield for the job; None if no other companion acts on it."""
+        """Return the reason to yield for the job; None if no other companion acts on it."""
         # An order's number is the time in milliseconds; one far ahead is not of a companion.
         recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
         if self._own_uid is None:
@@ -53,7 +54,7 @@ class OtherCompanion:
         return reason("site_acts", user="root") if recent and not self._spools(job) else None
 
     def number(self, job: WholeJob) -> int:
-        """Number of the other companion's newest order to the job; 0 for none."""
+        """Return the number of the other companion's newest order to the job; 0 for none."""
         spools = self._spools(job) if self._own_uid is not None else []
         numbers = [_number(spool, spool_name(job.job_id), None) for spool in spools]
         writer = job.uid if self._own_uid is None else 0
@@ -69,7 +70,7 @@ class OtherCompanion:
 
 
 def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
-    """Return the number of the order that `uid` (or the folder's owner) wrote there; 0 for none, or for one of this
+    """Return the number of the order that `uid` (None: the folder's owner) wrote there. 0 for none, or if that is this
     companion's user."""
     try:
         owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
@@ -89,7 +90,7 @@ def _published() -> str:
 
 
 def login_of(uid: int) -> str:
-    """The user's name, or the number if nobody has it."""
+    """Return the login name of a user id, or the id as text if no user has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
-"""Jobs with their runs, from rows of accounting: requeued runs share one job id, and Slurm uses ids again.
+"""Jobs and their runs from accounting rows: requeued runs share one job id, and Slurm reuses ids.
 
-The tasks of an array of blocks are one job, of the array's id. Its runs are the times between two changes of the blocks
-that ran together: each has the nodes and GPUs of all of them.
+The tasks of an array of blocks form one job with the array's id. Its runs are the intervals between changes of its
+blocks; a run has the nodes and GPUs of all blocks then running.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000
-"""Nodes of a run whose names are kept."""
+"""Largest number of nodes of a run whose names are kept."""
 
 
 class PastJobs:
-    """Turns accounting rows, span by span in order of the runs' ends, into jobs that have ended.
+    """Conversion of accounting rows, span by span in order of the runs' ends, into ended jobs.
 
-    A requeued job waits here for its last run. One that has none by the last span is left out, as a later import finds
-    it.
+    The rows of a requeued job are kept until its last run. A job without a last run in the last span is left out; a
+    later import finds it.
     """
 
     def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
-        """`known`: an array is known to be of blocks, since accounting seldom keeps comments."""
+        """Create the converter. `known` tells if an array is of blocks, since accounting seldom keeps comments."""
         self._known = lru_cache(None)(known)
         self._said: set[int] = set()
-        """Arrays of blocks, by the comment of a row."""
+        """Arrays whose comment in a row declares blocks."""
         self._open: dict[tuple[int, int, float], AccountingRow] = {}
-        """Runs of jobs that were requeued, by job id, task and submission."""
+        """Rows of jobs that have not ended, by job id, task and submission."""
 
     @property
     def open(self) -> int:
-        """Number of requeued jobs that have not ended."""
+        """Number of requeued jobs whose last run is still missing."""
         return len({job_id for job_id, _, _ in self._open})
 
     def _of_blocks(self, row: AccountingRow) -> bool:
         return bool(row.array) and (row.array in self._said or self._known(row.array))
 
     def take(self, rows: Iterable[AccountingRow], until: float) -> list[AccountingJob]:
-        """The jobs that ended in the span before `until`, by job id."""
+        """Return the jobs that ended in the span before `until`, by job id."""
         read = [row for row in rows if row.end is None or row.end < until]
         self._said.update(row.array for row in read if row.array and _says_blocks(row.comment))
         for row in read:
@@ -82,9 +82,9 @@ def _says_blocks(comment: str) -> bool:
 
 
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
-    """The rows of one job id, by submission, cut at each reuse of the id by another job.
+    """Split the rows of one job id, sorted by submission, at each reuse of the id by another job.
 
-    A requeued job is submitted again at once, within the longest time for which Slurm remembers an ended job.
+    A requeued job is submitted again within the longest time for which Slurm remembers an ended job.
     """
     found: list[list[AccountingRow]] = []
     latest = 0.0
@@ -98,7 +98,7 @@ def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
 
 
 def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
-    """The job of an array of blocks, from the rows of all its tasks that have ended."""
+    """Return the job of an array of blocks, from the rows of all its ended tasks."""
     ran = [row for row in rows if row.start is not None and row.end is not None and row.end > row.start]
     first = min(ran or rows, key=lambda row: row.start or row.submit)
     last = max(ran or rows, key=lambda row: row.end or 0.0)
@@ -129,7 +129,7 @@ def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
 
 
 def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
-    """One job that has ended, from its rows in the order of their submission."""
+    """Return an ended job from its rows in order of submission."""
     first, last = rows[0], rows[-1]
     restarts = [row.restart for row in rows]
     if None in restarts or len(set(restarts)) < len(restarts):
@@ -173,7 +173,7 @@ def _each(gpus: int, nodes: int) -> int:
 
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:
-    """The names of the nodes; none if the text does not name that number."""
+    """Return the names of the nodes; none if `text` does not name exactly `nodes` nodes."""
     lengths = [sum(_length(piece) for piece in group.split(",")) for group in re.findall(r"\[([^\]]*)\]", text)]
     if not 0 < nodes <= MOST_NODES or prod(lengths) > MOST_NODES:
         return ()

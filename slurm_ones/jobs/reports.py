@@ -1,9 +1,9 @@
-"""Reading jobs' reports: a bounded part at a time, each line checked, a bad line dropped by itself.
+"""Reader of jobs' reports: a bounded part at a time, each line checked, a bad line dropped.
 
-A job's reports are its user's word. The checks guard the database and the clocks: the form of each line, numbers that
-rise no faster than a job reports, and times that lie within the run by Slurm's clock. Samples count as far as the job's
-own steps and place in its data bear them out (`confirmed`). Nothing here can tell that a job trains at all; what a lie
-that agrees with itself gains is bounded in `learn`.
+A job's reports are written by its user. The checks protect the database and the clocks: the form of each line, numbers
+that rise at a plausible rate, and times within the run by Slurm's clock. Samples count as far as the job's steps and
+position in its data confirm them (`confirmed`). No check here can tell if a job trains at all; `learn` bounds the gain
+of consistent lies.
 """
 
 from __future__ import annotations
@@ -53,42 +53,41 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 1 << 20
 """Most bytes read of one job at a time."""
 MAX_LINES = 2_000
-"""Most lines, good or bad, read of one job in a tick; the rest waits for the next."""
+"""Most lines, good or bad, read of one job in a tick; further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Lines read of one job however many jobs there are: more than a job reports in a minute."""
+"""Fewest lines allowed per job, for any number of jobs: more than a job reports in a minute."""
 ALL_LINES = 100_000
-"""Lines read of all jobs at a time, unless `LEAST_LINES` of each are more."""
+"""Most lines read of all jobs at a time, unless `LEAST_LINES` per job are more."""
 BURST = 2_000
 PER_S = 2.0
-"""A run's reports are accepted up to number `BURST` + `PER_S` for each second since it began by Slurm's clock. That
-bounds what it can put into the database. A wrapper reports every 2 s by default."""
+"""Reports per second since the run's start, besides `BURST`, up to which report numbers are accepted. That bounds a
+run's rows in the database; a wrapper reports every 2 s by default."""
 FUTURE_S = 300.0
-"""A report that is further ahead of the companion's clock is not accepted."""
+"""Largest accepted lead of a report over the companion's clock, in seconds."""
 SKEW_S = 300.0
-"""Largest accepted distance of a node's clock from Slurm's."""
+"""Largest accepted difference between a node's clock and Slurm's, in seconds."""
 LENGTHS = 1.05
 """Factor by which a measured duration may exceed the time since the run's start."""
 ROUNDING = 1.05
-"""Factor by which a stretch's samples may exceed steps × batch: batches are rounded to what ranks hold."""
+"""Factor by which a stretch's samples may exceed steps × batch: batches are rounded to the ranks' shares."""
 MAX_PROBLEM = 500
-"""Characters of a complaint."""
+"""Longest text of a problem, in characters."""
 
 
 def lines_per_job(jobs: int) -> int:
-    """Return the most lines to read of each job, for this number of jobs."""
+    """Return the number of lines to read per job, for this number of jobs."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
-    """Return the highest number that a report of this run may have by now. All runs of a job of blocks share one
-    allowance; `others` counts the reports of its other runs."""
+    """Return the highest plausible report number of this run by now. All runs of a job of blocks share one allowance;
+    `others` counts the reports of its other runs."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """Read the spec that the job reports; return it (None if there is none) and a problem in words. Raises
-    `NoAnswer`."""
+    """Return the job's reported spec, None if there is none, and a problem in words. Raises `NoAnswer`."""
     try:
         return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
     except FileNotFoundError:
@@ -101,7 +100,7 @@ def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
 
 _SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
-"""Cached decoder: a spec is read in each tick, and changes seldom."""
+"""Cached decoder: a spec is read in each tick, but seldom changes."""
 
 
 def _spec(found: Found) -> tuple[Spec | None, str]:
@@ -118,13 +117,12 @@ def _spec(found: Found) -> tuple[Spec | None, str]:
 def read_reports(
     job: WholeJob, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
 ) -> tuple[RunReports, str]:
-    """The complete lines of one run's reports from `offset` on whose number is above `after`, and what was not
-    accepted, in words.
+    """Return the complete lines of a run's reports from `offset` with a number above `after`, and the problems in
+    words.
 
-    Lines out of order, repeated, from the future, outside their run, cut short in mid-file or malformed are dropped. A
-    last line without its newline is left for the next time; so is what comes after `most` lines, and after more reports
-    than `highest_number`. A number from the future counts: by whichever clock, the job said something. Raises
-    `NoAnswer`.
+    Dropped are lines out of order, repeated, from the future, outside their run, cut short in mid-file, or malformed.
+    Left for the next read are a last line without newline, and lines beyond `most` or `highest_number`. The number of a
+    line from the future counts, since the job did report. Raises `NoAnswer`.
     """
     data, spec, problem = _piece(job, restart, offset)
     lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
@@ -134,7 +132,7 @@ def read_reports(
 
 
 def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
-    """The next bytes of a run's reports, the job's spec, and what is wrong with either, in words."""
+    """Return the next bytes of a run's reports, the job's spec, and problems with either in words."""
     name = reports_name(restart)
     try:
         of_spec, found = read_files(job_directory(job), job.uid, [_SPEC, (name, offset, MAX_BYTES)])
@@ -157,9 +155,9 @@ def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None
 
 
 def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
-    """The lines that lie within their run by Slurm's clock, and what is wrong with the others, in words.
+    """Return the lines that lie within their run by Slurm's clock, and the problems of the others in words.
 
-    A measurement outside its run is dropped; of any other report only the time is corrected.
+    Measurements outside the run are dropped; for other reports only the time is corrected.
     """
     known = restart == job.restart and not job.pending
     start = job.run_start if known else 0.0
@@ -179,19 +177,19 @@ def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: f
 
 
 Measured: TypeAlias = Hello | Throughput
-"""A report at which a stretch of steps begins or ends: it has the job's step and its place in the data."""
+"""Report at which a stretch of steps begins or ends: it holds the job's step and position in its data."""
 
 
 def last_measured(reports: RunReports) -> Measured | None:
-    """Return the newest report at which the next stretch of steps begins; None if there is none."""
+    """Return the newest report that begins a stretch of steps (Hello or Throughput); None if there is none."""
     return next((line.report for line in reversed(reports.lines) if isinstance(line.report, (Hello, Throughput))), None)
 
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
-    """The reports that can be believed, and what was not believed, in words. No stretch has more samples than the job's
-    steps at that batch, or than its place in the data moved by since the stretch before.
+    """Return the reports with plausible samples, and doubts in words. A stretch's samples are bounded by steps × batch,
+    and by the progress of its position in the data.
 
-    `before` is the report at which the first stretch began, None if that is unknown: then its samples are believed.
+    `before` is the report that began the first stretch. If it is None, unknown, that stretch's samples are believed.
     """
     dataset = reports.spec.dataset if reports.spec is not None else 0
     lines, doubts = [], []
@@ -209,8 +207,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Return the most samples of a stretch, by steps × batch and by its way through the data. The latter counts if the
-    data's length is known, or within an epoch."""
+    """Return the most samples of a stretch, by steps × batch and by its movement through the data. Movement counts if
+    the data's length is known, or within one epoch."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -219,7 +217,7 @@ def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
 
 
 def _check_membership(report: Membership, job: WholeJob) -> None:
-    """Raise `ProtocolError` for a membership that this job cannot have."""
+    """Raise `ProtocolError` for a membership that is impossible for this job."""
     if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
@@ -231,7 +229,7 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """The good lines of a piece, the bytes read of it, the number of the last report, and the faults of other lines, in
+    """Return the good lines in `data`, the bytes read, the last report's number, and the other lines' faults in
     words."""
     end = data.rfind(b"\n") + 1
     if not end:
@@ -271,26 +269,26 @@ def _lines(
 
 
 TICKS = 3
-"""Failed reads after which a running job is refused: `ones-run` makes its directory before all else."""
+"""Number of failed reads after which a running job is refused: `ones-run` first of all makes its directory."""
 
 
 class JobDirectories:
-    """Check of jobs' directories: a job is refused if its files are not found, or no order would reach it."""
+    """Check of jobs' directories: a job is refused if its files are missing, or no order would reach it."""
 
     def __init__(self, spool: Path | None) -> None:
         self._spool = spool
         self._failed: dict[tuple[int, int], int] = {}
-        """Failed reads of each run's files."""
+        """Number of failed reads of files, by job and restart."""
         self._hellos: dict[tuple[int, int], Hello] = {}
 
     def forget(self, alive: Container[int]) -> None:
-        """Drop what is known of other jobs than these."""
+        """Forget all jobs but these."""
         self._hellos = {key: hello for key, hello in self._hellos.items() if key[0] in alive}
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
-        """Reason against resizing the job, None if it may be; asked once a tick. `read` if its files were found
-        before."""
+        """Return the reason against resizing the job; None if it may be resized. Called once a tick; `read` is True if
+        its files were found before."""
         return self._not_found(job, read) or self._not_reached(job)
 
     def _not_found(self, job: WholeJob, read: bool) -> Reason | None:
@@ -300,7 +298,8 @@ class JobDirectories:
         return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
 
     def _not_reached(self, job: WholeJob) -> Reason | None:
-        """A wrapper that does not say which spool it reads is believed to read the site's."""
+        """Return the reason if the job reads another spool; a wrapper that reports none is assumed to read the
+        site's."""
         if self._spool is None or not foreign(job):
             return None
         hello = self.hello(job)
@@ -346,8 +345,7 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
     """Tell whether the checkpoint that a job reported exists and has a manifest.
 
-    A job that lies about its checkpoint loses its own work; this guards against files that went missing. Raises
-    `NoAnswer`.
+    A false report costs a job only its own work; the check is for files that went missing. Raises `NoAnswer`.
     """
     if not name or name.startswith(".") or "/" in name:
         return False
@@ -369,18 +367,18 @@ class _Note:
     problem: str
     since: float
     seen: float
-    """Time at which it was last so, by Slurm's clock."""
+    """Time at which the problem was last found, by Slurm's clock."""
 
 
 class Notes:
-    """Doubts about each job's reports, for its owner: while they last, and for `STAYS_S` afterwards."""
+    """Doubts about each job's reports, for its owner: shown while they last, and for `STAYS_S` afterwards."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}
         self._read: dict[int, float] = {}
 
     def add(self, job_id: int, problem: str, now: float) -> None:
-        """Note the problem ("" for none) with which a job's reports were read at `now`."""
+        """Record the problem ("" for none) found when a job's reports were read at `now`."""
         self._read[job_id] = now
         if not problem:
             return
@@ -391,7 +389,7 @@ class Notes:
         self._notes[job_id] = _Note(problem, known.since, now)
 
     def text(self, job_id: int, now: float) -> str:
-        """The note as it is shown at `now`; "" for none, or one whose cause is long gone."""
+        """Return the note to show at `now`; "" for none, or if its cause is long gone."""
         note = self._notes.get(job_id)
         if note is None:
             return ""
@@ -403,7 +401,7 @@ class Notes:
         return f"{note.problem} (last seen {_clock(note.seen)})"
 
     def forget(self, alive: Container[int]) -> None:
-        """Drop what is known of other jobs than these."""
+        """Forget all jobs but these."""
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in alive}
         self._read = {id_: when for id_, when in self._read.items() if id_ in alive}
 

@@ -1,7 +1,7 @@
 """Terms and blocks of jobs of blocks, followed from tick to tick.
 
-The term is the job's own word, in its spec: it is believed if it only rises, and no faster than a job can change its
-leader. Whatever a job reports, it can put no more reports into the database than any other.
+The term is reported by the job itself, in its spec. A term is believed if it only rises, and no faster than a job can
+change its leader. No job can put more reports into the database than any other.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slurm_ones.slurm.model import JobState, SlurmJob, Snapshot
 from slurm_ones.untrusted_files import NoAnswer
 
 LAST_TERMS = 3
-"""Terms whose reports are read in each tick: an earlier one may have been short, or written its last ones late."""
+"""Number of recent terms whose reports are read in each tick: an earlier term may report late."""
 AT_ONCE = 16
-"""Most terms that a job may advance by in one tick; the rest waits for the next."""
+"""Most terms by which a job may advance in one tick; further ones wait for the next tick."""
 BURST = 64
 PER_S = 0.1
-"""A job may be in term `BURST`, plus `PER_S` for each second since it was submitted."""
+"""Terms per second since submission that a job may reach, besides `BURST`."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the believed term of a job that was in term `before` and reports `said`, and a doubt in words."""
+    """Return the believed term and a doubt in words, for a job in term `before` that reports term `said`."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -37,27 +37,27 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 
 
 class Terms:
-    """State of jobs of blocks while a companion runs; all of it can be derived from the database."""
+    """Terms and blocks of all jobs of blocks, kept in memory; the database is enough to restore them."""
 
     def __init__(self, store: Store, own_uid: int | None, guests: Guests = NO_GUESTS) -> None:
         self._store = store
         self._guests = guests
         self._own_uid = own_uid
         self._known: dict[int, JobRecord | None] = {}
-        """Each as it was stored last, None for a new one."""
+        """Last stored record of each job of blocks; None for a new job."""
         self._spans: dict[int, range] = {}
-        """Terms of each that were to be read last."""
+        """Terms whose reports were last to be read, by job."""
         self._ahead: set[int] = set()
-        """Jobs that this tick has followed already, and whose reports it has not read yet."""
+        """Jobs followed in this tick whose reports are not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
-        """Blocks of the last tick, by job, task and restart."""
+        """Block records of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """Arrays whose tasks opt in as jobs of their own, and whether they were blocks of one before."""
+        """True for arrays that were one job of blocks before, by id; their tasks now opt in as separate jobs."""
         self.problems: dict[int, str] = {}
         """Doubts about a job's term, in words."""
 
     def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
-        """All jobs of a snapshot, those of blocks each in its present term."""
+        """Return all jobs of a snapshot by id, jobs of blocks in their present term."""
         found = arrays(snapshot.jobs.values())
         self._remember(found)
         self._spans = {array: span for array, span in self._spans.items() if array in found}
@@ -80,8 +80,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
-        """Return the arrays that were a job of blocks and whose comments no longer say so. They stay one job: their
-        scripts train as blocks, and records have the array's id."""
+        """Return the arrays that were a job of blocks, but whose comments no longer opt in as one. They stay one job:
+        their scripts train as blocks, and records have the array's id."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -91,7 +91,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Remember these records of jobs."""
+        """Keep these records of jobs of blocks as the last stored ones."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -105,7 +105,7 @@ class Terms:
     def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
         """Return the job in its present run, and the runs whose reports are to be read now, the present one last.
 
-        No tick need have seen the job yet, and its submission may be that of one of its tasks.
+        The job may be new to this companion, and its submission time may be that of one of its tasks.
         """
         if not job.by_blocks:
             # The run before may have written its last reports after its requeue was seen.
@@ -157,9 +157,9 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[SlurmJob]]) -> Membership:
-        """Return the membership with its number of nodes as Slurm knows it, since blocks do not know that they share a
-        node. It stays as reported if Slurm shows other GPUs. `ask` reads an array's tasks, for blocks started since the
-        last tick."""
+        """Return the membership with its number of nodes by Slurm, since blocks cannot tell if they share a node. It
+        stays as reported if Slurm shows other GPUs. `ask` reads an array's tasks, for blocks started since the last
+        tick."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -179,7 +179,7 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell whether the record is of this array, not of an earlier one with its id, by the times of submission."""
+    """Tell by the submission times whether the record is of this array, not of an earlier one with the same id."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -204,7 +204,7 @@ def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """Return the closed record of a block whose job is not observed any more, or which Slurm requeued or forgot."""
+    """Return the closed record of a block that is no longer observed, or that Slurm requeued or forgot."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
