@@ -1,1 +1,1 @@
-"""Throughput, statistical efficiency and progress of each job, from what was observed; pure."""
+"""Learning of each job's throughput, statistical efficiency and progress from its history; no I/O."""

@@ -1,9 +1,9 @@
-"""Lives of guests: the preemptions per second that a guest runs, by partition and hour of the day.
+"""Lifetimes of guests: preemptions per second that a guest runs, by partition and hour of the day.
 
-Preemptions are taken for a Poisson process whose rate has a gamma prior, so its mean is (prior + preemptions) over
-(prior + seconds run). A partition begins at `LIFE_S`. Each of its hours begins at what the partition has shown, since
-people ask for more GPUs by day than by night. All of it follows from the guests of the last `KNOWN_S` that the database
-has.
+Preemptions are modelled as a Poisson process with a gamma prior on its rate. The mean rate is (prior + preemptions)
+over (prior + seconds run). A partition starts at `LIFE_S`. Each hour of the day starts at the partition's overall rate,
+since people ask for more GPUs by day than by night. The data are the guests of the last `KNOWN_S` seconds in the
+database.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from ones_db import GuestRun
 
 LIFE_S = 4 * 3600.0
-"""Expected life of a guest before any was seen."""
+"""Expected lifetime of a guest in seconds, before any guest was observed."""
 PRIOR_EVENTS = 0.25
-"""Preemptions that the prior `LIFE_S` counts as: a few observed ones outweigh it."""
+"""Number of preemptions by which the prior `LIFE_S` is weighted: a few observed ones outweigh it."""
 HOUR_EVENTS = 2.0
-"""Preemptions that a partition's overall rate counts as in each hour of the day."""
+"""Number of preemptions by which the partition's overall rate is weighted in each hour of the day."""
 KNOWN_S = 14 * 86400.0
-"""Age in seconds from which on the end of a guest no longer counts."""
+"""Age in seconds beyond which the end of a guest no longer counts."""
 HOUR_S, HOURS = 3600.0, 24
 
 
@@ -30,7 +30,7 @@ class GuestLives:
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
         self._taken: Counter[tuple[str, int]] = Counter()
-        """Preemptions, by partition and hour."""
+        """Number of preemptions, by partition and hour of the day."""
         self._ran_s: dict[tuple[str, int], float] = defaultdict(float)
         for run in runs:
             end = run.end_time if run.end_time is not None else now

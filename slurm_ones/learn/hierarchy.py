@@ -71,11 +71,11 @@ from slurm_ones.learn.throughput import MeasuredThroughput, moved
 from slurm_ones.policy.contract import Bools, Floats, Ints, ThroughputModel
 
 LEVELS = 4
-"""Site, family, spec and owner: nodes that have children."""
+"""Number of levels of nodes with children: site, family, spec and owner."""
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Weight of one user's jobs, at most, relative to all others': with equal weight a lie would move the mean."""
+"""Largest weight of one user's jobs relative to all others': with equal weight a lie would move the mean."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -84,66 +84,66 @@ SPREADS: Floats = np.array(
         [0.15, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
     ]
 )
-"""(LEVELS, 7) typical deviations of families, specs, owners and jobs around the node above them."""
+"""(LEVELS, 7) typical deviations of families, specs, owners and jobs around their parent nodes."""
 CERTAIN = 4.0
-"""Number of children that `SPREADS` counts for as a prior."""
+"""Number of children by which `SPREADS` is weighted as a prior."""
 WIDEST = 2.0
-"""Upper limit of a deviation, as a multiple of the typical one: a liar would widen it, and pull harder."""
+"""Upper limit of a deviation, as a multiple of the typical one: a liar would widen it to gain influence."""
 ROUNDS = 5
 """Rounds of expectation-maximisation."""
 
 
 @dataclass(frozen=True)
 class GroupPath:
-    """A job's place in the tree."""
+    """Position of a job in the tree of groups."""
 
     family: Hashable
     spec: Hashable
     user: str
 
     def nodes(self) -> tuple[Hashable, ...]:
-        """The job's node at each level, the site's first."""
+        """Return the job's node at each level, the site's first."""
         return ((), (self.family,), (self.family, self.spec), (self.family, self.spec, self.user))
 
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """A job's measurements as a message about its figures, without any prior."""
+    """Information on a job's figures from its measurements, without any prior."""
 
     weighed: Floats
-    """(7,) precision × value of the figures."""
+    """(7,) precision matrix times the figures."""
     precision: Floats
-    """(7, 7)"""
+    """(7, 7) precision matrix of the figures."""
 
     @classmethod
     def of(cls, fit: Fit) -> JobEvidence:
-        """Return the evidence of a fit, with its prior taken out."""
+        """Return the evidence in a fit, with its prior removed."""
         precision = fit.slopes.T @ fit.weights @ fit.slopes
         return cls(precision @ fit.figures + fit.slopes.T @ fit.misfit, precision)
 
 
 @dataclass
 class _Level:
-    """The nodes of one level as children of those above."""
+    """Nodes of one level, as children of the level above."""
 
     parents: Ints
-    """(C,) the place above of each child."""
+    """(C,) index of each child's parent in the level above."""
     shares: Floats
-    """(C,) how much each counts there."""
+    """(C,) weight of each child in its parent."""
     near: Floats
-    """(C,) and how much of that is left for its distance."""
+    """(C,) factor on the weight for the child's distance from its parent: 1 if near."""
     weighed: Floats
     precision: Floats
-    """(C, 7) and (C, 7, 7): what is known of each from below."""
+    """(C, 7, 7) precision of each child's information from below; `weighed` (C, 7) is precision × value."""
 
 
 class Tree:
-    """Beliefs learned from measured jobs; `around` is the prior before any."""
+    """Hierarchical priors learned from measured jobs; `around` is the prior before any job."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
         self.spreads = SPREADS.copy()
-        """(LEVELS, 7) deviations of children around the node above them."""
+        """(LEVELS, 7) deviations of children around their parent nodes."""
         self._levels: list[_Level] = []
         self._places: list[dict[Hashable, int]] = [{} for _ in range(LEVELS)]
         if not jobs:
@@ -173,7 +173,7 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of an unmeasured job at this place; with `others`, without its owner's jobs of its spec."""
+        """Return the prior of an unmeasured job in this group; with `others`, without its owner's jobs of its spec."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -201,7 +201,7 @@ class Tree:
         return Prior(np.clip(mean, LOWEST, HIGHEST), deviation, covariance / deviation / deviation[:, None])
 
     def _up(self) -> None:
-        """Messages of each child to the node above it, and their sums."""
+        """Compute each child's message to its parent node, and the sums of messages by parent."""
         self._from_below: list[tuple[Floats, Floats]] = []
         self._messages: list[tuple[Floats, Floats]] = []
         for level in range(LEVELS - 1, -1, -1):
@@ -221,8 +221,8 @@ class Tree:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """One step of expectation-maximisation: the deviations that make the measurements likelier, and how much a
-        child counts that is far from the node above it."""
+        """Run one step of expectation-maximisation: update the deviations, and the weights of children far from their
+        parent."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
@@ -264,10 +264,11 @@ def _vague(around: Prior) -> Floats:
 
 
 def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
-    """(C,) of each level: how much each child counts in its parent, no user's children for more than half of others'.
+    """Return the weights (C,) of children in their parents, by level. No user's children weigh more than half of all
+    others'.
 
-    `parents` are those of each level's children, the jobs last; `users` own the jobs. A node of several users' jobs is
-    each one's in part.
+    `parents` holds the parent indices of each level's children, jobs last; `users` own the jobs. A node with jobs of
+    several users belongs to each in part.
     """
     masses: list[dict[str, float]] = [{user: 1.0} for user in users]
     found: list[Floats] = []
@@ -293,12 +294,12 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Share of a normal distribution within this number of deviations."""
+"""Coverage of the intervals that are calibrated, and the standard deviations that have it in a normal distribution."""
 UNSURE = 10.0
-"""Number of predictions that a factor of 1 counts for as a prior."""
+"""Number of predictions by which a factor of 1 is weighted as a prior."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Number of jobs that are predicted, those that finished last."""
+"""Largest number of jobs that are predicted, the last to finish."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
@@ -355,14 +356,14 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of log factors: of any two kinds, of a script's around the site's, of a job's around its
-script's."""
+"""Standard deviations of log factors: between any two kinds, of a script around the site, and of a job around its
+script."""
 COMPARED = 0.1
-"""Standard deviation of one job's own comparison, which is made at other sizes and hours."""
+"""Standard deviation of one job's own comparison, since sizes and hours differ."""
 
 
 class Ratio(NamedTuple):
-    """One job's speed of computing on kind `there` over that on kind `here`, in logs."""
+    """Log ratio of one job's compute speed on kind `there` to that on kind `here`."""
 
     here: str
     there: str
@@ -372,13 +373,13 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Factor:
-    """Normal distribution of a log factor."""
+    """Normal distribution of a log speed factor."""
 
     mean: float = 0.0
     variance: float = SITE**2
 
     def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
-        """Return the posterior after these observations (log, variance)."""
+        """Return the posterior after these observations, pairs (log, variance)."""
         weight, total = 1.0 / self.variance, self.mean / self.variance
         for log, variance in observed:
             weight += 1.0 / variance
@@ -392,7 +393,7 @@ SAME = Factor(0.0, 0.0)
 
 @dataclass(frozen=True)
 class KindEvidence:
-    """One job's fit on kind `here`, and its speed on others that it ran on."""
+    """One job's fit on kind `here`, and its speed ratios on other kinds."""
 
     spec: Hashable
     user: str
@@ -411,17 +412,17 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Factors between kinds, from jobs that ran on several, and what the site `guessed` of their speeds."""
+    """Speed factors between kinds of GPU, from jobs that ran on several kinds and the site's `guessed` speeds."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}
         self._site: dict[tuple[str, str], Factor] = {}
         self._scripts: dict[tuple[Hashable, str, str], Factor] = {}
         self.reference = next(iter(self._guessed), "")
-        """The kind that figures of all jobs are expressed for: that of most jobs."""
+        """Reference kind of all jobs' figures: the kind of most jobs."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """Learn the factors from these jobs only."""
+        """Learn the speed factors from these jobs, and forget earlier ones."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -435,7 +436,7 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """Factor from kind `here` to kind `there`, of a job of that spec with these ratios of its own."""
+        """Return the factor from kind `here` to kind `there`, for a job of this spec with its `own` ratios."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None
@@ -456,7 +457,7 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Log factor and variance by owner, pair of kinds and spec."""
+    """Return the log factor and its variance by owner, pair of kinds, and spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -476,13 +477,13 @@ def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[H
 
 
 def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Median of the logs, and its variance."""
+    """Return the median of the logs, and the variance of that median."""
     logs, variances = zip(*found, strict=True)
     return statistics.median(logs), statistics.median(variances) / len(found)
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Return the prior of a job's figures on another kind."""
+    """Return the prior of a job's figures on another kind of GPU, given the speed factor."""
     if factor == SAME:
         return prior
     along = faster(layout)
@@ -492,7 +493,7 @@ def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
 
 
 def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
-    """Return the fit on another kind, taking the factor as certain."""
+    """Return the fit on another kind of GPU, with the speed factor taken as certain."""
     return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
 
 
@@ -504,7 +505,7 @@ def on_kinds(
     spec: Hashable,
     own: Sequence[Ratio],
 ) -> Mapping[str, ThroughputModel]:
-    """The model on each of the kinds; `here` is the one of its figures, "" for none."""
+    """Return the model on each of the kinds; `here` is the kind of its figures, "" if unknown."""
     along = faster(model.layout)
     by_kind = {kind: factors.factor(spec, here, kind, own) for kind in kinds}
     return {

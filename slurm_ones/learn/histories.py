@@ -1,9 +1,9 @@
 """Evidence in one job's history: its group, measurements, progress, and pauses of its changes.
 
-**Statistical efficiency** is the worth of a sample at a batch. It follows from the gradient noise scale B = tr(Σ)/|G|²
-(McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at batch M brings as much as M/(B + M)
-of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B + M) of one at the base batch M0 (Pollux,
-OSDI 2021, §3.1, multiplies throughput by it).
+**Statistical efficiency** is the progress per sample at a batch, relative to the base batch M0. It follows from the
+gradient noise scale B = tr(Σ)/|G|² (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at
+batch M brings M/(B + M) of the progress of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B
++ M) of a sample at M0. Pollux (OSDI 2021, §3.1) multiplies throughput by it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs,
 from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""Seconds of silence of a running job, as in an evaluation, that do not raise its remaining work."""
+"""Seconds of silence of a running job, such as an evaluation, that do not raise its remaining work."""
 FLAT = 0.05
-"""Least effect of compute speed on a step's time from which a ratio of speeds is derived."""
+"""Least slope of log step time by log compute speed from which a ratio of speeds is derived."""
 LEAST, MOST = 1e-2, 1e4
-"""Bounds of the noise scale, in base batches."""
+"""Bounds on the gradient noise scale, in base batches."""
 CAUTIOUS = 4.0
 """Noise scale of a job that never reported one, in base batches, before any job has: a batch four times the base is
 then worth 5/8 of its samples. Low among what is measured, since a large batch that was not worth it cannot be had back.
@@ -38,8 +38,8 @@ then worth 5/8 of its samples. Low among what is measured, since a large batch t
 
 
 class NoiseEfficiency:
-    """An `EfficiencyModel` from a gradient noise scale in samples. A scale without end makes all batches equal, and the
-    rule of the job's optimizer those up to `free` (`ones_wrapper.protocol.growth`)."""
+    """`EfficiencyModel` from a gradient noise scale in samples. With an infinite scale all batches are equally
+    efficient; up to `free`, the optimizer's rule makes them so (`ones_wrapper.protocol.growth`)."""
 
     def __init__(self, base_batch: float, noise: float, free: float = 0.0) -> None:
         self.base_batch = max(float(base_batch), 1.0)
@@ -47,7 +47,7 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Worth of a sample at each global batch, in (0, 1]; 1 up to the base batch, and up to `free`."""
+        """Return the progress per sample at each global batch, in (0, 1]; 1 up to the base batch, and up to `free`."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
@@ -56,22 +56,22 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """The gradient noise scale in base batches, from the newest reports: their median, within bounds; None if none of
-    them makes sense. The scale drifts over epochs and jumps from report to report."""
+    """Return the median gradient noise scale of the newest reports in base batches, within bounds; None if no report is
+    valid. The scale drifts over epochs and varies between reports."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """Return the spec without fields that vary between jobs of one script, or over time: the leader's, a batch fixed
-    for now, and the batch's growth so far."""
+    """Return the spec without fields that differ between jobs of one script, or change over time: the leader's term, a
+    temporarily fixed batch, and the batch's growth."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
 
 
 def group_of(history: JobHistory) -> GroupPath:
-    """The job's place among others: jobs of a family have the same batches, and may differ in their data."""
+    """Return the job's group in the hierarchy: jobs of a family have the same batches, but may differ in their data."""
     spec = history.spec
     if spec is None:
         return GroupPath(None, None, history.job.user)
@@ -85,12 +85,12 @@ def reshards(spec: Spec | None) -> bool:
 
 
 def by_terms(spec: Spec | None) -> bool:
-    """Tell whether each change of the job of blocks begins a term from a checkpoint."""
+    """Tell whether each change of blocks begins a term from a checkpoint."""
     return spec is not None and not spec.hot
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Tell whether training at the same batch differs with the number of GPUs."""
+    """Tell whether training at one batch gives different results on different numbers of GPUs."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
@@ -100,7 +100,8 @@ def is_wired(spec: Spec | None) -> bool:
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """The history without the bytes that it sends; None if it does not report them, or a strategy does."""
+    """Return the history without the gradient bytes that the job reports. None if it reports none, or a strategy
+    reports its bytes."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -108,13 +109,14 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause of changes in which blocks joined (any change, if each begins a term), in seconds; None without
-    one."""
+    """Return the pause in seconds of changes in which blocks joined, or of any change if each begins a term. None
+    without one."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause of changes in which blocks only left, in seconds; None if unknown, or mixed with others."""
+    """Return the pause in seconds of changes in which blocks only left; None if unknown, or measured together with
+    joins."""
     return history.switch_s if history.join_s is None else None
 
 
@@ -125,7 +127,7 @@ def ready_of(history: JobHistory) -> float | None:
 
 
 def points_in(history: JobHistory) -> tuple[Points, float]:
-    """Measurements on the kind of GPU that the job knows best, and the reference local batch of its speed."""
+    """Return the measurements on the best-measured kind of GPU, and the reference local batch of the job's speed."""
     measured = of_kind(history.throughput, base_kind(history.throughput))
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
@@ -135,7 +137,7 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Epochs of progress that a running job would make, at its last speed, since its last report."""
+    """Return the epochs of progress that a running job would have made since its last report, at its last speed."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -146,7 +148,7 @@ def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: flo
 
 
 def own_noise(history: JobHistory) -> float | None:
-    """The job's own gradient noise scale in base batches."""
+    """Return the job's own gradient noise scale in base batches; None before a valid report."""
     if history.spec is None:
         return None
     points = history.noise
@@ -157,8 +159,8 @@ def own_noise(history: JobHistory) -> float | None:
 
 
 def free_batch(history: JobHistory) -> float:
-    """The largest batch that costs no samples: as the job says, and as its optimizer's rule and its own noise scale
-    allow; 0 before it measured one."""
+    """Return the largest batch without loss of efficiency: the least of the job's report and its optimizer's rule at
+    its own noise scale. 0 before a noise scale was measured."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0
@@ -166,25 +168,26 @@ def free_batch(history: JobHistory) -> float:
 
 
 def progress_in(history: JobHistory) -> float:
-    """Progress in samples of the base batch: as reported, or else every sample used counts whole."""
+    """Return the progress in samples of the base batch: as reported, or else all samples used."""
     return history.progress if history.progress is not None else history.samples
 
 
 def epochs_in(history: JobHistory) -> float:
-    """Epochs of progress done."""
+    """Return the job's progress in epochs."""
     dataset = dataset_of(history)
     return progress_in(history) / dataset if dataset else float(len(history.epochs))
 
 
 def dataset_of(history: JobHistory) -> int:
-    """Samples in an epoch. A stream's length is not known before its first epoch has ended: 0 until then."""
+    """Return the samples in an epoch; 0 for a stream before its first epoch has ended."""
     if history.spec is not None and history.spec.dataset:
         return history.spec.dataset
     return round(history.epoch_samples or 0.0)
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """The job's training after `epochs` epochs of progress, the last end of an epoch that counts being `upto` - 1."""
+    """Return the training state after `epochs` epochs of progress, with loss and accuracy of the `upto`-th reported
+    epoch."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -196,7 +199,7 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """The log of a finished job. Its progress at an epoch's end is not stored, and taken to have come evenly."""
+    """Return the log of a finished job. Progress at the ends of epochs is not stored, and assumed to be even."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
@@ -204,7 +207,7 @@ def log_of(history: JobHistory) -> FinishedJob:
 
 
 def base_kind(points: Sequence[ThroughputPoint]) -> str:
-    """The kind on which most sizes and batches were measured, latest on ties; "" for none."""
+    """Return the kind of GPU on which most sizes and batches were measured, latest on ties; "" for none."""
     if len(kinds := {point.kind for point in points}) < 2:
         return kinds.pop() if kinds else ""
     tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
@@ -213,12 +216,13 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Return the measurements on this kind of GPU, or on an unknown one."""
+    """Return the measurements on this kind of GPU, and those on an unknown kind."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Speeds of computing on other kinds that explain best what a job with this fit of kind `here` measured there."""
+    """Return the compute speeds on other kinds, relative to kind `here`, that best explain the job's measurements
+    there."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
         seen = points_of([point for point in points if point.kind == there], fit.reference, layout)

@@ -1,4 +1,4 @@
-"""Models that policies weigh, from histories."""
+"""Learner of the models that policies get, from job histories."""
 
 from __future__ import annotations
 
@@ -57,23 +57,24 @@ from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputMode
 NOWHERE = GroupPath(None, None, "")
 """Group of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Priors before any job has measured, by whether a job reports the bytes that it sends."""
+"""Priors before any measurement; the key is True for jobs that report the bytes they send."""
 PEERS = 3
-"""Number of other users' finished jobs of a spec from which on they bound a job's believed speed."""
+"""Number of other users' finished jobs of a spec that are needed to bound a job's believed speed."""
 RESIZE_S = 30.0
-"""Seconds that a resize is expected to interrupt training, before any did."""
+"""Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on `RESIZE_S` if the checkpoint must be resharded, before any was: it is read and written once more."""
+"""Factor on `RESIZE_S` if the checkpoint must be resharded, before any such resize: it is read and written once
+more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Seconds that blocks which join, or leave, interrupt training, and until joining ones are ready: before any did, as
-measured with small models (docs/benchmarks/resizes.md)."""
+"""Default pause in seconds of blocks that join or leave, and seconds until joining blocks are ready. Measured with
+small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
-"""Seconds of a change that begins a term from a checkpoint. A guess: ranks fork and the script begins, about a second
-of a small model, and a large one is written and read besides."""
+"""Default pause in seconds of a change that begins a term from a checkpoint. A guess: forking and starting take about a
+second for a small model; a large model is also written and read."""
 SPARE = 100
-"""Number of models kept beyond the most ever needed at once; those of the jobs that reported last."""
+"""Number of models kept beyond the most ever needed at once; models of the last reporting jobs stay."""
 SCRIPTS = 10_000
-"""Scripts, by user and name, whose last spec is kept."""
+"""Largest number of scripts, by user and name, whose last spec is kept."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +82,29 @@ class JobModel:
     """Models and limits learned for one job."""
 
     spec: Spec | None
-    """Limits that it reported, or that jobs of the same script reported before it; None if neither has."""
+    """Spec that the job reported, or else earlier jobs of the same script; None if neither has."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
-    """Progress since its first run, in samples of the base batch."""
+    """Progress since the job's first run, in samples of the base batch."""
     losses: tuple[tuple[float, float], ...]
-    """(epochs done, loss) at the ends of its epochs."""
+    """Pairs (epochs done, loss) at the ends of the job's epochs."""
     resize_s: float
-    """Seconds that a resize is expected to interrupt its training."""
+    """Expected pause of training at a resize, in seconds."""
     dataset: int = 0
-    """Samples in an epoch, as reported, or else as the epochs that ended had; 0 if neither is known."""
+    """Samples in an epoch, as reported, or else as measured over ended epochs; 0 if unknown."""
     shrink_s: float | None = None
-    """Seconds that giving up GPUs is expected to interrupt its training; None for `resize_s`."""
+    """Expected pause of training in seconds when the job gives up GPUs; None for `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds for which gained GPUs are held before they train."""
+    """Expected seconds for which gained GPUs are held before they train."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Its model on each of the kinds of GPU that were asked about."""
+    """Throughput model on each queried kind of GPU."""
 
 
 @dataclass(frozen=True)
 class _Switches:
-    """Seconds that changes of blocks take: some joined, some left, joining ones got ready, a term began."""
+    """Seconds taken by changes of blocks: by joining, leaving, getting ready, and beginning a term."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
@@ -113,33 +114,33 @@ class _Switches:
 
 @dataclass(frozen=True)
 class _Learned:
-    """The throughput model of a job, and its inputs."""
+    """Throughput model of a job, and its inputs."""
 
     history: JobHistory
     prior: Prior
     model: MeasuredThroughput
     on: dict[str, ThroughputModel] = field(default_factory=dict)
-    """The model on kinds of GPU that were asked about."""
+    """Throughput model on the kinds of GPU queried so far."""
 
 
 class Learner:
-    """Turns histories into models.
+    """Learner of models from job histories.
 
-    What finished jobs teach is fitted again when one finishes. A running job's models are fitted again when it reports
-    something new. Jobs with the same reported spec (base batch, local batch, dataset, epochs) are taken to run the same
-    script. Those that report the same batches are of one family. A job's prior is what its own user's jobs of that spec
-    measured. It is shrunk towards others' of that spec, those towards the family, and that towards the site.
-    `hierarchy` also bounds what one user teaches about other people's jobs, and widens intervals by how far off such
-    priors were. A job that has not run yet gets the last spec of the same user's jobs of that name. A number at the end
-    of the name does not count.
+    Models from finished jobs are fitted again when a job finishes. A running job's models are fitted again when it
+    reports something new. Jobs with the same reported spec (base batch, local batch, dataset, epochs) are assumed to
+    run the same script. Jobs with the same batches are one family. A job's prior comes from its own user's jobs of the
+    spec. It is shrunk towards others' jobs of the spec, these towards the family, and the family towards the site.
+    `hierarchy` also bounds the influence of one user on other people's jobs, and widens intervals by past errors of the
+    priors. A job that has not run yet gets the last spec of the same user's jobs of that name, without a number at its
+    end.
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
-        """`gpu_speeds` is the site's guess of its kinds of GPU."""
+        """Create the learner. `gpu_speeds` holds the site's guess of the relative speed of its GPU kinds."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Finished jobs and their fits: as they reported, and then as if they had not reported the bytes they send."""
+        """Finished jobs with their fits: as reported, and a second time without the bytes they send."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -206,12 +207,12 @@ class Learner:
             known.on.clear()
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
-        """Factor from the kind that all figures are expressed for to that which the job's are fitted on, or back."""
+        """Return the factor from the reference kind to the kind of the job's fit, or back."""
         ends = self._factors.reference, base_kind(history.throughput) or self._factors.reference
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn pauses of changes of blocks, by spec and overall: joining takes longer for a larger state."""
+        """Learn the pauses of changes of blocks, by spec and overall, since joining takes longer for a larger state."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:
@@ -234,7 +235,7 @@ class Learner:
         self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
-        """Update the models of these jobs with new reports, all in one fit."""
+        """Update the models of these jobs by their new reports, all in one fit."""
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
@@ -261,8 +262,8 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """Prior that other users' jobs of its spec make plausible, on the kind of GPU that the job is fitted on. None
-        if they are too few."""
+        """Return the prior from other users' jobs of the same spec, on the kind of GPU of the job's fit. None if such
+        jobs are too few."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -271,7 +272,7 @@ class Learner:
         return prior_on(self._peers[path], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        """Prior of a job on the kind of GPU that it is fitted on."""
+        """Return the prior of a job on the kind of GPU of its fit."""
         path, wired = group_of(history), is_wired(history.spec)
         key = wired, path, base_kind(history.throughput)
         if key not in self._priors:
@@ -282,10 +283,11 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """Model of a job, one of `blocks` or not, and on `kinds` of GPU; a typical one without a history.
+        """Return the models of a job (of `blocks` if set), also on these `kinds` of GPU; typical models without a
+        history.
 
-        `now` is Slurm's clock: a job that has been silent for long is thought to need as long again (Lindy's law),
-        however little was left by its last report.
+        `now` is Slurm's clock. A job that has been silent for long is expected to need as long again (Lindy's law),
+        however little was left at its last report.
         """
         if history is None:
             nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
@@ -325,7 +327,7 @@ class Learner:
         return self._reshard_s if reshards(spec) else self._resize_s
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """Return the model with costs of changes of blocks: its own, else those of jobs of its spec."""
+        """Return the models with the pauses of changes of blocks: the job's own, else those of jobs of its spec."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -334,8 +336,8 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Return the expected pause of a change of blocks in seconds: of the job's own changes, else of joins of jobs
-        like it."""
+        """Return the expected pause of a change of blocks in seconds: of the job's own changes, else of joins of
+        similar jobs."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))
@@ -346,7 +348,7 @@ class Learner:
         return _first(join_of(history), _first(of_spec, typical))
 
     def _with_spec(self, history: JobHistory) -> JobHistory:
-        """The history with the spec that is expected of the job, if it has reported none."""
+        """Return the history; if the job has reported no spec, with the expected one."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 

@@ -1,16 +1,16 @@
-"""Slow nodes, found by comparing jobs' throughput on them and elsewhere at the same size, batch and kind of GPU.
+"""Slow nodes, found by comparing jobs' throughput on different nodes at the same size, batch and kind of GPU.
 
-PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here nothing is run for it:
-an owner's jobs of one script are compared with each other, if some ran on the node and some did not. A run on several
-nodes goes at the pace of its slowest, so its evidence is divided among them. The slowest node that is certain is found
-first; runs on it are then no evidence about other nodes.
+PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. One
+owner's jobs of one script are compared, if some ran on the node and some did not. A run on several nodes trains at the
+pace of its slowest node, so its evidence is divided among them. The slowest certain node is found first; runs on it are
+then no evidence about other nodes.
 
-Measurements are their users' word, so one user condemns no node:
+Measurements are reported by users, so one user cannot condemn a node:
 
 - each owner has one vote, the median of their scripts, however many jobs they run;
-- a node is slow if two owners or more vote so, and as slow as their median. Of an even number the milder half counts.
-  If all measurements are of one owner, their jobs vote instead: nobody else can be harmed;
-- no node is taken for slower than `SLOWEST`, and no more than `MOST` of all nodes for slow.
+- a node is slow if at least two owners vote so, and as slow as their median. Of an even number the milder of the middle
+  two counts. If all measurements are of one owner, their jobs vote instead: nobody else can be harmed;
+- no node counts as slower than `SLOWEST`, and at most a share `MOST` of all nodes as slow.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Least speed of a node that is believed, as a share of other nodes'."""
+"""Lowest accepted speed of a node, relative to other nodes."""
 SLOW = 0.9
-"""Speed relative to other nodes above which a node is not called slow: other hours and neighbours explain as much."""
+"""Speed relative to other nodes above which a node is not slow: time of day and neighbours explain such a
+difference."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's speed, before any measurement."""
 SURE = 2.5
-"""Standard deviations by which a node must be slower: of hundreds of equal nodes few are so by chance."""
+"""Number of standard deviations by which a node must be slower: few of hundreds of equal nodes are so by chance."""
 VOTES = 2
 MOST = 1 / 3
-"""Largest share of the nodes that is called slow; at least one node."""
+"""Largest share of nodes that count as slow; at least one node."""
 ENOUGH = 3
-"""Fewest comparable runs from which their noise is estimated."""
+"""Fewest comparable runs from which their noise is estimated in pairs."""
 MANY = 30
-"""Most runs that are compared in pairs for that."""
+"""Largest number of comparable runs that enter the pairs for the noise estimate."""
 NORMAL = 2.2219
-"""Standard deviation of a normal distribution over the lower quartile of the differences of any two draws."""
+"""Ratio of a normal distribution's standard deviation to the lower quartile of differences of two draws."""
 RECENT_S = 7 * 86400.0
-"""Age of measurements that count, so that a node that was repaired is tried again."""
+"""Largest age of measurements in seconds, so that a repaired node is used again."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,17 @@ class SlowNode:
 
     name: str
     factor: float
-    """Its speed over that of others, in [`SLOWEST`, `SLOW`]."""
+    """Speed of the node relative to others, in [`SLOWEST`, `SLOW`]."""
     doubt: float
     """Standard deviation of the factor's logarithm."""
     runs: int
-    """Runs on it that show this."""
+    """Number of runs on the node that show it."""
     owners: int
-    """Owners of these runs."""
+    """Number of owners of these runs."""
 
 
 class _Run(NamedTuple):
-    """One run at one batch."""
+    """Throughput of one run at one batch."""
 
     alike: Hashable
     """Key that is equal for runs that can be compared."""
@@ -74,11 +75,11 @@ class _Run(NamedTuple):
     owner: str
     names: frozenset[str]
     log: float
-    """Logarithm of its samples/s."""
+    """Logarithm of the run's samples/s."""
 
 
 class _Comparison(NamedTuple):
-    """One voter's comparable runs on a node: its speed over that of others in logs, with its variance."""
+    """One voter's comparable runs on a node: log of the node's relative speed, and its variance."""
 
     name: str
     voter: Hashable
@@ -129,8 +130,8 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 
 
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
-    """Standard deviation of the logs of each owner's comparable runs: by the lower quartile of their differences (as in
-    Rousseeuw and Croux, JASA 1993), so that slow nodes do not count; at least `COMPARED`."""
+    """Return the standard deviation of log speed over comparable runs, by owner, `COMPARED` at least. It uses the lower
+    quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), so slow nodes do not count."""
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
         if len(runs) >= ENOUGH:
@@ -141,7 +142,7 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Comparisons of each node of one owner's comparable runs."""
+    """Return the comparisons of each node over one owner's comparable runs."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):

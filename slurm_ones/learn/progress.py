@@ -1,22 +1,22 @@
-"""Share of its training that a job has completed: the Beta model of ONES (§3.2).
+"""Fraction of its training that a job has completed: the Beta model of ONES (§3.2).
 
-ρ, the fraction complete, is Beta(α, β) with α the epochs done and β = f(features). f is a small network fitted by
-maximum likelihood to finished jobs' logs. With α the epochs done, β reads as the remaining epochs. We differ in this:
+ρ, the completed fraction, is Beta(α, β), with α the epochs done and β = f(features). f is a small network fitted by
+maximum likelihood to finished jobs' logs. With α the epochs done, β is the number of remaining epochs. We differ from
+ONES in these points:
 
-- the features are standardised, and the very same transform serves (ONES serves raw features to a network
-  trained on their logarithms);
-- f is a factor on a first guess: what the job declared and has not done yet, or else what finished jobs trained.
-  If jobs train what they declare, little has to be learned, and if they stop early, how early. The factor of a job that
-  declared its epochs is no less than nearly all that finished had: for a job unlike all of them the network could
-  predict anything;
-- f ends in softplus instead of relu, which has the same ends and a gradient everywhere;
-- a job that declared its epochs never has more to come than it declared, until it has trained them all: from then on
-  it has as much to come as it is over (`OVERRUN`), since a declaration that was too small means nothing more. So one
-  that declares little to be served first is soon found out;
-- α + β is ONES's certainty, which follows only from the epochs done. Here a factor on both is fitted as well, on jobs
-  that the network did not see. So an interval of 80 % holds the truth in 80 % of the cases;
-- before `ENOUGH` jobs have finished there is nothing to learn from: β is then what the job declared, and for a job that
-  declared nothing a convention: it is half done, and trains ten epochs at least.
+- features are standardised, by the same transform in fitting and serving (ONES serves raw features to a network trained
+  on their logarithms);
+- f is a factor on a first guess: the declared epochs not done yet, or else what finished jobs trained. So the network
+  learns only how far jobs deviate from the guess. For a job that declared its epochs, the factor has a lower bound from
+  the finished jobs: for a job unlike all of them the network could predict anything;
+- f ends in softplus instead of relu, which has the same limits and a gradient everywhere;
+- a job that declared its epochs never has more remaining than declared, until it has trained them all. From then on it
+  has as many remaining as it is over (`OVERRUN`), since the declaration was too small. So declaring little to be served
+  first is soon detected;
+- α + β is the certainty in ONES, which follows from the epochs done. Here a factor on both is fitted as well, on jobs
+  that the network did not see. So an 80 % interval covers the truth in 80 % of the cases;
+- before `ENOUGH` jobs have finished nothing is learned: β is the declaration. A job without a declaration is assumed to
+  be half done, and to train ten epochs at least.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from slurm_ones.policy.contract import Floats, Progress
 HIDDEN = 8
 ITERATIONS = 60
 DECAY = 1e-3
-"""Weight decay: keeps the network near a constant where the logs are few."""
+"""Weight decay: keeps the network near a constant if there are few logs."""
 LEAST = 1e-3
-"""Least remaining epochs: β must be positive."""
+"""Smallest β (remaining epochs), which must be positive."""
 DECLARED = -1
-"""Feature that is known only of jobs that declared their epochs."""
+"""Index of the feature that only jobs with declared epochs have."""
 RARE = 0.1
-"""Share of the moments of such jobs at which they had less of it to come than is ever predicted: a job about to stop
-early has next to nothing to come, and nobody can know which one that is."""
+"""Quantile of the remaining work of declared jobs, relative to the first guess, that bounds predictions from below.
+Nobody can predict which job is about to stop early."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network from features to remaining epochs: one hidden tanh layer, softplus output, times a first guess for each
-    row."""
+    """Network from features to remaining epochs: one tanh layer and a softplus output, times a first guess per row."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
-    """All parameters in one vector, as the optimiser wants them."""
+    """All parameters as one vector, the form that the optimiser needs."""
     least: float
-    """Factor on the first guess, at least, of jobs that declared their epochs."""
+    """Smallest factor on the first guess for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
-        """Maximum likelihood of ρ = done/total under Beta(done, β) over all rows; `features` is (rows, width)."""
+        """Fit by maximum likelihood of ρ = done/total under Beta(done, β) over all rows; `features` is (rows,
+        width)."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, features, 0.0).sum(axis=0) / count
@@ -93,14 +93,14 @@ class BetaNetwork:
         return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
-        """β of each row of raw features, given the first guess of it."""
+        """Return β for each row of raw features and its first guess."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
         factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
         return np.maximum(factor * guess, LEAST)
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Standardised features, for fitting and serving alike: unknown is average, far is bounded."""
+    """Return the standardised features, for fitting and serving: unknown ones become 0, the others are clipped."""
     scaled = (features - mean) / deviation
     return np.where(np.isfinite(scaled), np.clip(scaled, -4.0, 4.0), 0.0)
 
@@ -118,7 +118,7 @@ def _forward(weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
 
 
 def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Floats) -> tuple[float, Floats]:
-    """Mean negative log likelihood of ρ under Beta(α, β) plus weight decay, and its gradient."""
+    """Return the mean negative log likelihood of ρ under Beta(α, β) plus weight decay, and its gradient."""
     rows, width = inputs.shape
     hidden, raw = _forward(weights, inputs)
     beta = np.maximum(np.logaddexp(0.0, raw) * guess, LEAST)
@@ -143,66 +143,66 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
 
 
 ENOUGH = 5
-"""Finished jobs below which nothing is fitted."""
+"""Fewest finished jobs from which anything is fitted."""
 NEW_ALPHA = 0.5
 """α of a job that has finished no epoch: α must be positive."""
 UNKNOWN_EPOCHS = 10.0
 """Epochs assumed for an unknown job."""
 POINTS = 8
-"""Moments of one finished job that enter the fit, spread evenly over it."""
+"""Largest number of moments of a finished job in the fit, evenly spread."""
 LEFT = 0.01
-"""Least share of its declared work that a running job still has to do."""
+"""Smallest share of the declared epochs that a running job is expected to have remaining."""
 OVERRUN = 1.0
-"""Remaining epochs for each epoch beyond those declared, or beyond any finished job's. Lindy's law: what has lasted t
-lasts t more with a probability of one half."""
+"""Remaining epochs per epoch beyond the declared ones, or beyond any finished job's. Lindy's law: a process that has
+lasted t lasts another t with probability one half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Quantiles that bound the interval whose coverage is calibrated."""
+"""Quantiles of the interval whose coverage is calibrated."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
-"""Number of moments of jobs that the concentration is fitted to."""
+"""Number of moments of jobs from which the concentration is fitted."""
 AT_THE_END = 0.98
-"""A job that trains this much of what it declared has trained it all."""
+"""Share of its declared epochs from which on a job counts as having trained all of them."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """State of a job's training at one moment, by its reports."""
+    """Reported state of a job's training at one moment."""
 
     dataset: int
     """Samples in an epoch."""
     epochs: float
-    """Epochs of progress done; may be a fraction."""
+    """Epochs of progress done; may be fractional."""
     initial_loss: float | None = None
-    """Loss of its first report; None if it reports none."""
+    """Loss in the job's first report; None if it reports none."""
     loss: float | None = None
     accuracy: float | None = None
 
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """The log of a job that ended by itself."""
+    """Log of a job that ended by itself."""
 
     history: Sequence[TrainingState]
     """States at the end of each epoch, in order."""
     epochs: float
-    """Epochs it trained in all."""
+    """Total epochs that the job trained."""
     declared: float = 0.0
-    """Epochs it had declared; 0 for none."""
+    """Epochs that the job declared; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of finished jobs, one a row."""
+    """Moments of finished jobs, one per row."""
 
     job: Floats
-    """Job of each row."""
+    """Index of the job of each row."""
     features: Floats
     done: Floats
     total: Floats
     guess: Floats
     most: Floats
-    """Most remaining epochs by the declaration; infinite without one."""
+    """Upper bound on the remaining epochs by the declaration; infinite without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
         """Return only these rows; `rows` is a mask or indices."""
@@ -210,12 +210,12 @@ class Moments:
 
 
 class BetaProgress:
-    """ρ of running jobs, learned from finished ones. Immutable: another is fitted when a job finishes."""
+    """Model of running jobs' ρ, learned from finished jobs. Immutable: a new model is fitted when a job finishes."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
-        """Fit to the logs of all finished jobs; equal logs and seeds give equal models.
+        """Fit the model to the logs of all finished jobs; equal logs and seeds give equal models.
 
-        Logs without one epoch before the last teach nothing and do not count towards `ENOUGH`. Takes about 0.1 s for
+        Logs without an epoch before the last one are ignored and do not count towards `ENOUGH`. Takes about 0.1 s for
         200 logs.
         """
         self._network: BetaNetwork | None = None
@@ -224,7 +224,7 @@ class BetaProgress:
         self._longest = MAX_EPOCHS
         logs = [(job, inside) for job in finished if (inside := _inside(job))]
         self.jobs = len(logs)
-        """Finished jobs that the model knows."""
+        """Number of finished jobs that the model was fitted to."""
         if self.jobs >= ENOUGH:
             self._typical = float(np.median([job.epochs for job, _ in logs]))
             self._longest = max(job.epochs for job, _ in logs)
@@ -234,11 +234,11 @@ class BetaProgress:
 
     @property
     def fitted(self) -> bool:
-        """True if β is learned; else it is the declaration or a convention."""
+        """True if β is learned; False if it comes from the declaration or a default."""
         return self._network is not None
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
-        """ρ of a job as it stands; `declared_epochs` is 0 if it declared none."""
+        """Return the distribution of ρ of a job now; `declared_epochs` is 0 without a declaration."""
         done = _done(now)
         most = _most(done, declared_epochs)
         if self._network is not None:
@@ -275,7 +275,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Return the progress with at least these remaining epochs; NaN changes nothing."""
+    """Return the progress with at least this number of remaining epochs; NaN changes nothing."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
@@ -287,8 +287,8 @@ def _fitted(moments: Moments, seed: int) -> BetaNetwork:
 
 
 def _concentration(moments: Moments, seed: int) -> float:
-    """The largest factor on α and β whose interval held the truth often enough, over jobs that the network was not
-    fitted to: each half of the jobs as predicted from the other."""
+    """Return the largest factor on α and β whose interval covers the truth often enough. It is cross-validated: each
+    half of the jobs is predicted from the other."""
     odd = moments.job % 2 == 1
     covered = np.zeros(len(CONCENTRATIONS))
     rows = 0
@@ -310,14 +310,14 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Epochs that may still come of a running job, by its declaration; infinite without one."""
+    """Return the most remaining epochs of a running job by its declaration; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
 
 
 def _inside(job: FinishedJob) -> list[TrainingState]:
-    """The moments of a log to learn from, those where 0 < ρ < 1."""
+    """Return the moments of a log with 0 < ρ < 1, at most `POINTS`."""
     if not 0 < job.epochs <= MAX_EPOCHS:
         return []
     inside = [training for training in job.history if 0 < training.epochs < job.epochs]
@@ -327,8 +327,8 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """ONES' five features, and how much of what it declared a job has done; not-a-number where the job reports nothing
-    usable."""
+    """Return ONES' five features, the job's done share of its declaration, and the declaration's log; NaN if
+    unknown."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

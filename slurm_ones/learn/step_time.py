@@ -1,27 +1,27 @@
-"""The time of one optimizer step, in seven figures of a job (Pollux, OSDI 2021, §3.2).
+"""Time of one optimizer step, from seven figures of a job (Pollux, OSDI 2021, §3.2).
 
-A step computes for a fixed overhead and a time per sample, and exchanges gradients for a time that depends on where its
-GPUs are. It is 0 on one GPU, c1 + d1 · (n - 2) inside a node, c2 + d2 · (n - 2) across nodes. The two overlap in part:
-T = (compute^γ + sync^γ)^(1/γ), from one after the other (γ = 1) to side by side (γ large). All figures are kept as
-logarithms of ratios: c1 to the job's own step, c2 to c1 and d to c. So jobs of any size can be compared, and learned
-from each other: a job that exchanges much inside a node does so across nodes. d / c is small if gradients go around in
-a ring, as each GPU then sends 2 · (n - 1) / n of them.
+A step computes for a fixed overhead and a time per sample. Then it exchanges gradients, for a time that depends on the
+placement of its GPUs. The exchange takes 0 on one GPU, c1 + d1 · (n - 2) inside a node, and c2 + d2 · (n - 2) across
+nodes. The two parts overlap: T = (compute^γ + sync^γ)^(1/γ), from sequential (γ = 1) to parallel (γ large). All figures
+are kept as logs of ratios: c1 to the job's own step, c2 to c1 and d to c. So jobs of any size can be compared, and
+learn from each other. For example, a job with long exchanges inside a node has long ones across nodes. d / c is small
+if gradients go around in a ring, since each GPU then sends 2 · (n - 1) / n of them.
 
-If a job's training strategy reports what each rank sends in a step (`layout`), c1 is the time of a gigabyte inside a
-node, not a ratio. c2 / c1 is how much longer one takes between nodes, and the exchange takes bytes times that. So its
-length at a size that was never tried follows from the bytes there. What one job teaches of the links holds for all
-whose bytes are known.
+If a job's training strategy reports the bytes that each rank sends in a step (`layout`), c1 is not a ratio, but the
+time of a gigabyte inside a node. c2 / c1 is the factor for a gigabyte between nodes, and the exchange takes bytes times
+that time. So the exchange at an untried size follows from the bytes there. Link speeds learned from one job hold for
+all jobs with known bytes.
 
-The figures of many jobs are fitted at once (`fit_all`), with how sure they are. What a job measured is its step time at
-a few sizes, with noise, and no formula is exact: log T = model + misfit + noise. The misfit is alike at sizes that are
-alike (a Gaussian process). So a job that is slower than the formula at one batch is taken to be slower at the next one
-too. The figures have a prior, which other jobs teach (`hierarchy`). The most likely figures are found by damped
-Gauss-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
+The figures of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
+times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are similar (a
+Gaussian process). So a job slower than the formula at one batch is expected to be slower at the next one. Other jobs
+teach the prior of the figures (`hierarchy`). Damped Gauss-Newton finds the most likely figures of all jobs in the same
+few numpy calls. Their covariance is that of the linearised model.
 
-**Layout.** A job reports how samples are split and what a rank sends, by number of GPUs. Bytes are the strategy's own
-formula (`ones_wrapper.protocol.limits.SizeLimits`), or follow from the gradients of a job that is plainly data
-parallel. Only the links' speed is left to be learned: of one job at one size, and then for all jobs whose bytes are
-known. The exchange of a job that reports none is learned only from its measurements.
+**Layout.** A job reports the split of samples and the bytes that a rank sends, by number of GPUs. Bytes follow from the
+strategy's formula (`ones_wrapper.protocol.limits.SizeLimits`), or from the gradients of a plain data-parallel job. Only
+the links' speed remains to be learned: from one job at one size, and then for all jobs with known bytes. The exchange
+of a job that reports no bytes is learned only from its measurements.
 """
 
 from __future__ import annotations
@@ -40,48 +40,50 @@ GIGABYTE = 1e9
 NOTHING = 1e-12
 """Gigabytes that stand for 0 GB in logarithms."""
 NONE = float(np.log(NOTHING))
-"""Its logarithm."""
+"""Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Least length of an exchange, in GB that take as long, however few its bytes are: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, as the GB that take as long: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Samples of a pass assumed for a job that has not reported its limit."""
+"""Samples per forward pass assumed for a job that has not reported its limit."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Rows by number of GPUs, ascending; none of a job that is plainly data parallel."""
+    """Sample split and sent bytes of a job, in rows by number of GPUs, ascending; no rows for plain data
+    parallelism."""
 
     max_local: float = ANY_LOCAL
-    """Samples of a pass of each replica, unless its row has fewer."""
+    """Most samples per forward pass of each replica, unless its row has fewer."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """Most samples of a replica's pass, by row."""
+    """Most samples per forward pass of a replica, by row."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """Sent by a rank within its replica, for each sample of the replica."""
+    """GB that a rank sends within its replica per sample of the replica, by row."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """Sent by a rank between replicas in a step."""
+    """GB that a rank sends between replicas per step, by row."""
     gradient_gb: float = 0.0
-    """Gradients of a job without rows, in GB; 0 if unknown."""
+    """Size of the gradients of a job without rows, in GB; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
-        """True if the bytes sent are reported at every size at which any are."""
+        """True if the bytes sent are reported for every size of several GPUs."""
         if not len(self.gpus):
             return self.gradient_gb > 0
         several = self.gpus > 1
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
     def split(self, gpus: Floats) -> tuple[Floats, Floats]:
-        """Replicas, and the most samples of a pass of each, at numbers of GPUs that may not be among the rows."""
+        """Return the number of replicas, and the most samples per forward pass of each, at any numbers of GPUs."""
         if not len(self.gpus):
             return gpus, np.full(np.shape(gpus), self.max_local)
         row, there = self._rows(gpus)
         return np.where(there, self.replicas[row], gpus), np.where(there, self.local[row], self.max_local)
 
     def sent(self, nodes: Floats, gpus: Floats, batches: Floats) -> tuple[Floats, Floats]:
-        """Logs of the gigabytes that a rank sends in a step inside its node, and to others. What a replica sends stays
-        inside where nodes hold whole replicas. Around a ring of n ranks each sends 2 (n - 1) / n of the gradients."""
+        """Return the logs of the GB that a rank sends per step inside its node, and to other nodes. Traffic within a
+        replica stays inside if nodes hold whole replicas. In a ring of n ranks each sends 2 (n - 1) / n of the
+        gradients."""
         if not len(self.gpus):
             ring = np.log(self.gradient_gb * 2.0 * (gpus - 1.0) / gpus + LATENCY_GB)
             return np.where(nodes > 1, NONE, ring), np.where(nodes > 1, ring, NONE)
@@ -95,7 +97,8 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """The row of each number of GPUs, the next one if there is none, and whether it is that of the number."""
+        """Return the row index for each number of GPUs, the next higher one if there is no such row, and True for an
+        exact match."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -106,7 +109,7 @@ PLAIN = StepLayout()
 
 @lru_cache(maxsize=1024)
 def layout_of(spec: Spec | None) -> StepLayout:
-    """Layout from the job's spec."""
+    """Return the layout of a job from its spec."""
     if spec is None:
         return PLAIN
     most = max(float(spec.max_local_batch), 1.0)
@@ -126,7 +129,7 @@ def layout_of(spec: Spec | None) -> StepLayout:
 
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
-"""Places of the figures: log samples/s of one GPU at the reference local batch, and logit of the overhead's share of a
+"""Indices of the figures: log samples/s of one GPU at the reference local batch, and logit of the overhead's share of a
 step there. Then logs: c1 relative to that step, d1 and c2 relative to c1, d2 relative to c2, and γ - 1."""
 FIGURES = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
@@ -137,21 +140,21 @@ NO_SYNC = -60.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and batches to time a step at; every array has one shape."""
+    """Sizes and batches at which a step is timed; all arrays have the same shape."""
 
     local: Floats
-    """Log of the samples per GPU and step over the reference local batch."""
+    """Log of the samples per GPU and step, relative to the reference local batch."""
     passes: Floats
-    """Forward passes a step takes: above 1 if the samples of a GPU do not fit at once."""
+    """Forward passes per step: above 1 if the samples of a GPU do not fit at once."""
     gpus: Floats
     across: Floats
-    """1 if the GPUs are in several nodes, else 0."""
+    """1 if the GPUs are on several nodes, else 0."""
     wired: Floats
-    """1 if it is known what a rank sends, else 0."""
+    """1 if the bytes that a rank sends are known, else 0."""
     inside: Floats
     outside: Floats
-    """Logs of the gigabytes that a rank sends in its node, and to others, per sample of the reference local batch: a
-    step at the reference is the unit of time."""
+    """Log of the GB that a rank sends to other nodes; `inside` is the same within its node. Both are per sample of the
+    reference local batch, since a step at the reference is the unit of time."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
         """Return the sizes with a function applied to every array."""
@@ -159,7 +162,7 @@ class Sizes:
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """Concatenate several sizes, array by array."""
+        """Join several sizes, array by array, by the function `join`."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
@@ -172,8 +175,8 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
-    """The sizes of `gpus` GPUs in all of `nodes` nodes at each global batch. `reference` is the job's samples per GPU
-    at the reference, `layout` its layout. For several jobs there is a row each, and `reference` is (J, 1)."""
+    """Return the sizes of `gpus` GPUs in total on `nodes` nodes at each global batch. `reference` is the job's
+    reference local batch. For several jobs there is a row each, and `reference` is (J, 1)."""
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
     replicas, most = layout.split(gpus)
@@ -187,19 +190,21 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
 
 
 def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
-    """Log seconds of a step. `figures` (…, 7) and `reference` (…) broadcast with the arrays of `at` (…, P)."""
+    """Return the log seconds of a step. `figures` (…, 7) and `reference` (…) broadcast with the arrays of `at` (…,
+    P)."""
     compute, sync, gamma, _, _ = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     return np.log(reference) - figures[..., SPEED, None] + total
 
 
 def log_compute(figures: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time, relative to the reference step: no step is shorter."""
+    """Return the log of a step's compute time relative to the reference step; no step is shorter than its compute
+    time."""
     return _parts(figures, at)[0]
 
 
 def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
-    """`log_step` (…, P) and its derivatives by each figure (…, P, 7)."""
+    """Return `log_step` (…, P) and its derivatives by each figure (…, P, 7)."""
     compute, sync, gamma, share, beyond = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     of_compute = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(gamma * (sync - compute), -50.0), 50.0)))
@@ -217,8 +222,8 @@ def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[
 
 
 def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Logs of compute and sync, relative to the reference step; γ; the overhead's share of a step. The last is what the
-    GPUs beyond the second add to sync, relative to its first part."""
+    """Return five arrays: logs of compute and sync relative to the reference step, γ, and the overhead's share of a
+    step. The last is the sync added by GPUs beyond the second, relative to the sync of two."""
     share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
     first = figures[..., INSIDE, None] + at.across * figures[..., ACROSS, None]
@@ -239,23 +244,24 @@ def _outside(figures: Floats, at: Sizes) -> Floats:
 
 
 MISFIT = 0.15
-"""Standard deviation of what no figures can explain, as a fraction of the step."""
+"""Standard deviation of the misfit, the part of log step time that no figures explain."""
 NOISE = 0.07
-"""Standard deviation of one measurement's logarithm."""
+"""Standard deviation of one measurement of log step time."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
-"""Sizes whose GPUs (or samples per GPU) differ by a factor of e^this have misfits correlated by 1/e."""
+"""Correlation lengths in logs: misfits at sizes whose GPUs (or samples per GPU) differ by a factor of e^this correlate
+by 1/e."""
 ITERATIONS = 12
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Belief about a job's figures before it measures: normal, (7,) each."""
+    """Normal prior of a job's figures before any measurement, (7,) each."""
 
     mean: Floats
     deviation: Floats
     correlation: Floats | None = None
-    """(7, 7); None if they are independent."""
+    """(7, 7) correlation of the figures; None if they are independent."""
 
     @property
     def covariance(self) -> Floats:
@@ -277,7 +283,7 @@ def _cautious() -> Prior:
 
 
 CAUTIOUS = _cautious()
-"""Before any job has measured anything. One sample/s a GPU: so that an unknown job is taken for a long one."""
+"""Prior before any job has measured. It assumes one sample/s per GPU, so an unknown job counts as a long one."""
 
 
 def _wired() -> Prior:
@@ -290,41 +296,41 @@ def _wired() -> Prior:
 
 
 WIRED = _wired()
-"""The same of jobs that report what they send."""
+"""Prior before any measurement for jobs that report the bytes they send."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Measurements of one job: one point a size and batch, (P,) each."""
+    """Measurements of one job: one point per size and batch, (P,) each."""
 
     at: Sizes
     log_step: Floats
-    """Log seconds."""
+    """Log of the measured seconds per step."""
     count: Floats
-    """Weight of the measurements in each: a fraction of one if they are not proven."""
+    """Weight of each point in measurements: below 1 for unproven ones."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Belief about one job's step time after its measurements."""
+    """Posterior of one job's step time after its measurements."""
 
     points: Points
     reference: float
     prior: Prior
     figures: Floats
-    """(7,) most likely."""
+    """(7,) most likely figures."""
     covariance: Floats
     """(7, 7)"""
     misfit: Floats
-    """(P,) what the figures leave unexplained, weighed for prediction."""
+    """(P,) residuals of the points, multiplied by `weights` for prediction."""
     slopes: Floats
-    """(P, 7) derivatives at the points."""
+    """(P, 7) derivatives of log step time by the figures, at the points."""
     weights: Floats
     """(P, P) inverse covariance of misfit and noise."""
 
 
 def correlated(one: Sizes, other: Sizes) -> Floats:
-    """(…, Q, P) covariance of the misfits at the sizes of `one` (…, Q) with those of `other` (…, P)."""
+    """Return the covariance (…, Q, P) of the misfits at the sizes of `one` (…, Q) and `other` (…, P)."""
     distance = (
         np.abs(np.log(one.gpus)[..., :, None] - np.log(other.gpus)[..., None, :]) / ALIKE_GPUS
         + np.abs(one.local[..., :, None] - other.local[..., None, :]) / ALIKE_LOCAL
@@ -335,7 +341,7 @@ def correlated(one: Sizes, other: Sizes) -> Floats:
 
 
 def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
-    """The fit of each job from its points, its reference local batch and its prior."""
+    """Return the fit of each job from its points, its reference local batch and its prior."""
     if not jobs:
         return []
     every = [points for points, _, _ in jobs]
@@ -367,7 +373,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
 
 
 def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measured: Floats, weights: Floats) -> Floats:
-    """(J, 7) figures of least squares, by Gauss-Newton with a damping of its own for each job."""
+    """Return the least-squares figures (J, 7), by Gauss-Newton with separate damping for each job."""
 
     def cost(figures: Floats) -> Floats:
         off = measured - log_step(figures, at, reference)

@@ -1,19 +1,19 @@
-"""Throughput of one job at each size, placement and batch, from what it and others measured.
+"""Throughput of one job at each size, placement and batch, from its own measurements and other jobs'.
 
-ONES (§3.2) keeps the mean of the last five measurements of each size and draws lines between them. Here they are points
-of a model of the step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together. So a size
-not yet tried is predicted from those that were, with due doubt. A measured size is predicted as measured.
+ONES (§3.2) interpolates between the means of the last five measurements at each size. Here, measurements are points of
+a model of step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together. So an untried
+size is predicted from tried ones, with appropriate uncertainty. A measured size is predicted as measured.
 
-A job's measurements are its user's word, and three things bound them for the decision:
+A job's measurements are reported by its user, so three rules bound them for decisions:
 
-- a measurement at a size at which the job has run for t seconds by Slurm's clock has more than its noise. To it comes a
-  standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in its logarithm. So a new claim moves the model as its
-  variance allows, NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S), and counts fully once the run has lasted;
-- no size is faster per GPU than the smallest that was measured, at the same samples per GPU: with c the model's time to
-  compute, the step at n ≥ n₀ GPUs takes T(n₀) · c(n) / c(n₀) at least, less `LINEAR`. Nothing scales better than
-  linearly but by noise;
-- where `peers` of other users are known, none is faster than they make plausible: `PEERS_BEYOND` standard deviations
-  above what a job of their kind is expected to do. All sizes count less by what the smallest claims too much.
+- the variance of a measurement at a size also depends on t, the seconds run at that size by Slurm's clock. The noise
+  gets a further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in the logarithm. So a new claim moves the
+  model as its variance NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S) allows. It counts fully once the run has lasted;
+- no size is faster per GPU than the smallest measured size, at the same samples per GPU. With c the model's compute
+  time, the step at n ≥ n₀ GPUs takes at least T(n₀) · c(n) / c(n₀), less `LINEAR`. Scaling beyond linear can only be
+  noise;
+- if `peers` of other users are known, no size is faster than they make plausible: `PEERS_BEYOND` standard deviations
+  above the expectation for such a job. All sizes are scaled down by the excess claim at the smallest size.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from slurm_ones.learn.step_time import (
 from slurm_ones.policy.contract import Floats, Ints
 
 LAST = 5
-"""Measurements kept of each shape and batch (ONES)."""
+"""Number of last measurements kept at each shape and batch (ONES)."""
 MOST_POINTS = 16
-"""Shapes and batches that a fit takes in: those measured last."""
+"""Largest number of shapes and batches in a fit: the last measured ones."""
 ODD = math.log(2.0)
-"""Distance in logs from the median of its size beyond which a measurement is dropped: a stall, or a clock jump."""
+"""Log distance from the median at its size beyond which a measurement is dropped: a stall, or a clock jump."""
 ABSURD = 1e12
 """Upper limit on samples/s and batch; larger ones are dropped."""
 LONGEST = 27.0
-"""Log of the longest and shortest step in seconds that are believed."""
+"""Bound on the absolute log of a step's seconds."""
 MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
@@ -68,7 +68,7 @@ PEERS_BEYOND = 2.0
 
 
 def believable(point: ThroughputPoint) -> bool:
-    """Tell whether every figure is finite, positive and below its limit."""
+    """Tell whether every value of the measurement is finite, positive and below its limit."""
     counts = (point.shape.nodes, point.shape.gpus_per_node, point.batch)
     return (
         math.isfinite(point.time)
@@ -78,8 +78,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """The local batch at which a job's speed is expressed: its base batch on one GPU, as far as it fits; if it has not
-    reported one, what it measured at."""
+    """Return the reference local batch of a job: its base batch on one GPU, as far as it fits. Without a base batch,
+    the mean measured local batch."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -92,9 +92,9 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """Measurements of a job, summed up by size and batch; those that make no sense are left out.
+    """Return a job's measurements, combined by size and batch; implausible ones are left out.
 
-    `ran` has the seconds that the job has run, by nodes and GPUs; without it every size is proven.
+    `ran` holds the seconds that the job has run, by nodes and GPUs; without `ran` every size counts as proven.
     """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
@@ -123,14 +123,14 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """The fit of a job whose figures are further by `by` (7,), and its measurements with them."""
+    """Return the fit with its figures shifted by `by` (7,), and its measurements shifted accordingly."""
     figures, points, reference = fit.figures + by, fit.points, np.float64(fit.reference)
     longer = log_step(figures, points.at, reference) - log_step(fit.figures, points.at, reference)
     return replace(fit, figures=figures, points=replace(points, log_step=points.log_step + longer))
 
 
 class MeasuredThroughput:
-    """A `ThroughputModel` of one job. Always finite, whatever was measured."""
+    """`ThroughputModel` of one job; finite for any measurements."""
 
     def __init__(
         self, fit: Fit, layout: StepLayout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
@@ -138,18 +138,18 @@ class MeasuredThroughput:
         self.fit = fit
         self.layout = layout
         self.widths = widths
-        """Factors on the deviation inside a node and across nodes that make intervals hold as often as they say."""
+        """Calibration factors on the predicted deviation inside a node and across nodes."""
         self.peers: MeasuredThroughput | None = None
-        """Speed that jobs of its kind may be believed to reach."""
+        """Model of the speed that is plausible for jobs of the same spec; None without enough peers."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the speed at all of its sizes: the share of its claim at the smallest measured size that its peers
-        make plausible. With a bound at each size a claim would seem to scale better than jobs of its kind do. Its peers
-        are in doubt at many GPUs, and so make more plausible there."""
+        """Factor on the speed at all of the job's sizes: the plausible share of its claim at the smallest measured
+        size. A separate bound at each size would let a claim seem to scale better than its peers do, since peers are
+        less certain at many GPUs."""
         self.apart: Floats = np.zeros(FIGURES)
-        """(7,) a direction in which its figures are in doubt wherever it is asked: by one deviation."""
+        """(7,) further uncertainty of the figures at every size: a direction with length one deviation."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -162,8 +162,8 @@ class MeasuredThroughput:
         return min(most * math.exp(log_step) / batch, 1.0)
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
-        """The model with figures that are further by `by` (7,), give or take `doubt` (7,). It is that of other
-        hardware, on which no measurement takes this doubt away."""
+        """Return the model with figures shifted by `by` (7,), with further uncertainty `doubt` (7,). It describes other
+        hardware; no measurement here reduces that uncertainty."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -179,20 +179,20 @@ class MeasuredThroughput:
 
     @classmethod
     def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
-        """Combine models to be queried at once: arrays have a row for each."""
+        """Combine models into one batched model: arrays have a row per model."""
         return MeasuredThroughputs(models)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Samples/s at each size and global batch, finite and not negative; 0 on 0 GPUs."""
+        """Return samples/s at each size and global batch, finite and not negative; 0 on 0 GPUs."""
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Relative standard deviation of `throughput`: of the figures and of the misfit, as far as the points leave
-        them open."""
+        """Return the relative standard deviation of `throughput`, from the remaining uncertainty of figures and
+        misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Samples/s that a job like this one may be believed to reach."""
+        """Return the highest samples/s that is plausible for such a job."""
         return self._alone.plausible(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     @cached_property
@@ -205,7 +205,7 @@ def _as_row(*arrays: Ints) -> Iterator[Ints]:
 
 
 class MeasuredThroughputs:
-    """The models of J jobs, asked together: every array is (J, Q), a row for each job."""
+    """Models of J jobs, queried together: every array is (J, Q), a row per job."""
 
     def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
         fits = [model.fit for model in models]
@@ -248,8 +248,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Least log seconds of a step, from the smallest size that was measured; -inf below it. For jobs with
-        measurements of their own."""
+        """Return the least log seconds of a step by linear scaling from the smallest measured size; -inf up to it. Only
+        jobs with own measurements have rows."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, figures = at.each(lambda values: values[rows]), self._figures[rows]
@@ -261,7 +261,7 @@ class MeasuredThroughputs:
         return np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
 
     def log_step(self, at: Sizes) -> Floats:
-        """Log seconds of a step at each of the sizes (J, Q)."""
+        """Return the log seconds of a step at each of the sizes (J, Q)."""
         step = log_step(self._figures, at, self._reference)
         if self._first:
             step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
@@ -270,7 +270,7 @@ class MeasuredThroughputs:
         return np.minimum(np.maximum(step, -LONGEST), LONGEST)
 
     def variance(self, at: Sizes) -> Floats:
-        """Variance of `log_step` (J, Q)."""
+        """Return the variance of `log_step` (J, Q)."""
         slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
         apart = np.einsum("jqa,ja->jq", slopes, self._apart) ** 2
         variance = np.full(np.shape(at.gpus), MISFIT**2)
@@ -299,5 +299,5 @@ class MeasuredThroughputs:
 
 
 def _first(known: Points) -> int:
-    """The place of the smallest size that was measured; of several batches there the one measured most often."""
+    """Return the index of the smallest measured size; of several batches there, the most often measured one."""
     return int(np.lexsort((-known.count, known.at.gpus))[0])

@@ -17,14 +17,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and 90th percentile of a figure over jobs."""
+    """Median and 90th percentile of a quantity over jobs."""
 
     median: float
     most: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """Return the spread of these values; None of no values."""
+        """Return the spread of these values; None for no values."""
         if not values:
             return None
         median, most = np.percentile(np.array(values, dtype=np.float64), [50.0, 90.0])
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Namesakes:
-    """Jobs of one user whose names are equal but for a number at the end."""
+    """Jobs of one user with equal names, apart from a number at the end."""
 
     user: str
     name: str
@@ -44,40 +44,41 @@ class Namesakes:
 
 @dataclass(frozen=True)
 class PastWorkload:
-    """The jobs that were submitted in a span of time and have ended. Times in seconds."""
+    """Summary of the jobs that were submitted in a span of time and have ended. Times in seconds."""
 
     jobs: int
     gpu_jobs: int
-    """Jobs that were given GPUs; all that follows but `states` is of them, or of all jobs if there are none."""
+    """Number of jobs that got GPUs. All fields below except `states` cover these jobs, or all jobs if there are
+    none."""
     first: float
     last: float
     """First and last submission, Unix seconds."""
     per_hour: float
-    """Jobs submitted an hour, on average."""
+    """Mean number of jobs submitted per hour."""
     busiest_hour: int
     """Hour of the day with the most submissions, local time."""
     busiest_per_hour: float
-    """Jobs submitted in that hour of a day, on average."""
+    """Mean number of jobs submitted in the busiest hour of a day."""
     run_s: Spread | None
-    """Time in all runs of a job that started."""
+    """Total time in all runs, of jobs that started."""
     wait_s: Spread | None
     """Time from the submission to the first start."""
     gpus: Spread | None
     gpu_hours: float
     restarted: int
-    """Jobs of several runs."""
+    """Number of jobs with several runs."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
     """Namesakes that took the most GPU time (or run time), most first."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
-    """User, and name without a number at its end: jobs in which they are the same mostly run the same script."""
+    """Return the user, and the job name without a number at its end: jobs equal in both mostly run the same script."""
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
 
 def workload(past: Sequence[PastJob], names: int = 5) -> PastWorkload | None:
-    """Summary of these jobs, by their submission; None of no jobs."""
+    """Return the summary of these jobs, given in order of submission; None for no jobs."""
     if not past:
         return None
     with_gpus = [job for job in past if job.gpus]
