@@ -1,6 +1,6 @@
-"""The JSON API, version 1: the objects that commands print with --json, to whom the page would show them.
+"""JSON API, version 1: the objects that commands print with --json, limited to the jobs that the reader may see.
 
-What an object has is declared in `show.columns` and nowhere else, and so is what OpenAPI says of it.
+`show.columns` declares the fields of each object, and OpenAPI's schemas follow from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slurm_ones.show.why import decided_last, explain
 BASE = "/api/v1"
 KIND = "application/json"
 DECISIONS = 20
-"""Newest decisions that are shown."""
+"""Number of newest decisions that the API returns."""
 OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
     "Job": ("a job that opted in", JOB),
     "Node": ("a node, and who holds its GPUs", NODE),
@@ -58,7 +58,7 @@ LISTS: Mapping[str, tuple[str, Callable[[Moment, Callable[[], Store]], bytes]]] 
     "nodes": ("Node", nodes),
     "decisions": ("Decision", decisions),
 }
-"""Paths below `BASE` that list objects of one kind."""
+"""Lists of the API: path below `BASE` → kind of object, and the function that makes the list."""
 
 
 def openapi(root: str) -> bytes:

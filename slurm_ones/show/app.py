@@ -1,4 +1,4 @@
-"""The web server: access to pages and JSON, and the stream by which browsers learn of a new tick."""
+"""Web server of the live page and its JSON API: access control, and a stream that notifies browsers of each tick."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
-"""Browsers that are notified of ticks at once; any further browser asks by itself every minute."""
+"""Most browsers that are notified of ticks at once; any further browser polls once a minute."""
 BEAT_S = 20.0
-"""Seconds after which a browser gets a line without a tick, so that proxies keep the connection."""
+"""Keep-alive interval of the event stream, s: a line without a tick, so that proxies keep the connection."""
 QUERY = 2_000
-"""Characters of a query that are read."""
+"""Most characters of a query that are read."""
 STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -45,16 +45,20 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Right to look. Whoever has the token sees what the server may read; with a header, only that user's jobs."""
+    """Access to the page: a reader with the token sees every job that the server may read. With `user_header`, a reader
+    sees only the jobs of that user.
+    """
 
     token: str
     """Secret that a request must carry; empty if everybody may look, as behind a proxy that authenticates."""
     user_header: str = ""
-    """Header in which a proxy names the user."""
+    """HTTP header in which an authenticating proxy names the user; empty: none."""
 
 
 class Web:
-    """The pages over one database. `root` is the path below which a proxy serves them, such as `/node/n1/8675`."""
+    """Web application over one database. `root` is the path below which a proxy serves the pages, such as
+    `/node/n1/8675`.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class Web:
         root: str = "",
         logs: Logs | None = None,
     ) -> None:
-        """`logs` finds the log of a job's page; None: pages have none."""
+        """`logs` finds the log for a job's page; with None, pages show no log."""
         self.feed = TickFeed(opened)
         self._opened, self._reader, self._access, self._logs = opened, reader, access, logs
         self._root = "/" + root.strip("/") if root.strip("/") else ""
@@ -98,7 +102,7 @@ class Web:
                 await watching
 
     def _refused(self, request: Request) -> Response | None:
-        """Reason why the request is not answered; None if it is."""
+        """Return the response that refuses the request; None if access is allowed."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
@@ -127,7 +131,7 @@ class Web:
         return None
 
     def _user(self, request: Request) -> str | None:
-        """User whose jobs are seen: "" for all; None if the proxy names nobody."""
+        """User whose jobs the request may see: "" for everybody's; None if the proxy names no user."""
         if not self._access.user_header:
             return ""
         named = request.headers.getlist(self._access.user_header)
@@ -148,7 +152,7 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """Answer that `make` makes once a tick for each user; None is not found."""
+        """Response that `make` renders, cached for each user until the next tick; 404 if `make` returns None."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -216,7 +220,7 @@ class Web:
         return StreamingResponse(self._ticks(), headers=HEADERS, media_type="text/event-stream")
 
     async def _ticks(self) -> AsyncIterator[bytes]:
-        """A line for each tick; a browser that reads slowly misses some, and nothing is kept for it."""
+        """Yield one line per tick; a slow reader misses ticks, since no line is queued for it."""
         self._viewers += 1
         try:
             number = self.feed.moment.number
@@ -230,8 +234,9 @@ class Web:
 
 
 def cookie(request: Request, root: str) -> str:
-    """The name of the cookie that holds the token, another one for each port and path. A browser keeps one jar for all
-    ports of a host, and two pages would log each other out."""
+    """Name of the cookie that holds the token, different for each port and path. Browsers share cookies among all ports
+    of a host, so two pages would log each other out.
+    """
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
@@ -241,13 +246,13 @@ def _job_id(request: Request) -> int:
 
 
 def _asked(request: Request) -> dict[str, list[str]]:
-    """Values of the query by name; any bytes are accepted."""
+    """Values of the query by name; undecodable bytes are accepted."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1"))
 
 
 def address(host: str, port: int, root: str, token: str) -> str:
-    """Address to type into a browser."""
+    """URL of the page, to type into a browser."""
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")

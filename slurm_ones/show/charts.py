@@ -1,4 +1,4 @@
-"""Charts of clusters and jobs, and HTML pages in files that need nothing else.
+"""Charts of clusters and jobs, and self-contained HTML files.
 
 Matplotlib and Jinja2 are imported when something is drawn. The templates escape all text.
 """
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 MOST_POINTS = 600
-"""Points of a line beyond which neighbours are averaged: a page is to stay small."""
+"""Most points of a line; with more, neighbours are averaged to keep the page small."""
 MOST_NAMED = 20
 """Number of colours that can be distinguished."""
 
 
 class Bar(NamedTuple):
-    """One run of one job. Times in seconds from any one beginning."""
+    """GPUs of one run of a job over time. `start` and `end` in seconds since an origin that all bars of a chart
+    share.
+    """
 
     job: str
     start: float
@@ -41,21 +43,23 @@ class Bar(NamedTuple):
 
 @dataclass(frozen=True)
 class Lane:
-    """One policy's part of a study's page. Times in seconds after the start."""
+    """Results of one policy on a study's page. Times in seconds after the start."""
 
     label: str
     jct_s: Sequence[float]
     """JCTs of all jobs of all seeds."""
     bars: Sequence[Bar]
-    """GPUs of each job over time, with one seed."""
+    """GPUs of each job over time, for one seed."""
     goodput: Sequence[tuple[float, float]]
-    """(time, share of the cluster put to good use), with the same seed."""
+    """Goodput over time for the same seed: (time, share of the cluster put to good use)."""
     capacity: int
     """GPUs of the cluster."""
 
 
 def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
-    """(M,) moments at which something changes, and (J, M) GPUs that each job holds from each to the next."""
+    """Return the (M,) times at which any job's GPUs change, and the (J, M) GPUs that each job holds from each time
+    on.
+    """
     moments = np.unique(np.array([at for bar in bars for at in (bar.start, bar.end)] or [0.0]))
     row = {job: j for j, job in enumerate(jobs)}
     change = np.zeros((len(jobs), len(moments)))
@@ -66,7 +70,7 @@ def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Points of equal intervals of time, at most `most`, each with its mean value; empty ones are left out."""
+    """Average the points over at most `most` equal intervals of time; intervals without points are left out."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -93,7 +97,7 @@ def _figure(rows: int, height: float, **options: Any) -> tuple[Figure, list[Axes
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an element of a page; ids in it begin again with each name."""
+    """The figure as an SVG element of a page; `name` makes its element ids reproducible."""
     from matplotlib import rc_context
 
     file = io.StringIO()
@@ -111,7 +115,7 @@ def _colours(count: int) -> list[Any]:
 
 
 def _stack(axis: Axes, lane: Lane, jobs: Sequence[str], colours: Mapping[str, Any], unit_s: float) -> None:
-    """Draw the GPUs that each job holds, one job on another, over time in units of `unit_s` seconds."""
+    """Draw a stacked chart of the GPUs that each job holds, over time in units of `unit_s` seconds."""
     from matplotlib.ticker import MaxNLocator
 
     moments, holding = held(lane.bars, jobs)
@@ -144,8 +148,9 @@ def _legend(figure: Figure, colours: Mapping[str, Any]) -> None:
 
 
 def study_charts(lanes: Sequence[Lane], groups: Mapping[str, str]) -> dict[str, str]:
-    """The pictures of a study as SVG: completion times, GPUs over time, goodput. `groups` gives each job's kind by its
-    name: jobs of a kind have a colour in common."""
+    """Charts of a study as SVG: completion times, GPUs over time, goodput. `groups` maps each job's name to its kind;
+    jobs of a kind share a colour.
+    """
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False}):
@@ -205,7 +210,7 @@ def _goodput(lanes: Sequence[Lane]) -> str:
 
 
 def environment() -> Any:
-    """Jinja2's environment of this room's templates, in which all text is escaped."""
+    """Jinja2 environment with the templates of `show`, in which all text is escaped."""
     from jinja2 import Environment, PackageLoader
 
     made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
@@ -214,7 +219,7 @@ def environment() -> Any:
 
 
 def write(path: Path, template: str, **values: Any) -> None:
-    """Write a page from one of this room's templates."""
+    """Render one of the templates of `show` into the file at `path`."""
     written = time.strftime("%Y-%m-%d %H:%M")
     style = files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8")
     text = environment().get_template(template).render(written=written, style=style, **values)
@@ -222,7 +227,7 @@ def write(path: Path, template: str, **values: Any) -> None:
 
 
 def write_study(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Write the page of a study. `groups` gives each job's kind by its name: jobs of a kind have a colour in common."""
+    """Write the page of a study. `groups` maps each job's name to its kind; jobs of a kind share a colour."""
     from markupsafe import Markup
 
     drawn = study_charts(lanes, groups) if any(lane.bars for lane in lanes) else {}

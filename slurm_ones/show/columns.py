@@ -1,6 +1,6 @@
-"""The columns of a job, a node, a resize and a decision: each declared once, for terminals, pages and JSON.
+"""Columns of jobs, nodes, resizes and decisions, each declared once for terminals, pages and JSON.
 
-A column is added here: its declaration is all that JSON needs, and its name in a table's line below has it drawn.
+A new column is declared in its list and so appears in JSON; a table draws the columns that its line below names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A job, and what was decided for it last."""
+    """A job with its newest decision, as shown to readers."""
 
     job: JobSummary
     why: str = ""
@@ -28,9 +28,9 @@ class ShownJob:
     cause: str | None = None
     """Code, among `CAUSES`, of the reason why the job gets no other size."""
     wrong: str = ""
-    """Problem with how it was started."""
+    """Problem with how the job was started."""
     promise: PromiseRecord | None = None
-    """Last answer about its deadline."""
+    """Newest answer about the job's deadline."""
 
     def __hash__(self) -> int:
         return hash((self.job, self.why))
@@ -47,13 +47,13 @@ class ShownNode:
 
     @property
     def free(self) -> int:
-        """GPUs that no elastic job holds."""
+        """GPUs of the node that no elastic job holds."""
         return max(self.gpus - sum(self.held.values()), 0)
 
 
 @dataclass(frozen=True)
 class ShownResize:
-    """A resize with its steps, and the phases of the start that it led to."""
+    """A resize with its steps, and the start phases of the run that followed."""
 
     resize: ResizeRecord
     steps: Sequence[ResizeStepRecord] = ()
@@ -62,64 +62,64 @@ class ShownResize:
 
 @dataclass(frozen=True)
 class ShownDecision:
-    """Result of a decision for one job."""
+    """Outcome of a decision for one job."""
 
     decision: DecisionRecord
     given: DecisionJobRecord
     name: str = ""
-    """The job's."""
+    """Name of the job."""
     resize: ResizeRecord | None = None
-    """Resize that carries it out, or did."""
+    """Resize that carries out the decision."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShownColumn(Generic[T]):
-    """One thing that is shown of a T."""
+    """A column for objects of type T: its value, its format and its place in tables."""
 
     name: str
-    """Name in JSON."""
+    """Field name in JSON."""
     value: Callable[[T], Any]
-    """Value as JSON has it; None if it is not known."""
+    """Value of the column in JSON; None if unknown."""
     help: str
     title: str = ""
-    """Above a column of a table."""
+    """Heading of the column in a table."""
     form: Callable[[Any], str] = str
-    """A known value as people read it."""
+    """Formats a known value as text."""
     unit: str = ""
     own: Callable[[T], str] | None = None
-    """The text, if it follows from more than the value."""
+    """Formats the whole object as text, if the value is not enough."""
     left: bool = False
-    """Begins at the left of its column."""
+    """True if the column is left-aligned."""
     width: int = 8
-    """Characters in a table of fixed widths."""
+    """Characters of the column in a table of fixed widths."""
     most: int = 400
-    """Characters beyond which it is cut in a table of measured widths."""
+    """Most characters of a cell in a table of measured widths; longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
-    """Key by which a table is sorted, if not the value; None stands last."""
+    """Sort key of an object, if not the value; objects with None come last."""
 
     def text(self, one: T) -> str:
-        """The value as people read it, – if there is none. Printable, and no markup of any kind."""
+        """Format the value as printable text without markup; – if there is none."""
         value = self.own(one) if self.own is not None else self.value(one)
         return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 400)
 
     @property
     def long(self) -> bool:
-        """Text of several lines on a page."""
+        """True for wide columns, whose text may take several lines on a page."""
         return self.width >= 20
 
     def sort_key(self, one: T) -> Any:
-        """Key by which the table is sorted."""
+        """Sort key of an object in this column."""
         return (self.key or self.value)(one)
 
 
 def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
-    """The JSON object of one."""
+    """JSON object of one job, node, resize or decision, with these columns as its fields."""
     return {column.name: column.value(one) for column in columns if column.json}
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON text; dataclasses become objects."""
+    """Encode a value as JSON text; dataclasses become objects."""
 
     def default(item: Any) -> Any:
         if is_dataclass(item) and not isinstance(item, type):
@@ -172,7 +172,7 @@ CODES = {
     "DL": "DEADLINE",
     "OOM": "OUT_OF_MEMORY",
 }
-"""squeue's short names of states."""
+"""Short codes of job states, as squeue prints them."""
 _SHORT = {name: code for code, name in CODES.items()}
 
 JOB: tuple[ShownColumn[ShownJob], ...] = (
@@ -350,17 +350,17 @@ def _of(columns: Sequence[ShownColumn[T]], names: str) -> tuple[ShownColumn[T], 
 JOBS = _of(
     JOB, "job_id name user state shape batch local_batch samples_per_s strategy epochs accuracy resizes pause_s jct_s"
 )
-"""`slurm-ones jobs`."""
+"""Columns of `slurm-ones jobs`."""
 TOP = _of(JOB, "job_id user name st shape batch samples_per_s epochs left_s resizes why")
-"""`slurm-ones top`; the last takes what room there is."""
+"""Columns of `slurm-ones top`; the last column takes the remaining width."""
 RUNNING = _of(JOB, "job_id name user shape batch samples_per_s epochs left_s resizes why")
 WAITING = _of(JOB, "job_id name user state why")
 ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")
-"""Tables of the page."""
+"""Columns of the first page's tables: running, waiting and ended jobs."""
 RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
 DECIDED = _of(DECISION, "time shape reason outcome alternatives")
-"""Tables of a job's page."""
+"""Columns of a job's page: its resizes and its decisions."""
 GIVEN = _of(DECISION, "job_id name from_shape shape reason outcome alternatives")
-"""A decision's table."""
+"""Columns of the jobs in a decision's table."""
 GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
-"""Columns in the order in which they are left out of a table that is too wide; the job's number never is."""
+"""Columns that a too wide table leaves out, first to last; the job id always stays."""

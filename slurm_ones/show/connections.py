@@ -1,8 +1,8 @@
-"""A server's connections: none is held for nothing, and none of them for long by somebody who may not look.
+"""Limits on a server's connections: idle ones are closed, and unauthenticated peers cannot use them up.
 
-Who has not been let in yet is a stranger, of whom some thousands may come. If all `CONNECTIONS` are taken, the peer
-with the most strangers loses its oldest ones. A peer is a user of this machine, by the kernel's table of sockets, or an
-address: so nobody keeps others out, however many connections they open.
+A connection without an authenticated request is a stranger's. If all `CONNECTIONS` are in use, the peer with the most
+strangers loses its oldest ones. A peer is a local user, by the kernel's socket table, or else an address; so no peer
+keeps others out.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 1_200
-"""Most connections at once."""
+"""Most open connections."""
 HEADER_S = 5.0
-"""Whoever has not sent the whole header of a first request by then is cut off."""
+"""Longest wait for the whole header of a connection's first request, s; then the connection is closed."""
 PATIENCE_S = 10.0
-"""Time without a request, or without reading an answer, after which (or up to twice it) a connection is cut off."""
+"""Idle time after which a connection is closed, at the latest after twice as long: no request, or an unread answer."""
 AT_A_TIME = 16
-"""One of this number of connections are taken away at once: to find out whose costs as much for a single one."""
+"""Closing one stranger closes 1/16 of `CONNECTIONS`, since finding the owners costs as much for a single one."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
-"""Constants of sock_diag(7), and the place of the user in its answer."""
+"""Constants of sock_diag(7), and the offset of the user id in its answer."""
 ANSWER_S = 0.1
 """Longest wait for the kernel's answer."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
-"""Beginnings of addresses of this machine."""
+"""Prefixes of loopback addresses."""
 ADMITTED = "slurm_ones.admitted"
-"""Mark in the scope of a request whose sender may look."""
+"""Key in the ASGI scope that marks a request as authenticated."""
 
 
 def admit(scope: MutableMapping[str, Any]) -> None:
-    """The sender of this request may look: their connection is no stranger's any more."""
+    """Mark the request as authenticated, so that its connection is no longer a stranger's."""
     scope[ADMITTED] = True
 
 
 class UnambiguousLength:
-    """Refuses requests that say their length twice: a proxy may believe the other one, and see a second request in the
-    rest."""
+    """Middleware that refuses requests with more than one length header. A proxy could believe the other length and see
+    a second request in the rest (request smuggling).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,8 +62,9 @@ class UnambiguousLength:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """The user whose socket on this machine is connected from `client` to `server`; None if the kernel does not say.
-    See sock_diag(7)."""
+    """User id that owns the local socket connected from `client` to `server`; None if the kernel does not say. See
+    sock_diag(7).
+    """
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
@@ -81,19 +83,21 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
-    """Peer that connects: a user of this machine, or else an address."""
+    """Peer of a connection: a local user, or else an address."""
     host = client[0]
     uid = user_of(client, (server[0], server[1] or 0)) if host.startswith(LOOPBACK) else None
     return host if uid is None else f"uid {uid}"
 
 
 class Bounded(H11Protocol):
-    """One connection. uvicorn itself waits without end for the first request, and for one that was begun."""
+    """HTTP connection with timeouts, since uvicorn waits forever for the first request and for the rest of one
+    begun.
+    """
 
     began: float
-    """Time at which it was made."""
+    """Time at which the connection was made."""
     peer = ""
-    """The user at the other end, of this machine, or else the address."""
+    """Peer of the connection: a local user, or else an address."""
     _unread = 0
     _idle = False
     _admitted = False
@@ -110,7 +114,7 @@ class Bounded(H11Protocol):
 
     @property
     def stranger(self) -> bool:
-        """Nobody has been let in by it."""
+        """True until a request of this connection is authenticated."""
         self._admitted = self._admitted or ADMITTED in (self.scope or {})
         return not self._admitted
 
@@ -165,4 +169,4 @@ OPTIONS: dict[str, Any] = {
     "timeout_graceful_shutdown": 2,
     "server_header": False,
 }
-"""Options of uvicorn."""
+"""Options for uvicorn's server."""

@@ -1,4 +1,4 @@
-"""Data that all viewers share: one look at the database a tick, and each part of a page made once for all of them."""
+"""Data shared by all viewers: the database is read once a tick, and each part of a page is rendered once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
-"""Length of the past in the picture of the GPUs."""
+"""Length of the chart of GPUs over time, s before now."""
 LOOK_S = 1.0
-"""Seconds between two looks at whether there was a tick."""
+"""Seconds between two polls of the database for a new tick."""
 KEPT = 512
-"""Parts of pages that are kept until the next tick."""
+"""Rendered parts of pages that are kept until the next tick."""
 USERS = 512
-"""Users whose ended jobs are kept at hand, those who looked last."""
+"""Users whose ended jobs are cached; the least recent reader's are dropped."""
 OWN_S = 3600.0
 """Seconds after which a user's ended jobs are read again, since ticks do not show corrected or deleted jobs."""
 ERRORS = (StoreError, SchemaError, OSError)
@@ -31,55 +31,54 @@ ERRORS = (StoreError, SchemaError, OSError)
 
 @dataclass(frozen=True)
 class Moment:
-    """Content of the database at a tick. A new one has another number."""
+    """Snapshot of the database at a tick; `number` increases with each."""
 
     number: int = 0
     at: float = 0.0
-    """Time at which it was read, Unix seconds."""
+    """Time at which the database was read, Unix seconds."""
     live: Live = field(default_factory=lambda: Live(""))
     timeline: tuple[TimelineRow, ...] = ()
-    """Jobs that ran within `HISTORY_S`."""
+    """Runs of jobs within the last `HISTORY_S`."""
     colours: Mapping[int, int] = field(default_factory=dict)
-    """Colours of the jobs in it; a job keeps its own from moment to moment."""
+    """Colour of each job of the timeline, by job id; a job keeps its colour from moment to moment."""
     problem: str = ""
     """Reason why the database could not be read; empty if it could."""
     user: str = ""
-    """User whose jobs only these are; empty: everybody's."""
+    """User whose jobs this view is limited to; empty: all users."""
 
     @property
     def ended(self) -> list[ShownJob]:
-        """The ended jobs that the moment knows, by their ends."""
+        """Ended jobs of this moment, by end time."""
         over = [one for one in self.live.jobs if one.job.end_time is not None]
         return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
 
     def colour(self, job_id: int) -> str:
-        """The class that gives a job its colour, the same one in every picture."""
+        """CSS class of the job's colour, the same in every picture."""
         return f"c{self.colours.get(job_id, job_id % palette.COLOURS)}"
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
-        """View of one user: their own jobs, with those that ended before the ones it knows, and of the others
-        nothing."""
+        """View of one user: only the user's jobs, with older `ended` jobs added."""
         own = {one.job.job_id: one for one in (*map(ShownJob, ended), *self.live.jobs) if one.job.user == user}
         jobs = tuple(sorted(own.values(), key=lambda one: (one.job.submit_time, one.job.job_id)))
         view = replace(self.live, jobs=jobs, held=tuple(one for one in self.live.held if one.job_id in own))
         return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
     def job(self, job_id: int) -> ShownJob | None:
-        """The job, if it is among those that are seen."""
+        """The job with this id; None if this view does not have it."""
         return next((one for one in self.live.jobs if one.job.job_id == job_id), None)
 
 
 @dataclass(frozen=True)
 class _Own:
     read: float
-    """Time at which they were read, Unix seconds …"""
+    """Time at which the ended jobs were read, Unix seconds."""
     until: float
-    """… and the end of the last job of all that these can have in them."""
+    """End time up to which `jobs` is complete, Unix seconds."""
     jobs: tuple[JobSummary, ...]
 
 
 def _spans(rows: Iterable[TimelineRow]) -> Iterator[tuple[int, float, float]]:
-    """Start and end of each job's runs, in the order of their first starts."""
+    """Start and end of each job, from its first run to its last, ordered by start."""
     spans: dict[int, tuple[float, float]] = {}
     for row in rows:
         end = math.inf if row.end is None else row.end
@@ -89,29 +88,29 @@ def _spans(rows: Iterable[TimelineRow]) -> Iterator[tuple[int, float, float]]:
 
 
 class TickFeed:
-    """Reads the database at each tick of the companion, whatever the number of viewers."""
+    """Reads the database once a tick of the companion, whatever the number of viewers."""
 
     def __init__(self, opened: Callable[[], Store], *, look_s: float = LOOK_S) -> None:
-        """`opened` opens the database, for reading."""
+        """`opened` opens the database for reading."""
         self._opened = opened
         self._look_s = look_s
         self.moment = Moment()
         self.looks = 0
-        """Number of times that all was read."""
+        """Number of full reads of the database."""
         self.looks_of_users = 0
-        """Number of times that the ended jobs of one user were read."""
+        """Number of reads of one user's ended jobs."""
         self._kept: Store | None = None
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """Stamp by which the database shows that there is something new."""
+        """Stamp of the database at the last read; another stamp means new data."""
         self._changed = asyncio.Condition()
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
         self._own: OrderedDict[str, _Own] = OrderedDict()
-        """Ended jobs by user."""
+        """Ended jobs by user, least recently used first."""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Poll the database until cancelled."""
         while True:
             try:
                 moment = await asyncio.to_thread(self._look)
@@ -126,7 +125,7 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """The database at one moment; it stays open, and is opened again after a failure."""
+        """Database within one read transaction. The connection is kept, and opened again after a failure."""
         try:
             if self._kept is None:
                 self._kept = self._opened()
@@ -146,7 +145,7 @@ class TickFeed:
             self._kept = None
 
     def _look(self) -> Moment | None:
-        """Moment of now; None if there is nothing new: no tick, no other leader, no tick that is late."""
+        """Read a new moment; None if nothing changed: no tick, no new leader, no tick that became late."""
         now, before = time.time(), self.moment
         if self._kept is not None and not before.problem:
             stamp = self._kept.stamp()
@@ -176,14 +175,14 @@ class TickFeed:
             self._changed.notify_all()
 
     async def after(self, number: int, timeout_s: float) -> int:
-        """The number of the newest moment, once it is another one than `number`, or after `timeout_s` seconds."""
+        """Wait for a moment other than `number`, at most `timeout_s` seconds; return the newest moment's number."""
         async with self._changed:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self.moment.number != number), timeout_s)
             return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
-        """A part of a page as one user sees it ("": all users' jobs), made once a tick however many ask."""
+        """Part of a page as one user sees it ("": all users' jobs), rendered once a tick for all requests."""
         moment = self.moment
         key = (moment.number, user, part)
         if key not in self._made:
@@ -198,8 +197,9 @@ class TickFeed:
         return await asyncio.to_thread(make, seen)
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
-        """The user's jobs that ended last, before those the moment knows. They are read when the user first looks. From
-        then on each moment adds to them, as long as no job can have ended between two of them unseen."""
+        """The user's last ended jobs, read from the database at the user's first request. Later moments add to them;
+        they are read again if a moment may have missed one.
+        """
         ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()
@@ -224,6 +224,6 @@ class TickFeed:
             return tuple(store.ended_of(user, live.ENDED))
 
     def _forget_failed(self, key: tuple[int, str, str], made: asyncio.Task[bytes]) -> None:
-        """Drop what failed, so that the next request has it made again, and need not wait for the next tick."""
+        """Drop a failed rendering, so that the next request tries again before the next tick."""
         if (made.cancelled() or made.exception() is not None) and self._made.get(key) is made:
             del self._made[key]

@@ -1,6 +1,6 @@
-"""Content of a live view at one moment: the companion, the jobs, why each has what it has, and who holds which GPUs.
+"""Content of a live view at one moment: companion, jobs with their reasons, and the holders of GPUs.
 
-Read at once, so that a view costs the same however much of it is looked at.
+Everything is read in one transaction, whatever part of the view is shown.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from slurm_ones.show.columns import ShownJob, ShownNode
 from slurm_ones.text import seconds
 
 ENDED = 100
-"""Ended jobs in a view, the last to end: a view costs the same however many jobs a site has had."""
+"""Most ended jobs in a view, the last to end, so that the cost does not grow with a site's history."""
 
 KEPT = 4096
-"""Unchanged jobs whose shown form is kept."""
+"""Jobs whose shown form is cached until they change."""
 
 LATE = 3.0
 """Intervals without a tick after which a companion counts as silent. A tick without an answer from Slurm lengthens the
@@ -37,7 +37,7 @@ wait for the next tick."""
 
 
 class NotSeenYet(Exception):
-    """Nothing was published yet for the user of this process; the message says when that comes."""
+    """Nothing is published yet for this process's user; the message says when it will be."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class Live:
 
     cluster: str
     jobs: tuple[ShownJob, ...] = ()
-    """Those that have not ended and the last that have, in the order of their submission."""
+    """Open jobs and the last ended ones, by submission time."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
-    """Nodes by their names; none if the reader may not see them."""
+    """Nodes by name; empty if the reader may not see them."""
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
 
     @property
     def node_rows(self) -> list[ShownNode]:
-        """The nodes by their names; those that only a job names last."""
+        """Nodes by name, with the GPUs that jobs hold there; nodes known only from a job come last."""
         return node_rows(self.nodes, self.held)
 
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
-    """The nodes by their names, with what jobs hold there; those that only a job names last."""
+    """Nodes by name, with the GPUs that jobs hold there; nodes known only from a job come last."""
     holding: dict[str, dict[int, int]] = {}
     for one in held:
         of_node = holding.setdefault(one.node, {})
@@ -71,14 +71,15 @@ def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[S
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which n2 comes before n10."""
+    """Sort key by which n2 comes before n10."""
     parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", name))]
     return [(len(part) if n % 2 else -1, part) for n, part in enumerate(parts)]
 
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
-    """Read what the database has now. Of jobs that ended it has the last `ENDED`, or the `whole` of them, and `also`
-    those with these ids; or `only` these. Raises `StoreError`."""
+    """Read all open jobs and the last `ENDED` ended ones, every ended one if `whole`. The jobs `also` are added; with
+    `only`, just those jobs are read. Raises `StoreError`.
+    """
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
         older = sorted({*also} - {job.job_id for job in jobs})
@@ -103,14 +104,14 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """Number of jobs of each cause, most first: `18 jobs: capped by account; 1 job: held by the owner`."""
+    """Number of jobs by cause, most frequent first: `18 jobs: capped by account; 1 job: held by the owner`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
 
 
 def as_of(health: HealthRecord | None, now: float) -> str:
-    """Age of what is shown, in words."""
+    """Age of the shown data, in words."""
     if health is None or health.tick_time is None:
         return "no companion has looked yet"
     late = f"; it should look every {health.interval_s:.0f} s (slurm-ones status)" if silent(health, now) else ""
@@ -118,7 +119,7 @@ def as_of(health: HealthRecord | None, now: float) -> str:
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:
-    """Tell whether ticks are missing of a companion that has ticked before."""
+    """True if a companion that has ticked before is late with its next tick."""
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s

@@ -1,4 +1,4 @@
-"""The ends of jobs' logs, for those who may read them."""
+"""Last lines of jobs' logs, for readers who may see them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved, read_from
 
 ASK_AGAIN_S = 60.0
-"""Seconds for which Slurm's answer holds."""
+"""Seconds for which Slurm's answer about a job is cached."""
 READ = 1 << 16
-"""Bytes at the end of a log that are looked at."""
+"""Bytes at the end of a log that are read."""
 WIDTH = 500
 ADDRESS = re.compile(r"https?://[!-~]+")
 
 
 class Logs:
-    """Logs of jobs, whose places are asked of Slurm once a minute at most, however often they are looked at."""
+    """Reader of jobs' logs. Slurm is asked for a log's path at most once a minute."""
 
     def __init__(
         self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, own_only: bool = False
     ) -> None:
-        """Hide other users' logs from root, too, if `own_only`."""
+        """`own_only` hides other users' logs even from root."""
         self._settings, self._clock = settings, clock
         self._own_only = own_only
         self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
         """Return the log's last lines, at most `most`, without control characters; without a log, one line that says
-        why. Without Slurm's answer, the log is looked for in `work_dir` by the name that Slurm gives by default."""
+        why. If Slurm does not answer, the log is sought in `work_dir` under Slurm's default name.
+        """
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
         if job_id not in self._found:
@@ -51,7 +52,7 @@ class Logs:
         return [found] if isinstance(found, str) else self._tail(found, job_id, most)
 
     def address(self, job_id: int, work_dir: str) -> str:
-        """Address in W&B or MLflow of a job of one's own, by its directory; empty if that is not known."""
+        """URL of the job's run in W&B or MLflow, for a job of this process's user; empty if unknown."""
         try:
             text, _ = read_from(None, f"{work_dir}/{directory_name(job_id)}/{RUN_URL}", os.geteuid(), 0, MAX_TEXT)
         except (FileNotFoundError, NotBelieved):

@@ -1,4 +1,4 @@
-"""The live pages, each as a part that changes from tick to tick and the frame around it. All text is escaped."""
+"""HTML of the live pages, each as a part that is replaced each tick inside a fixed frame. All text is escaped."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
-"""Spans of the picture of the GPUs, in seconds before the newest tick."""
+"""Choices for the span of the GPU chart, in seconds before the newest tick."""
 WIDE_ONLY = frozenset(
     (
         *("batch", "local_batch", "samples_per_s", "epochs", "accuracy", "resizes", "pause_s", "mechanism", "steps"),
         *("from_shape", "alternatives"),
     )
 )
-"""Columns that a narrow window leaves out; a job's page has them all."""
+"""Columns hidden in a narrow window; a job's page shows all."""
 GROUPS = ("job", "user", "partition")
-"""Groupings of the picture of the GPUs: what has a colour of its own."""
+"""Choices for the colours of the GPU chart: one colour per job, user or partition."""
 FARTHEST = 4
-"""Throughput is predicted for at most N times the most GPUs that were measured."""
+"""Limit of predicted throughput: this multiple of the most GPUs measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
-"""Nodes that are drawn; of more only their number is shown."""
+"""Most nodes that are drawn; of the rest only the number is shown."""
 LOG_LINES = 30
 MOST_DECIDED = 100
-"""Jobs that are shown of a decision."""
+"""Most jobs that are shown for one decision."""
 MOST_ENDED = 20
-"""Jobs that have ended on the first page: those that did last; of one user's own all that are at hand."""
+"""Most ended jobs on the first page, the last to end; a view of one user shows all that were read."""
 DECISIONS = 5
-"""Newest decisions that are shown of a job, or in all."""
+"""Newest decisions that are shown, of a job or of the cluster."""
 
 
 @cache
 def environment() -> Any:
-    """Jinja2's environment with what the templates of live pages use."""
+    """Jinja2 environment with the filters and functions of the live pages' templates."""
     made = charts.environment()
     made.globals |= {
         "text": {column.name: column.text for column in columns.JOB},
@@ -71,7 +71,7 @@ def environment() -> Any:
 
 
 def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str, moment: Moment) -> Markup:
-    """A table of a page; the job's number leads to its page. `kind` is the class of its body."""
+    """HTML table, in which a job's id links to its page. `kind` is the CSS class of the table's body."""
     titles = "".join(f"<th{_kind(column)}>{escaped(column.title)}" for column in shown)
     body = "\n".join(
         _job_row(tuple(shown), one, root, moment.colour(one.job.job_id) if one.job.running else "")
@@ -103,7 +103,7 @@ _job_row = lru_cache(maxsize=KEPT)(_row)
 
 @cache
 def _kind(column: ShownColumn[Any]) -> str:
-    """The classes of its cells: numbers, long texts, and what a narrow window has no room for."""
+    """CSS classes of the column's cells: numbers, long texts, and columns hidden in a narrow window."""
     found = ["long" if column.long else "" if column.left else "n", "w" if column.name in WIDE_ONLY else ""]
     kinds = " ".join(filter(None, found))
     return f' class="{kinds}"' if kinds else ""
@@ -111,31 +111,31 @@ def _kind(column: ShownColumn[Any]) -> str:
 
 @dataclass(frozen=True)
 class PageView:
-    """A reader's choice on the first page."""
+    """Reader's choices for the first page: span and grouping of the GPU chart."""
 
     span: str = "24h"
     by: str = "job"
 
     @classmethod
     def of(cls, asked: Mapping[str, Sequence[str]]) -> PageView:
-        """The choice in a query; whatever else stands there counts as no choice."""
+        """Parse the choices from a query; invalid values are ignored."""
         span, by = (asked.get(name, [""])[0] for name in ("span", "by"))
         return cls(span if span in SPANS else "24h", by if by in GROUPS else "job")
 
     def choices(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-        """(what is chosen, [(name, query, it is chosen)])."""
+        """Choices offered to the reader: (name of the choice, [(label, query, selected)])."""
         spans = [(one, f"?span={one}&by={self.by}", one == self.span) for one in SPANS]
         groups = [(one, f"?span={self.span}&by={one}", one == self.by) for one in GROUPS]
         return [("time", spans), ("a colour for each", groups)]
 
 
 def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
-    """A whole page around a part of it, as of the moment. `root` is the path below which all pages are."""
+    """Whole HTML page around `inner`, as of the moment. `root` is the path below which all pages are."""
     return _part("frame.html", root=root, part=part, title=title, inner=inner.decode(), moment=moment)
 
 
 def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Store]) -> bytes:
-    """The cluster: how the companion is, who held which GPUs, the jobs, why they wait, the nodes."""
+    """First page: state of the companion, GPUs over time, jobs with their reasons, and nodes."""
     live = moment.live
     alive = [one for one in live.jobs if one.job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)
@@ -166,29 +166,29 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
 
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours: tuple[tuple[int, str], ...]) -> Markup:
-    """Nodes and the jobs on them. At most ticks they are as before, which is found faster than made again."""
+    """Table of nodes and the jobs on them; cached, since it seldom changes between ticks."""
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 
 @dataclass(frozen=True)
 class DecisionView:
-    """A reader's choice among the decisions."""
+    """Reader's choices for the page of decisions."""
 
     before: int | None = None
-    """Decisions that are older than the one of this id."""
+    """Id of a decision: only older ones are shown; None: all."""
     changes: bool = False
-    """Only what was carried out."""
+    """True to show only decisions that were carried out."""
 
     @classmethod
     def of(cls, asked: Mapping[str, Sequence[str]]) -> DecisionView:
-        """The choice in a query; whatever else stands there counts as no choice."""
+        """Parse the choices from a query; invalid values are ignored."""
         before, changes = (asked.get(name, [""])[0] for name in ("before", "changes"))
         known = before.isascii() and before.isdigit() and len(before) < 16
         return cls(int(before) if known else None, changes == "1")
 
 
 def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[], Store]) -> bytes:
-    """Decisions, the newest first: what each job gets, and why."""
+    """Page of decisions, newest first, with each job's allocation and reason."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         asked = (moment.user, MOST_DECIDED, view.before)
@@ -204,7 +204,7 @@ def job(
     reader: Callable[[], Reader],
     logs: Logs | None = None,
 ) -> bytes | None:
-    """A job: why it has what it has, sizes, throughput, training, resizes, advice. None if it is not there."""
+    """Page of a job: reasons, sizes, throughput, training, resizes and advice; None for an unknown job."""
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
@@ -245,8 +245,9 @@ def job(
 
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
-    """Useful samples/s at each number of GPUs that the job may have, by the model of its own measurements. Of a batch
-    the same share is useful at every size."""
+    """Useful samples/s by number of GPUs, predicted by a model of the job's own measurements. The statistical
+    efficiency of a batch is taken as equal at every size.
+    """
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)
@@ -261,8 +262,9 @@ def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: All
 
 
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
-    """Write the page of a report: `totals` are the lines above the jobs, each job comes with its own lines. The
-    pictures of all jobs have one scale of GPUs."""
+    """Write the HTML report: `totals` above the jobs, each job with its own lines. All jobs' charts share one scale of
+    GPUs.
+    """
     most = max((one.most for one, _ in jobs), default=0)
     parts = [
         (
@@ -288,7 +290,7 @@ def _held(usage: Usage) -> list[TimelineRow]:
 
 
 def _health(live: Live, now: float) -> tuple[bool, str]:
-    """Tell whether the companion is well, and a sentence on it."""
+    """Return (healthy, sentence) on the state of the companion."""
     if live.health is None or live.leader is None:
         return False, "No companion has led here yet."
     if not live.leader.holder:
@@ -308,7 +310,9 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """A small square for each GPU of a node that the job holds, or that no elastic job does; `kind` is its colour."""
+    """HTML squares, one per GPU of a node: held by the job `job_id` with the CSS class `kind`, free without a
+    `kind`.
+    """
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

@@ -1,8 +1,8 @@
-"""Colours of jobs, users and partitions in pictures: neighbours can be distinguished by everybody, and in grey.
+"""Colours of jobs, users and partitions in pictures: neighbours stay distinct for colour-blind readers and in grey.
 
-The colours themselves are in the style sheet, one set for light pages and one for dark ones. Any two of a set differ,
-also for people without red or green cones (CIEDE2000, 15 or more). Those of `APART` differ in grey too, so that they
-may touch. Where all others are taken, two that touch have different patterns.
+The style sheet has one set of colours for light pages and one for dark. Any two colours of a set differ, also for
+colour-blind readers (CIEDE2000 of 15 or more). Pairs in `APART` differ in grey too, so they may touch. If no colour is
+left, touching neighbours get different patterns.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ APART: tuple[frozenset[int], ...] = tuple(
     map(frozenset, ((3, 4, 5, 7), (2, 3, 4, 6), (1, 3, 4, 5, 7), (0, 1, 2, 5, 7), (0, 1, 2, 5, 6, 7), (0, 2, 3, 4, 6),
                     (1, 4, 5, 7), (0, 2, 3, 4, 6)))
 )  # fmt: skip
-"""Colours that each colour may touch."""
+"""Colours that may touch each colour, by its index."""
 COLOURS = len(APART)
 _ALIKE = np.array([[one not in apart for one in range(COLOURS)] for apart in APART])
 PATTERNS = 3
-"""Plain, and two more for neighbours that no colours are left for."""
+"""Number of fill patterns: plain, and two for neighbours of similar colours."""
 
 
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
-    """A colour for each thing that is drawn from `start` to `end`: what it had `before`, else one that fits.
+    """Choose a colour for each (key, start, end) of a stacked chart; keys in `before` keep their colour.
 
-    The spans come in the order in which they are stacked. A new one gets a colour that may lie on the one below it. Of
-    these it is one that is far below or nowhere as it begins, and least used.
+    Spans come in the order of stacking. A new key gets a colour that may touch the one below. Among these, colours far
+    below or absent come first, then the least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -49,19 +49,19 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
 
 
 def _free(below: Sequence[int], used: Counter[int]) -> int:
-    """The colour for what is stacked on these: one that may touch the last of them, and is far below or nowhere."""
+    """Choose a colour that may touch the topmost of `below`, and is far below or absent."""
     allowed = APART[below[-1]] if below else range(COLOURS)
     newest = {colour: at for at, colour in enumerate(below)}
     return min(allowed, key=lambda colour: (newest.get(colour, -1), used[colour], colour))
 
 
 def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:
-    """A pattern for each row of a stack ((J, M): what it holds at each moment), so that none looks like one it touches.
+    """Choose a pattern for each row of a stacked chart, so that no two touching rows look alike.
 
-    It is 0 (plain) for all whose colours differ enough.
+    `holding` is (J, M): the height of each row at each moment. Rows of distinct colours get pattern 0, plain.
     """
     alike: dict[int, set[int]] = {}
-    """Rows below each row that it touches and looks like."""
+    """Rows that touch each row from below and have a similar colour."""
     colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)

@@ -1,7 +1,7 @@
-"""Pictures of live pages as SVG: who held which GPUs when, curves by epoch, throughput by size; all with axes.
+"""Charts of live pages as SVG with axes: GPUs over time, curves by epoch, throughput by size.
 
-Shapes lie in a drawing of its own that fills the picture, and text next to them at its own size. So a picture can be
-read at any width. All text is escaped. Colours are classes of the style sheet.
+Shapes are scaled to the picture's width, while text keeps its size, so a chart can be read at any width. All text is
+escaped. Colours are CSS classes of the style sheet.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from slurm_ones.show.usage import Measured
 from slurm_ones.text import clock, plain, seconds
 
 WIDTH, HEIGHT = 1000.0, 240.0
-"""Size of the drawing in which the shapes lie."""
+"""Size of the SVG drawing in its own units."""
 MOST_SHAPES = 4_000
-"""Limit of changes beyond which a job is one shape, and time is cut into as many equal intervals as this allows."""
+"""Most changes of size that are drawn one by one. Beyond, each job is one shape, and time is cut into equal
+intervals.
+"""
 FEWEST_INTERVALS = 24
-"""Fewest such intervals, however many jobs run at once."""
+"""Fewest time intervals of such a coarse chart, however many jobs run at once."""
 NAMED = 12
-"""Jobs, users or partitions in a legend: those that held most."""
+"""Most entries of a legend (jobs, users or partitions), by GPUs held."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
-"""A stripe at least so large has its job's number in it."""
+"""Least width and height of a shape that is labelled with its job's id."""
 STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320))
-"""Between two ticks of time."""
+"""Allowed distances between two ticks of a time axis, s."""
 TICKS = 6
 """Most ticks on an axis."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
-"""The pattern of what a job holds beyond what it asked for."""
+"""CSS pattern of GPUs beyond those that the job asked for."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Marks along one side of a picture: (place from 0 to 1, text), and what they count."""
+    """Axis of a picture: ticks as (position from 0 to 1, label), and the unit."""
 
     marks: tuple[tuple[float, str], ...]
     unit: str = ""
 
 
 def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Axis:
-    """Round numbers from low to high, at most `TICKS`."""
+    """Axis with at most `TICKS` round numbers from low to high."""
     span = (high - low) or 1.0
     step = 10.0 ** math.floor(math.log10(span / TICKS))
     step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= TICKS)
@@ -59,7 +61,7 @@ def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Ax
 
 
 def of_time(begin: float, end: float) -> Axis:
-    """Local times from begin to end (Unix seconds), at full minutes, hours or days."""
+    """Axis with local times from begin to end (Unix seconds), at full minutes, hours or days."""
     span = max(end - begin, 1e-9)
     step = next((step for step in STEPS_S if span / step <= TICKS), span)
     shift = time.localtime(begin).tm_gmtoff
@@ -78,10 +80,10 @@ def gpus_over_time(
     by: str = "job",
     least: int = 1,
 ) -> Markup:
-    """GPUs that each job held from `begin`, or the first start after it, to now, one on another.
+    """Stacked chart of the GPUs that each job held, from `begin` or the first later start to `now`.
 
-    Each shape names its job and size; what a job holds beyond what it asked for is hatched. `by` is what has a colour
-    of its own: each `job` (as `colours` has it, if it does), `user` or `partition`. The scale reaches `least` GPUs.
+    Each shape names its job and size; GPUs beyond those asked for are hatched. `by` is the unit of colour: `job` (from
+    `colours` if listed), `user` or `partition`. The scale reaches at least `least` GPUs.
     """
     begin = max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
@@ -144,11 +146,11 @@ def _colours(
 
 @dataclass(frozen=True)
 class _Stack:
-    """GPUs over time of jobs that are drawn one on another."""
+    """Stacked chart of jobs' GPUs over time."""
 
     jobs: Sequence[str]
     titles: Sequence[str]
-    """Escaped."""
+    """Titles of the jobs' shapes, escaped."""
     colours: Sequence[int]
     patterns: Sequence[int]
     asked: Floats
@@ -159,16 +161,16 @@ class _Stack:
     now: float
 
     def x(self, at: float) -> float:
-        """The place of a moment."""
+        """Horizontal position of a time in the drawing."""
         return float((at - self.begin) / max(self.now - self.begin, 1e-9) * WIDTH)
 
     @property
     def tops(self) -> Floats:
-        """The upper edge of each job at each moment."""
+        """Upper edge of each job in the stack at each moment."""
         return HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
 
     def stretches(self) -> Iterator[str]:
-        """A shape for each stretch of time in which a job kept its size; it names both."""
+        """Yield a shape for each period of constant size of each job; its title names both."""
         edges, tops, each = [self.x(at) for at in self.moments], self.tops, HEIGHT / self.most
         middles = [clock((left + right) / 2) for left, right in pairwise(self.moments)]
         for j, title in enumerate(self.titles):
@@ -183,7 +185,7 @@ class _Stack:
                         yield f'<rect class="over" fill="url(#{pattern})" {place} height="{each * height:.2f}"/>'
 
     def outlines(self) -> Iterator[str]:
-        """A shape for each job; it names the job, and the least and the most that it held."""
+        """Yield one shape per job; its title names the job, and its fewest and most GPUs."""
         edges = [f"{self.x(at):.1f}" for at in self.moments]
         widths = [
             f"{(right - left) / max(self.now - self.begin, 1e-9) * WIDTH:.1f}" for left, right in pairwise(self.moments)
@@ -208,7 +210,7 @@ class _Stack:
             yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
 
     def numbers(self) -> list[Markup]:
-        """Jobs' numbers in their first stripes that are large enough."""
+        """Labels with the job's id in the first shape of each job that is large enough."""
         edges, tops = [self.x(at) for at in self.moments], self.tops
         found = []
         for j, job in enumerate(self.jobs):
@@ -262,9 +264,10 @@ def _stroke(kind: str, text: str) -> Markup:
 def _coarser(
     bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
 ) -> tuple[Floats, Floats]:
-    """GPUs as `charts.held` has them, at equal intervals in place of every change.
+    """GPUs as `charts.held` returns them, sampled at equal intervals instead of at every change.
 
-    Each interval is as its middle is, the last as the end is."""
+    Each interval has the value at its middle, the last one the value at the end.
+    """
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middle = (edges[:-1] + edges[1:]) / 2
@@ -280,8 +283,7 @@ def _coarser(
 
 
 def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Loss or accuracy by epoch, as a line with a point for each. `changes` are the moments (Unix seconds) at which the
-    job was resized, with words on each."""
+    """Line chart of loss or accuracy by epoch. `changes` are the job's resizes: (Unix seconds, label)."""
     values = [(point.epoch, value) for point in points if math.isfinite(value := _of(point, name))]
     if not values:
         return Markup("")
@@ -317,8 +319,9 @@ def _of(point: EpochPoint, name: str) -> float:
 
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
-    """Useful samples/s at each number of GPUs and batch that was measured. Next to it is what is `predicted` by number
-    of GPUs, and what the smallest size promises if each GPU adds as much."""
+    """Chart of measured useful samples/s by GPUs and batch. Two lines are added: `predicted` by number of GPUs, and
+    linear scaling from the smallest size.
+    """
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))
@@ -352,7 +355,7 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its axes: shapes in a drawing of `WIDTH` x `HEIGHT`, and over them what keeps its size."""
+    """Chart with axes: shapes scaled to `WIDTH` x `HEIGHT`, and an overlay that keeps its size."""
 
     label: str
     across: Axis
@@ -361,7 +364,7 @@ class Picture:
     over: Sequence[Markup] = ()
 
     def drawn(self, legend: Markup, data: str = "") -> Markup:
-        """The element of a page; `data` are attributes of ours."""
+        """HTML element of the chart; `data` are additional attributes."""
         grid = Markup("").join(self._grid())
         head = Markup('<figure class="plot"{}><p class="unit">{}</p><svg role="img" aria-label="{}">')
         inner = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" width="100%" height="100%">')

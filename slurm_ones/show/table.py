@@ -1,4 +1,4 @@
-"""Columns drawn: as a table as wide as its cells, as lines of fixed widths, and as JSON; which jobs, in which order."""
+"""Columns as terminal tables of measured or fixed widths and as JSON, with the filter and order of jobs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from slurm_ones.text import deadline, plain, safe, seconds, troubles
 T = TypeVar("T")
 
 BY_WORD: Mapping[str, ShownColumn[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
-"""Columns of `top` by what they are called there, and in JSON."""
+"""Columns of `top` by the names that it accepts, and by their names in JSON."""
 METER = 16
-"""Characters for all GPUs."""
+"""Characters of the bar that shows all GPUs."""
 _ALWAYS = frozenset({"st", "shape", "why"})
-"""Columns of `top`, besides the job's number, for which every terminal has room."""
+"""Columns of `top` that every terminal shows, besides the job id."""
 
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Conditions on a job; an empty one holds for all."""
+    """Filter of jobs; an empty condition matches every job."""
 
     users: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
     accounts: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
-    """Base states as Slurm names them."""
+    """Base states of jobs, as Slurm names them."""
     jobs: frozenset[int] = frozenset()
 
     def takes(self, job: JobSummary) -> bool:
-        """Tell whether the job meets all conditions."""
+        """True if the job meets all conditions."""
         pairs = (
             (job.user, self.users),
             (job.partition, self.partitions),
@@ -49,23 +49,23 @@ class JobFilter:
 
     @property
     def restricts(self) -> bool:
-        """True if there is a condition."""
+        """True if any condition is set."""
         return self != JobFilter()
 
 
 @dataclass
 class JobOrder:
-    """Choice of the jobs that are shown, and their order."""
+    """Filter and order of the shown jobs."""
 
     selection: JobFilter = field(default_factory=JobFilter)
     every_state: bool = False
-    """Jobs that have ended are shown too."""
+    """True to show ended jobs too."""
     by: str = "job"
-    """Word of the column that is sorted by."""
+    """Name of the column to sort by."""
     falling: bool = False
 
     def jobs(self, live: Live) -> list[ShownJob]:
-        """The jobs to show, in order; those without a value stand last, whichever way is sorted."""
+        """Jobs to show, sorted; jobs without a value come last in either direction."""
         every, takes = self.every_state, self.selection.takes
         taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
         keyed = [(BY_WORD[self.by].sort_key(one), one) for one in taken]
@@ -74,7 +74,7 @@ class JobOrder:
 
 
 def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width: int | None) -> list[ShownColumn[T]]:
-    """The columns for which a width has room, two characters between each; None has room for all."""
+    """Columns that fit into `width` characters with two between each; None: all."""
     left = list(columns)
     for name in GIVE_WAY.split():
         if width is None or sum(widths[column.name] for column in left) + 2 * (len(left) - 1) <= width:
@@ -84,7 +84,7 @@ def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width:
 
 
 def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
-    """A table as wide as its cells, its width, and the titles that were left out for `width`; None leaves none out."""
+    """Table with measured widths, its total width, and the titles left out to fit `width`; None leaves out none."""
     cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
     widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
     shown = fitting(columns, widths, width)
@@ -99,13 +99,13 @@ def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | 
 
 
 def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
-    """The columns of `top` for which a terminal of that width has room."""
+    """Columns of `top` that fit into a terminal of this width."""
     widths = {column.name: column.width for column in TOP} | {f"keep {name}": 1 for name in _ALWAYS}
     return fitting(TOP, widths, width - 2)
 
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
-    """The lines above the table: how the companion is, who runs on how many GPUs, what keeps jobs as they are."""
+    """Lines above the table: state of the companion, GPUs by user, and causes that keep jobs at their size."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
     waiting = sum(job.end_time is None and not job.running for job in jobs)
@@ -135,12 +135,12 @@ def _companion(live: Live, now: float) -> str:
 
 
 def rows(shown: Sequence[ShownJob], columns: Sequence[ShownColumn[ShownJob]]) -> list[list[str]]:
-    """The cells of a table of fixed widths; the last of a row is as long as it is."""
+    """Cells of a table of fixed widths; the last column is not padded."""
     return [[cell(column.text(one), column) for column in columns[:-1]] + [columns[-1].text(one)] for one in shown]
 
 
 def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
-    """All of `top` as plain lines of at most `width` characters, for `--once`."""
+    """All output of `top --once`, as plain lines of at most `width` characters."""
     shown, columns = choice.jobs(live), columns_within(width)
     found = [line[:width] for line in header(live, now, shown)]
     heads = [cell(column.title, column) for column in columns[:-1]] + [columns[-1].title]
@@ -151,22 +151,23 @@ def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
 
 
 def cell(text: str, column: ShownColumn[Any]) -> str:
-    """The text on its side of the column, cut if it is too long."""
+    """Align the text in its column, and cut it if it is too long."""
     if cell_len(text) > column.width:
         return set_cell_size(text, column.width - 1) + "…"
     return set_cell_size(text, column.width) if column.left else " " * (column.width - cell_len(text)) + text
 
 
 def notes(shown: Sequence[ShownJob]) -> list[str]:
-    """Notes on single jobs, a line each, in rich's markup. They say why one is left alone, how it was started wrongly,
-    and what of its reports was odd. They also say what is wrong with its training, and what became of its deadline."""
+    """Notes on single jobs, a line each, in rich's markup. They name reasons to leave a job as it is, faults of its
+    start and odd reports. They also name problems of training and the deadline.
+    """
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
     return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]
 
 
 def as_json(live: Live, shown: Sequence[ShownJob]) -> dict[str, Any]:
-    """All of `top` as JSON."""
+    """All of `top` as a JSON object."""
     return {
         "cluster": live.cluster,
         "leader": live.leader._asdict() if live.leader else None,

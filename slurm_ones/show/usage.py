@@ -1,4 +1,4 @@
-"""Use of GPUs by jobs and effects of resizing, from the database's views, with advice that follows from it."""
+"""GPU usage of jobs and effects of resizing, from the database's views, with advice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurm_ones.text import minute, pause, plain, seconds, troubles
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Jobs of a span that are read, and those of them whose measurements are: the newest."""
+"""Most jobs of a span that are read, and most of these whose measurements are read: the newest."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Speed of a job at one shape and global batch (view `scaling`)."""
+    """Measured throughput of a job at one shape and global batch (view `scaling`)."""
 
     nodes: int
     gpus: int
@@ -28,14 +28,14 @@ class Measured:
     measured_s: float
     samples_per_s: float
     gpu_efficiency: float | None
-    """Throughput of a GPU over that at the smallest shape."""
+    """Throughput per GPU relative to the smallest shape's."""
     statistical_efficiency: float | None
-    """Progress of a sample relative to the base batch; None if the job reported no gradient noise."""
+    """Progress per sample relative to the base batch; None if the job reported no gradient noise."""
     goodput: float | None
 
     @property
     def useful(self) -> float:
-        """Useful samples/s: goodput if it is known, else throughput."""
+        """Useful samples/s: goodput if known, else throughput."""
         return self.goodput if self.goodput is not None else self.samples_per_s
 
 
@@ -55,7 +55,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """A time in which a job held N GPUs (view `run_timeline`, of jobs of blocks `membership_timeline`)."""
+    """Period in which a job held a constant number of GPUs (view `run_timeline`; with blocks `membership_timeline`)."""
 
     start_time: float
     running_s: float
@@ -64,7 +64,7 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """Use of one job (view `job_summary`). Times in Unix seconds, None if there is none."""
+    """Usage of one job (view `job_summary`). Times in Unix seconds, None if missing."""
 
     job_id: int
     name: str
@@ -90,25 +90,25 @@ class JobUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """A job, and all that was measured of it."""
+    """A job with all its measurements."""
 
     job: JobUsage
     measured: tuple[Measured, ...] = ()
     resized: tuple[Resized, ...] = ()
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
-    """Its JCT at the size it asked for, by its own measurement there (view `what_if`)."""
+    """JCT that the job would have had at the size asked for, by its own measurement there (view `what_if`)."""
     asked_gpu_hours: float | None = None
-    """GPU-hours of that."""
+    """GPU-hours that the job would have used at the size asked for."""
 
     @property
     def lasted_s(self) -> float:
-        """Submission to the end of the last stretch; 0 if it held no GPU."""
+        """Seconds from submission to the last release of GPUs; 0 if the job never held one."""
         return max((one.start_time + one.running_s for one in self.stretches), default=0.0) - self.job.submit_time
 
     @property
     def most(self) -> int:
-        """The most GPUs that it held at once."""
+        """Most GPUs that the job held at once."""
         return max((one.gpus for one in self.stretches), default=0)
 
 
@@ -121,9 +121,9 @@ def usage(
     since: float | None = None,
     until: float | None = None,
 ) -> list[Usage]:
-    """The jobs of a cluster by their submission: one job, one user's, or those that were there in a span.
+    """Usage of a cluster's jobs by submission time: one job, one user's, or all that were present in a span.
 
-    Raises `StoreError` if the database cannot be asked.
+    Raises `StoreError` if the database cannot be read.
     """
     conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=cluster)
     wanted: tuple[tuple[str, str, Any], ...] = (
@@ -178,12 +178,12 @@ STEPS = " ▁▂▃▄▅▆▇█"
 
 
 def bar(value: float, most: float, width: int = BAR) -> str:
-    """A bar as long as the value is of the most."""
+    """Text bar whose length is `value` relative to `most`."""
     return "█" * round(width * max(min(value / most, 1.0), 0.0)) if most > 0 else ""
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """A line of `width` characters, each as high as the GPUs that the job held in its part of the job's life."""
+    """Text chart of GPUs over time: `width` characters for the job's life, each as high as the GPUs held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []
@@ -195,7 +195,7 @@ def gpus_over_time(usage: Usage, width: int = 60) -> str:
 
 
 def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
-    """The report on one job."""
+    """Lines of the report on one job."""
     job = usage.job
     lines = [
         f"Job {job.job_id} {plain(job.name, 60)} of {plain(job.user_name, 40)}"
@@ -252,7 +252,7 @@ def _still(paused: float, running: float | None, whose: str) -> str:
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
-    """The report on many jobs: totals, who used how much, and what waiting and resizing came to."""
+    """Lines of the report on many jobs: totals, usage by user, waiting times, and effects of resizing."""
     jobs = [usage.job for usage in found]
     if not jobs:
         return [f"{plain(title, 200)}: no elastic job"]
@@ -300,35 +300,35 @@ def _hours(value: float | None) -> str:
 
 
 NEARLY = 0.9
-"""A size with this share of another's useful throughput trains nearly as fast."""
+"""Least share of another size's useful throughput at which training counts as nearly as fast."""
 WORTH_IT = 0.75
-"""A GPU that does this share of what one does at the smallest size is well used."""
+"""Least efficiency of a GPU, relative to the smallest size, at which it counts as well used."""
 LONG_S = 60.0
-"""Least time of a measurement that counts: less says little."""
+"""Shortest measurement that counts, s."""
 PAUSED = 0.05
-"""Share of the time that resizes may stop training."""
+"""Largest acceptable share of time paused by resizes."""
 IMPORTS_S = 15.0
-"""Seconds of imports at each start from which on they are worth a look."""
+"""Import time per start above which advice is given, s."""
 STARTS = 2
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Limits of the job's comment and strategy; None if they do not say."""
+    """Limits from the job's comment and strategy; None if they give none."""
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
-    """Largest batch; None also if the owner fixed it."""
+    """Largest batch; None if the owner fixed it or gives none."""
     blocks: bool = False
     step: int = 1
-    """Step in the range of GPUs."""
+    """Step between allowed numbers of GPUs."""
     valid: frozenset[int] = frozenset()
-    """Numbers of GPUs that its training strategy can use; empty: any."""
+    """Numbers of GPUs that the training strategy can use; empty: any."""
     batch_fixed: bool = False
-    """Its training strategy keeps the batch."""
+    """True if the training strategy keeps the batch."""
 
     def gpus_to(self, low: int, high: int) -> str:
-        """The word of the comment that allows this range, in the present step."""
+        """Word of the comment that allows this range of GPUs, with the present step."""
         return f"gpus={low}-{high}" + (f":{self.step}" if self.step > 1 else "")
 
 
@@ -336,7 +336,7 @@ Rule = Callable[[Usage, Allowed], str | None]
 
 
 def allowed(comment: str) -> Allowed:
-    """Limits of a job's comment."""
+    """Parse the limits in a job's comment."""
     try:
         opted = parse_comment(comment)
     except BadComment:
@@ -348,7 +348,7 @@ def allowed(comment: str) -> Allowed:
 
 
 def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
-    """The advice for each job, by its id."""
+    """Advice for each job, by its id."""
     ids = [one.job.job_id for one in found]
     comments = {job_id: one.comment for job_id, one in store.jobs(ids).items()} if ids else {}
     summaries = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
@@ -359,7 +359,7 @@ def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
 
 
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
-    """Sentences without their full stops, most telling first; what is wrong with its training comes before all."""
+    """Advice on a job as sentences without full stops, most important first; problems of training lead."""
     found = list(troubles(summary)) if summary is not None else []
     if summary is not None and summary.limits is not None:
         valid = frozenset(row.gpus for row in summary.limits.sizes)
@@ -382,7 +382,7 @@ def _fewer(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _more(usage: Usage, allowed: Allowed) -> str | None:
-    """Its comment ends below what it could use."""
+    """Advise a higher maximum if the range in the comment ends below a useful size."""
     sizes = _sizes(usage)
     if not sizes or allowed.gpus is None or len(sizes) < 2:
         return None
@@ -403,7 +403,7 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _batch(usage: Usage, allowed: Allowed) -> str | None:
-    """Its largest batch keeps it from more GPUs, though samples are still worth nearly as much there."""
+    """Advise a larger maximum batch if it keeps the job from more GPUs at nearly the same statistical efficiency."""
     most = allowed.max_batch
     at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
     known = [one for one in at_most if one.statistical_efficiency is not None]
@@ -421,7 +421,7 @@ def _batch(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _waited(usage: Usage, allowed: Allowed) -> str | None:
-    """Waited longer than it ran, and could have begun smaller."""
+    """Advise a smaller minimum if the job waited longer than it ran."""
     job = usage.job
     if allowed.gpus is None or not job.queueing_s or not job.running_s or job.queueing_s <= job.running_s:
         return None
@@ -436,7 +436,7 @@ def _waited(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _pauses(usage: Usage, allowed: Allowed) -> str | None:
-    """Requeues stop it for long."""
+    """Advise on requeues that pause the job for a large share of its time."""
     pauses = [one.pause_s for one in usage.resized if one.mechanism == "requeue" and one.pause_s]
     running = usage.job.running_s or 0.0
     if not pauses or allowed.blocks or sum(pauses) <= PAUSED * (running + sum(pauses)):
@@ -449,7 +449,7 @@ def _pauses(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _imports(usage: Usage, allowed: Allowed) -> str | None:
-    """Each start spends long on imports."""
+    """Advise on starts that spend long on imports."""
     times = [one.import_s for one in usage.resized if one.import_s]
     if len(times) < STARTS or sum(times) / len(times) < IMPORTS_S:
         return None
@@ -460,7 +460,7 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
-    """Resizing made it later than it would have been."""
+    """Report that resizing made the job end later than without."""
     job = usage.job
     if (
         usage.predicted_jct_s is None
@@ -484,9 +484,9 @@ def _gpus(count: int) -> str:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """The best batch at each number of GPUs that was measured long enough, by GPUs.
+    """Best measurement at each number of GPUs, by GPUs; too short ones do not count.
 
-    Throughput does not compare batches: unless a goodput is known, only the batch that was measured longest counts.
+    Throughput does not compare batches: without a known goodput, only the batch measured longest counts.
     """
     long = [one for one in usage.measured if one.measured_s >= LONG_S]
     alike = [one for one in long if one.goodput is not None]

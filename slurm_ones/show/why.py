@@ -1,4 +1,4 @@
-"""Reasons for what a job has: its decisions, its resizes with their steps, its blocks and runs."""
+"""Reasons for a job's present size: its decisions, resizes with their steps, blocks and runs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 DECIDES = {column.name: column for column in DECISION}
 MEMBERSHIPS = 5
-"""Newest memberships of a job of blocks that are shown."""
+"""Newest memberships that are shown for a job of blocks."""
 
 
 def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
-    """All that the database knows of why a job has what it has, as JSON."""
+    """JSON object of `why`: decisions, resizes, blocks and runs of a job."""
     (one,) = read_live(store, only=[job_id]).jobs
     return {
         "job": record(JOB, one),
@@ -58,7 +58,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
 
 
 def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
-    """The newest decisions about a job, the newest first."""
+    """Newest decisions about a job, newest first."""
     found = store.decisions(job_id, most)
     by_decision = {one.decision_id: one for one in store.resizes(job_id)}
     return [
@@ -77,8 +77,9 @@ def decided_last(
     *,
     changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
-    """The newest decisions, the newest first, with what they give those jobs whose names are known, at most `jobs` of
-    each. `before` and `changes` are as for `Store.recent_decisions`; jobs of these may have ended long ago."""
+    """Newest decisions, newest first, each with its outcome for at most `jobs` of the named jobs. `before` and
+    `changes` are those of `Store.recent_decisions`; the jobs may have ended long ago.
+    """
     newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
     if before is not None or changes:
         older = {given.job_id for one in newest for given in one.jobs} - names.keys()
@@ -97,14 +98,14 @@ def decided_last(
 
 
 def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
-    """The `most` newest resizes of a job (0: all), in their order, with the starts that they led to."""
+    """The `most` newest resizes of a job (0: all), oldest first, each with the start that followed."""
     found = store.resizes(job_id)[-most:]
     begun = starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
     return [ShownResize(one, store.resize_steps(one.id), begun.get(one.id, "")) for one in found]
 
 
 def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
-    """Lines about a job of blocks; nothing of any other job."""
+    """Lines about the blocks of a job; none for a job without blocks."""
     blocks, members = store.blocks(job_id), store.memberships(job_id, MEMBERSHIPS + 1)
     if not blocks and not members:
         return
@@ -118,14 +119,14 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
 
 
 def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
-    """The slow ones among the nodes that it runs on, the slowest first."""
+    """Slow nodes among those that the job runs on, slowest first."""
     names = {name for run in store.runs(job_id)[-1:] if run.end_time is None for name in run.node_list}
     slow = slow_nodes_of(store, time.time()).values() if names else ()
     return sorted((node for node in slow if node.name in names), key=lambda node: node.factor)
 
 
 def _deadline(store: Store, job_id: int) -> Iterator[str]:
-    """Answer about its deadline; nothing of a job without one."""
+    """Line about the job's deadline; none without a deadline."""
     said = store.promises([job_id]).get(job_id)
     record = store.jobs([job_id])[job_id]
     try:
@@ -140,9 +141,9 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """Step rate of a run whose script never called `ones.init`; empty for other runs, and while unknown.
-    The hello of such a run is written at the end of its first step. If its ranks were started again, the time of the
-    first hello is known and the steps since the last."""
+    """Step rate of a run whose script never called `ones.init`; empty for other runs, and while unknown. Such a run
+    writes its hello at the end of its first step. After a restart of its ranks the rate stays unknown.
+    """
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
     took = run.report_time - run.hello_time
@@ -154,7 +155,7 @@ def plain_pace(run: RunRecord) -> str:
 
 
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
-    """Output of the command about a job, in rich's markup, a line each."""
+    """Lines of `slurm-ones why` about a job, in rich's markup."""
     job = summary.job_id
     yield (
         f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
@@ -222,7 +223,7 @@ def _resize(one: ShownResize) -> Iterator[str]:
 
 
 def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
-    """The slow nodes by the jobs that the store knows: all of the site, or those of one user."""
+    """Slow nodes by name, from the jobs in the store: the whole site's, or one user's."""
     # Most commands need no models, and do not wait for numpy.
     from slurm_ones.learn.nodes import slow_nodes
 

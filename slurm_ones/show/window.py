@@ -1,6 +1,6 @@
-"""The window of `slurm-ones top`: a table of jobs, and below it why, log or nodes.
+"""Window of `slurm-ones top`: a table of jobs above a pane with reasons, log or nodes.
 
-It reads, and changes nothing itself: what a user asks for is a command, which is shown and run once the user agrees.
+The window itself only reads. A change is a command, shown first and run once the user agrees.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slurm_ones.show.why import told
 from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
-"""Decisions shown of a job below the table, and of one that has the window for itself."""
+"""Decisions of a job in the pane below the table, and in the view of a single job."""
 KEYS = {
     "up, down": "another job",
     "Enter": "only the job, with its older decisions; Escape leads back",
@@ -46,11 +46,11 @@ COMMANDS = "What changes a job is a command that is shown first, and run if you 
 SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
 ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
-"""Failures that may be gone at the next look."""
+"""Errors that may be gone at the next refresh."""
 
 
 class Question(ModalScreen[str | None]):
-    """A text, and if it has a `field`, room for an answer: Enter gives it back, Escape gives None."""
+    """Dialog with a text, and a text field if `field` is given. Enter returns the answer, Escape returns None."""
 
     AUTO_FOCUS = "Input"
 
@@ -85,7 +85,7 @@ class Question(ModalScreen[str | None]):
 
 
 class TopApp(App[None]):
-    """The jobs that `look` finds, and more of the one under the cursor from `opened`."""
+    """Table of the jobs that `look` returns; details of the selected job come from the database that `opened` opens."""
 
     TITLE = "slurm-ones top"
     CSS = """
@@ -121,7 +121,7 @@ class TopApp(App[None]):
         choice: JobOrder,
         every_s: float,
     ) -> None:
-        """Use `run`. `look` is called every `every_s` seconds from a thread; `opened` opens the database."""
+        """Start it with `run`. A thread calls `look` every `every_s` seconds; `opened` opens the database."""
         super().__init__()
         self._look, self._opened, self._choice, self._every_s = look, opened, choice, every_s
         self._logs = Logs(settings)
@@ -129,12 +129,12 @@ class TopApp(App[None]):
         self._shown: list[ShownJob] = []
         self._below = "why"
         self._alone = False
-        """The job under the cursor has the window for itself."""
+        """True while the selected job fills the window."""
         self._asked: tuple[object, ...] = ()
-        """Everything that the part below was last made for."""
+        """Inputs that the pane below was last made from."""
 
     def compose(self) -> ComposeResult:
-        """The parts from top to bottom."""
+        """Widgets from top to bottom."""
         yield Static(id="header")
         yield Input(id="filter", placeholder="words that a job is to have", classes="gone")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
@@ -143,7 +143,7 @@ class TopApp(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Look now, and then again and again."""
+        """Refresh now and then periodically."""
         self.query_one(DataTable).focus()
         self.look_again()
         self.set_interval(self._every_s, self.look_again)
@@ -159,7 +159,7 @@ class TopApp(App[None]):
         self._fill_below()
 
     def action_sort(self) -> None:
-        """Sort by the next column that is shown."""
+        """Sort by the next shown column."""
         names = [column.title for column in columns_within(self.size.width)]
         at = names.index(self._choice.by) if self._choice.by in names else -1
         self._choice.by = names[(at + 1) % len(names)]
@@ -170,12 +170,12 @@ class TopApp(App[None]):
         self._draw()
 
     def action_ended(self) -> None:
-        """Show jobs that have ended as well, or no longer."""
+        """Toggle the display of ended jobs."""
         self._choice.every_state = not self._choice.every_state
         self._draw()
 
     def action_filter(self) -> None:
-        """Ask for words that shown jobs are to have."""
+        """Open the field for filter words."""
         self._words.remove_class("gone").focus()
 
     @property
@@ -186,15 +186,15 @@ class TopApp(App[None]):
         self._draw()
 
     def on_input_submitted(self) -> None:
-        """The words hold, and keys mean what they meant."""
+        """Return the focus to the table; the filter words stay in force."""
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self) -> None:
-        """Enter: only the job."""
+        """Show only the selected job (Enter)."""
         self._set_alone(True)
 
     def action_leave(self) -> None:
-        """Go from the job back to the table, else from some words to all jobs."""
+        """Return from the single job to the table, or else clear the filter."""
         if not self._alone:
             self._words.value = ""
             self._words.add_class("gone")
@@ -213,7 +213,7 @@ class TopApp(App[None]):
         self.push_screen(Question("\n".join([*keys, "", COMMANDS])))
 
     def action_change(self, what: str) -> None:
-        """Resize, pin or release the job, once its size is given or the user agrees."""
+        """Resize, pin or release the job, after the size is entered or the user agrees."""
         one = self._job()
         if one is None:
             return
@@ -244,7 +244,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="command")
     def run_command(self, command: Sequence[str], shown: str) -> None:
-        """Run it apart from this terminal, so that a resize is seen to its end if the window is closed."""
+        """Run the command detached from this terminal, so that a resize completes even if the window closes."""
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -259,7 +259,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="look")
     def look_again(self) -> None:
-        """Read the jobs in a thread; the window goes on meanwhile."""
+        """Read the jobs in a thread, without blocking the window."""
         worker = get_current_worker()
         try:
             live = self._look()
@@ -313,7 +313,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="below")
     def tell(self, what: str, job_id: int | None, live: Live) -> None:
-        """Make the part below in a thread; the window goes on meanwhile."""
+        """Fill the pane below from a thread, without blocking the window."""
         worker = get_current_worker()
         try:
             text = self._told(what, job_id, live)
@@ -339,13 +339,13 @@ class TopApp(App[None]):
 
 
 def has_words(one: ShownJob, words: Sequence[str]) -> bool:
-    """Tell whether the words stand in what the window has of the job."""
+    """True if all words occur in the shown text of the job."""
     text = " ".join(column.text(one) for column in TOP).lower() if words else ""
     return all(word in text for word in words)
 
 
 def hanging(text: Text, width: int, console: Console) -> Text:
-    """Lines of at most that width; what continues one is indented as it is, and by two more."""
+    """Wrap text to this width; continuation lines are indented like the line itself and two more."""
     found = []
     for line in text.split("\n"):
         indent = len(line.plain) - len(line.plain.lstrip())
