@@ -1,6 +1,6 @@
-"""`slurm-ones demo`: trainings of this machine's own processes and simulated jobs, resized by a real companion.
+"""`slurm-ones demo`: real trainings on this machine and simulated jobs, both resized by a real companion.
 
-A simulated Slurm that keeps to the clock has two partitions. In one, what it starts are processes here (`processes`);
-in the other, simulated jobs. The companion and the live page are the programs that a site runs, each a process of its
-own; the companion reaches this Slurm by `remote`.
+A simulated Slurm in real time has two partitions. Jobs of one run as local processes (`processes`), jobs of the other
+are simulated. Companion and live page are the programs of a real site, each in its own process; the companion reaches
+this Slurm through `remote`.
 """

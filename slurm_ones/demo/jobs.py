@@ -1,4 +1,4 @@
-"""The jobs of both demos: ten of a cluster, real or simulated, real trainings here, and the companion's settings."""
+"""Jobs of both demos, on a cluster (real or simulated) and on this machine, and the companion's settings."""
 
 from __future__ import annotations
 
@@ -15,29 +15,32 @@ from slurm_ones.simulate.workloads.profiles import Workload
 
 CLUSTER = "demo"
 HERE, SIMULATED = "this-machine", "simulated"
-"""The two partitions; the second is the user of its jobs as well."""
+"""Names of the two partitions; `SIMULATED` is also the user of the simulated jobs."""
 SLOTS = 4
-"""Ranks that this machine runs at once: its emulated GPUs."""
+"""Emulated GPUs of this machine: ranks that it runs at once."""
 NODES, GPUS = 4, 4
-"""Simulated nodes, and the GPUs of each."""
+"""Number of simulated nodes, and GPUs of each."""
 BLOCKS = 8
-"""Tasks of each array, as the templates have it."""
+"""Tasks of each job array, as in the templates."""
 SCRIPT = "spirals.py"
-"""File in `scripts/`; each rank runs it, and it needs torch."""
+"""Training script in `scripts/`, run by each rank; needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
-"""Batch of each GPU, and the GPUs that a job may have."""
+"""Base batch of each GPU, and the most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
-"""Sleep of a rank for each sample of its local batch, and twice that for each step: the emulated GPU. That of the
-cluster's jobs is slow, since a step takes 5 to 10 ms of a processor, and 16 ranks may have two of them."""
+"""Emulated compute time of a rank: sleep per sample of its local batch, ms, and twice that per step. Jobs on a cluster
+sleep longer, since a real step takes 5 to 10 ms of CPU and 16 ranks may share two CPUs.
+"""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Figures of the cluster's models: training samples, gradient noise scale in samples, size; about as they report."""
+"""Properties of the cluster's models, about as they report: training samples, gradient noise scale in samples,
+parameters.
+"""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""Time of a step besides the sleep: this for each of its ranks, and once more."""
+"""Emulated communication time of a step, s: this for each rank, and once more."""
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One job, submitted `at` seconds after the first, with `gpus` GPUs that its user asks for."""
+    """A job of a demo, submitted `at` seconds after the first one, for which its user asks for `gpus` GPUs."""
 
     name: str
     at: float
@@ -46,10 +49,12 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Samples of an epoch, only of the spirals."""
+    """Samples of an epoch; only the spirals use it."""
 
     def options(self, most: int) -> list[str]:
-        """Options of its script, if it may have `most` GPUs: base batch and largest batch follow from its GPUs."""
+        """Arguments of the training script, for a job with at most `most` GPUs; the base and largest batch follow from
+        its GPUs.
+        """
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -61,7 +66,7 @@ class DemoJob:
 
 
 def comment(most: int) -> str:
-    """Comment of a demo's job: up to `most` GPUs, each with the base batch."""
+    """Comment that opts a demo's job in: up to `most` GPUs, each with the base batch."""
     return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
 
 
@@ -77,24 +82,26 @@ ON_CLUSTER = (
     DemoJob("cnn-5", 86, 4, 1, "cnn", "bob"),
     DemoJob("vit-5", 100, 8, 4, "transformer", "bob"),
 )
-"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. People who know neither the queue
-nor their model's scaling would submit them. Most ask for one GPU and few for many, as in the Philly trace; larger asks
-train for longer."""
+"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. They resemble those of users who
+know neither the queue nor their model's scaling. Most ask for one GPU and few for many, as in the Philly trace; larger
+ones train longer.
+"""
 SHORTER = 0.4
-"""Factor on times and epochs in `slurm-ones demo`, which is to last for a minute and a half."""
+"""Factor on submission times and epochs in `slurm-ones demo`, which should last 90 s."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
 SMALL_SIMULATED = 2
-"""Number of simulated jobs for tests."""
+"""Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings here. The first has the machine for itself, gives way to the others (`LocalSlurm.grown`), and has it
-back."""
+"""Real trainings on this machine. The first uses the whole machine, shrinks for the others (`LocalSlurm.grown`), and
+grows back.
+"""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
-"""Jobs for tests."""
+"""Real trainings in tests."""
 
 
 @dataclass(frozen=True)
 class Paced:
-    """The emulated GPU: it sleeps in proportion to its local batch."""
+    """Speed model of the emulated GPU: compute time is proportional to the local batch."""
 
     model: str
 
@@ -105,8 +112,9 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """These jobs for a simulated Slurm. Each is done when its progress is: a batch whose samples are worth less takes
-    longer here."""
+    """Workload of these jobs for a simulated Slurm. A job ends by progress, so a batch of low statistical efficiency
+    takes longer.
+    """
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),
@@ -137,7 +145,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
 )
 START_S = 3.0
-"""Time that a start costs a simulated job."""
+"""Start time of a simulated job, s."""
 
 SETTINGS = """\
 cluster = "{cluster}"
@@ -161,7 +169,7 @@ near_end_s = 5
 
 
 def write_settings(folder: Path, database: str) -> Path:
-    """The companion's settings, in the demo's folder."""
+    """Write the companion's settings file into the demo's folder, and return its path."""
     path = folder / "ones.toml"
     path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder, database=database), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""A Slurm of this machine: the simulated one, by the clock. In its first partition real processes run."""
+"""Slurm of this machine: the simulated one in real time, whose first partition runs real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, Task
 
 GROWN_S = 60.0
-"""The longest wait of the second training for the first to grow, in seconds from the start."""
+"""Longest wait of the second training for the first one to grow, s since the start."""
 
 
 class _SimulatedNodes(ClusterSpec):
@@ -50,7 +50,7 @@ class _SimulatedNodes(ClusterSpec):
 
 
 class _SimulatedJobs(World):
-    """The simulated jobs, which say so in their partition and user."""
+    """Simulated jobs, with `SIMULATED` as their partition and user."""
 
     def _request(self, submission: Submission, app: Application) -> Request:
         return replace(super()._request(submission, app), user=SIMULATED, partition=SIMULATED)
@@ -58,7 +58,7 @@ class _SimulatedJobs(World):
 
 @dataclass
 class Submitted:
-    """A training of this machine's, once it was submitted."""
+    """A real training that has been submitted on this machine."""
 
     job: DemoJob
     job_id: int
@@ -66,17 +66,18 @@ class Submitted:
 
 
 class LocalSlurm:
-    """Time passes in `look`, which is to be called again and again. `lock` is held whenever something is changed."""
+    """Simulated Slurm with real processes, advanced by each call of `look`. Every change is made under `lock`."""
 
     def __init__(
         self, folder: Path, processes: Processes, jobs: Sequence[DemoJob], simulated: int = len(SIMULATED_JOBS)
     ) -> None:
-        """`simulated` is how many simulated jobs there are."""
+        """`simulated` is the number of simulated jobs."""
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self.grown = False
-        """A training has grown: whoever looks into the job database says so. The others are submitted then, so that it
-        shrinks again however slow this machine is; but wait no longer than `GROWN_S`."""
+        """True once a training has grown; set by the reader of the job database. The other trainings are then
+        submitted, so that the first shrinks, however slow the machine is. After `GROWN_S` they are submitted anyway.
+        """
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
@@ -91,12 +92,12 @@ class LocalSlurm:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start of the demo."""
         return time.time() - self.world.began
 
     @property
     def over(self) -> bool:
-        """Every job has been submitted, and none is left."""
+        """True once every job has been submitted and has ended."""
         return not self._upcoming and self.world.done
 
     @property
@@ -104,7 +105,7 @@ class LocalSlurm:
         return not self.submitted or self.grown or self.seconds > GROWN_S
 
     def look(self) -> None:
-        """Let happen what is due: processes that ended, jobs to be submitted, and the simulated ones."""
+        """Advance to the present time: collect ended processes, submit due jobs, and advance the simulated ones."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:
@@ -147,7 +148,7 @@ class LocalSlurm:
 
     @staticmethod
     def _environment(path: str) -> dict[str, str]:
-        """Environment of the trainings: on processors, only over the loopback."""
+        """Environment of the trainings: CPUs only, network traffic over the loopback only."""
         return {
             **clean_environment(),
             "PATH": path,

@@ -1,4 +1,4 @@
-"""The processes that a demo starts: each in a group of its own, and none that outlives the demo, however it ends."""
+"""Processes of a demo, each in its own process group; none outlives the demo, however it ends."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from slurm_ones.demo import reaper
 from slurm_ones.slurm.model import Task
 
 SHIMS = ("scontrol", "squeue", "srun")
-"""Commands of Slurm that fail here, so that no job of a demo reaches a real Slurm of this machine by its number."""
+"""Commands of Slurm replaced by failing scripts, so that no demo job id reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
 ASKED = "cancelled"
 CANCEL = f"""#!/bin/sh
 for last; do :; done
 echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
-"""Script in place of `scancel --state=PENDING ARRAY`, the only cancellation that a job makes: it notes the array."""
+"""Script in place of `scancel --state=PENDING ARRAY`, the only cancellation by a job: it records the array's id."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
-"""A process names its group to the reaper, whose pipe is its output at first, and becomes the command: so none is
-unknown where a demo is killed as it starts one."""
+"""Shell script that reports its process group to the reaper through stdout, then execs the command. So the reaper knows
+every process, even if the demo is killed while it starts one.
+"""
 
 
 class Processes:
-    """All processes of a demo; a context, at whose end they end."""
+    """Context manager of a demo's processes; at its end it ends them all."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", reaper.__file__]
@@ -41,7 +42,9 @@ class Processes:
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Ctrl-C interrupts only the main thread, and so no start before its process is known here."""
+        """Thread that starts processes: Ctrl-C interrupts only the main thread, so no start is cut off before its
+        process is registered.
+        """
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
@@ -52,9 +55,9 @@ class Processes:
         self.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start one in `folder`, away from the terminal's Ctrl-C; what it prints is added to `log`.
+        """Start a process in `folder`, shielded from the terminal's Ctrl-C; its output is appended to `log`.
 
-        Raises RuntimeError once these processes end.
+        Raises RuntimeError after `close`.
         """
         return self._starter.submit(self._start, command, env, folder, log).result()
 
@@ -70,7 +73,7 @@ class Processes:
         return process
 
     def poll(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Its exit code, 128+n after signal n; None while it runs."""
+        """Return the process's exit code (128+n after signal n); None while it runs."""
         code = process.poll()
         if code is None:
             return None
@@ -79,7 +82,7 @@ class Processes:
         return 128 - code if code < 0 else code
 
     def end(self, *processes: subprocess.Popen[bytes]) -> None:
-        """End these; returns once they are gone."""
+        """End these processes, and return once they are gone."""
         for process in processes:
             if self.poll(process) is None:
                 reaper.signal_group(process.pid, signal.SIGTERM)
@@ -92,7 +95,7 @@ class Processes:
                 self.poll(process)
 
     def close(self) -> None:
-        """End all that run, and the reaper."""
+        """End all running processes and the reaper."""
         self._starter.shutdown()
         self.end(*self._running.values())
         if self._reaper.stdin is not None:
@@ -108,13 +111,13 @@ class Processes:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what is of a job that it may itself be in."""
+    """This process's environment without variables of a surrounding job."""
     stale = ("SLURM_", "ONES_", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(stale)}
 
 
 def make_shims(folder: Path) -> str:
-    """A PATH on which Slurm's commands are ours, kept in `folder`."""
+    """Write the scripts that replace Slurm's commands into `folder`, and return a PATH that begins with it."""
     folder.mkdir()
     for name, text in {**dict.fromkeys(SHIMS, FAILS), "scancel": CANCEL}.items():
         (folder / name).write_text(text)
@@ -123,7 +126,7 @@ def make_shims(folder: Path) -> str:
 
 
 def cancelled(folder: Path) -> list[int]:
-    """The arrays whose waiting tasks were cancelled by a command of `make_shims`, each time once."""
+    """Ids of arrays whose pending tasks were cancelled by the `scancel` of `make_shims`; each is returned once."""
     asked = folder / ASKED
     if not asked.exists():
         return []
@@ -133,14 +136,16 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """One task of a job of blocks whose starts are an `ones-run` here: `simulated_job.Program`."""
+    """Program of a simulated job's block (`simulated_job.Program`) that runs `ones-run` on this machine at each
+    start.
+    """
 
     task: Task
     command: Callable[[int], Sequence[str]]
-    """Command of `ones-run` for a number of ranks."""
+    """Returns the `ones-run` command for a number of ranks."""
     env: Mapping[str, str]
     folder: Path
-    """Directory that the job was submitted from; its output goes there, as Slurm names it."""
+    """Directory of the job's submission; output files are written there under Slurm's names."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -171,7 +176,7 @@ class ProcessProgram:
         return 0.0
 
     def ended(self) -> int | None:
-        """Exit code of a start that ended by itself, once; None otherwise."""
+        """Exit code of a start that ended by itself, returned once; None otherwise."""
         code = self.processes.poll(self._process) if self._process is not None else None
         if code is not None:
             self._process = None

@@ -1,7 +1,7 @@
-"""Ends the processes of a demo that died: run as a program, it waits for the end of its standard input.
+"""Program that ends a demo's processes after the demo died: it waits for the end of its standard input.
 
-It needs only the standard library, and no import of ours: it starts in milliseconds and holds no memory worth the name.
-A line `+PID` names the leader of a process group, `-PID` says that it has ended.
+It needs only the standard library, so that it starts in milliseconds and uses little memory. A line `+PID` registers a
+process group's leader, `-PID` removes it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable
 
 GRACE_S = 6.0
-"""Time that a process may take to end before it is killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 _LOOK_S = 0.05
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False if nothing of it is left to send one to."""
+    """Send a signal to a process group; return False if none of its processes are left."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # the latter is how macOS names what has ended
@@ -27,7 +27,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def end(groups: Iterable[int], grace_s: float = GRACE_S) -> None:
-    """End these process groups: by SIGTERM, and what is left after `grace_s` seconds by SIGKILL."""
+    """End these process groups by SIGTERM, and after `grace_s` seconds by SIGKILL."""
     left = [group for group in groups if signal_group(group, signal.SIGTERM)]
     until = time.monotonic() + grace_s
     while left and time.monotonic() < until:
@@ -38,7 +38,7 @@ def end(groups: Iterable[int], grace_s: float = GRACE_S) -> None:
 
 
 def main() -> None:
-    """Read lines until there are no more: whoever wrote them is gone."""
+    """Read lines until the end of input, when the writer is gone; then end all registered groups."""
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))

@@ -1,6 +1,6 @@
-"""Client by which the companion, a process of its own, reaches the Slurm of a demo: each call goes through a socket.
+"""Client by which the companion's process reaches a demo's simulated Slurm: each call goes through a socket.
 
-Both ends are this user's, and prove to each other that they know the demo's key, before anything is read.
+Both ends run as the same user, and authenticate each other by the demo's key before any call.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
 
 DOOR = "SLURM_ONES_DEMO"
-"""Variable that names the port and the key, which a command line would show everybody."""
+"""Environment variable with the port and the key; on a command line everybody could read the key."""
 CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")) - {"name"}
-"""Names of the calls."""
+"""Methods of `SlurmClient` that may be called."""
 
 
 class Served:
-    """Answers calls for a client, from threads of its own: `lock` is held during each."""
+    """Server that answers calls with a client, in its own threads; it holds `lock` during each call."""
 
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock
@@ -34,11 +34,11 @@ class Served:
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment that `RemoteClient` needs."""
+        """Environment variables that `RemoteClient` needs."""
         return {DOOR: f"{self._listener.address[1]} {self._key.hex()}"}
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Close the server's socket."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -70,7 +70,7 @@ class Served:
 
 
 class RemoteClient:
-    """A `SlurmClient` of the demo that started this process."""
+    """`SlurmClient` that forwards each call to the demo that started this process."""
 
     name = "the demo's own Slurm"
 

@@ -1,4 +1,4 @@
-"""One demo from its start to its end: what is started, watched, said of its jobs, and ended again."""
+"""Run of one demo, from start to end: processes, monitoring, messages about its jobs, and cleanup."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from slurm_ones.slurm.client import Refused
 from slurm_ones.text import plain, seconds
 
 LOOK_S = 0.1
-"""Between two looks at processes and simulated jobs …"""
+"""Seconds between two checks of processes and simulated jobs."""
 DATABASE_S = 1.0
-"""… and at the database."""
+"""Seconds between two reads of the database."""
 SETTLE_S = 20.0
-"""Time after the last job's end that the companion may take to know of it."""
+"""Longest wait for the companion to notice the last job's end, s."""
 LONGEST_S = 240.0
-"""Time after which a demo is given up."""
+"""Time limit of a demo, s."""
 START_S = 30.0
-"""Time that the page may take to start."""
+"""Longest wait for the page to start, s."""
 UNFIT = frozenset('?#%"\\')
 
 Say = Callable[[float, str], None]
 
 
 class DemoFailed(Refused):
-    """The demo cannot go on; the message says why."""
+    """Error after which the demo cannot go on; the message says why."""
 
 
 def torch_version() -> str:
-    """Version of the torch that is installed next to us; empty if there is none."""
+    """Version of the installed torch; empty if there is none."""
     if find_spec("torch") is None:
         return ""
     try:
@@ -57,7 +57,7 @@ def torch_version() -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder. Raises `DemoFailed` for one that holds anything, which a demo would mix with its own."""
+    """Create the demo's folder. Raises `DemoFailed` if it exists and is not empty."""
     if not UNFIT.isdisjoint(str(folder)) or not str(folder).isprintable():
         raise DemoFailed(f"{folder!s:.200}: a database's address cannot have ? # % \" \\ in it; name another folder")
     try:
@@ -70,14 +70,15 @@ def prepare(folder: Path) -> None:
 
 
 def address_in(log: str) -> str:
-    """Find the live page's address in the output of `slurm-ones web`, among warnings; empty if it is not there yet."""
+    """Find the live page's URL in the output of `slurm-ones web`; empty if it is not there yet."""
     found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
     return found[1] if found else ""
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """A file that leads a browser to the address, and that only this user can read. The token in the address would
-    stand in the browser's command line, which everybody on this machine can read."""
+    """Write a file that redirects a browser to the address, readable only by this user. On the browser's command line,
+    everybody on the machine could read the token in the address.
+    """
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         to = escape(address)
@@ -88,7 +89,7 @@ def page_file(folder: Path, address: str) -> Path:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demo as Ctrl-C does, by KeyboardInterrupt."""
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
@@ -99,27 +100,27 @@ def ended_by_signals() -> Iterator[None]:
 
 
 SIMULATED_EVERY_S = 10.0
-"""Between two lines about the simulated jobs."""
+"""Seconds between two lines about the simulated jobs."""
 
 
 class DemoProgress:
-    """Looks into the job database, and says what is new there."""
+    """Reads the job database and reports changes, a line each."""
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:
         self._say, self._began = say, began
         self._sizes: dict[int, int] = {}
-        """GPUs of each training, as last said."""
+        """GPUs of each training by job id, as last reported."""
         self._told: dict[int, int] = {}
-        """Memberships of each that were looked at."""
+        """Number of memberships of each training that were already read, by job id."""
         self._ended: set[int] = set()
         self.states: dict[int, str] = {}
-        """State of each job, as last seen."""
+        """Last seen state of each job, by job id."""
         self._next = SIMULATED_EVERY_S
         self.grown = False
-        """A training has changed to more GPUs while it trained."""
+        """True once a training has grown to more GPUs while it trained."""
 
     def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
-        """Show what changed until `now` (Unix seconds); return all jobs that the companion knows."""
+        """Report all changes until `now` (Unix seconds); return all jobs that the companion knows."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
@@ -166,8 +167,9 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Tell whether the training used each sample of each epoch exactly once, by what each of its ranks wrote down, with
-    a sentence about it."""
+    """Check from the ranks' trace files that the training used each sample of each epoch exactly once. Returns the
+    result and a sentence about it.
+    """
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -189,10 +191,10 @@ def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
 
 
 class Demo:
-    """A running demo; a context, at whose end nothing of it is left but its folder."""
+    """Context manager of a running demo; at its end only the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """Make a demo with that many simulated jobs; `say` gets a time, Unix seconds, and a line."""
+        """Prepare a demo with `simulated` simulated jobs; `say` is called with a time (Unix seconds) and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -222,11 +224,11 @@ class Demo:
 
     @property
     def submitted(self) -> list[Submitted]:
-        """Real training jobs, submitted so far."""
+        """Real trainings that have been submitted so far."""
         return self.slurm.submitted
 
     def serve_page(self, port: int = 0) -> str:
-        """Start the live page (0: at any free port); its address, once it answers. The jobs go on meanwhile."""
+        """Start the live page (port 0: any free one), and return its address once it answers. Jobs go on meanwhile."""
         self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
@@ -238,7 +240,7 @@ class Demo:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 
     def run(self) -> bool:
-        """Run until every job has ended and the companion knows it; False if that took too long."""
+        """Run until every job has ended and the companion knows it; return False after the time limit."""
         began, over_since, database_at = time.monotonic(), 0.0, 0.0
         while time.monotonic() - began < LONGEST_S:
             self._look()
@@ -257,7 +259,7 @@ class Demo:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Let the page be looked at."""
+        """Keep the demo running for this many seconds, so that the page can be viewed."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()

@@ -30,7 +30,7 @@ def options() -> argparse.Namespace:
 
 
 def spirals(samples: int, seed: int) -> TensorDataset:
-    """Points in the plane, and the spiral that each is on."""
+    """Data set of points in the plane, each labelled with its spiral."""
     random = torch.Generator().manual_seed(seed)
     arm = torch.arange(samples) % 3
     out = torch.rand(samples, generator=random)
