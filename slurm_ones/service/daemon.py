@@ -1,6 +1,7 @@
-"""The daemon's loop: tick after tick, resizes taken further in between, and a stop that leaves no job held.
+"""The daemon's loop: periodic ticks, advancing resizes in between, and a stop that leaves no job in the companion's
+hold.
 
-Of several companions over one database one does so, and the others stand by.
+Of several companions over one database only the leader ticks; the others stand by.
 """
 
 from __future__ import annotations
@@ -21,26 +22,28 @@ from slurm_ones.slurm.client import Unreachable
 log = logging.getLogger(__name__)
 
 PING_S = 10.0
-"""The longest wait between two pings."""
+"""Longest wait between two pings of the watchdog, s."""
 
 
 class Stop(Protocol):
-    """Wait and stop of `Daemon.run`: `threading.Event`, or a simulator's, in whose `wait` its time passes."""
+    """Stop signal of `Daemon.run`, in which it also waits: `threading.Event`, or a simulator's, which passes simulated
+    time.
+    """
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait this many seconds, or until it is set."""
+        """Wait this many seconds, at most until the stop is set."""
 
 
 class Daemon:
-    """Lets a companion tick until it is stopped, while it leads.
+    """Loop that lets a companion tick while it leads, until it is stopped.
 
-    `make` makes it, over a store of its own: for the start, after a reload and whenever the lead is taken again. What a
-    companion remembers is true only as long as nobody else writes. `watchdog_ping` is called before each tick and in
-    waits, at least each `PING_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and `sleep`
-    lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and stretches the
-    wait for the next. `waking` may end that wait.
+    `make` makes a companion over a store of its own: at the start, after a reload, and whenever the lead is taken
+    again. A companion's memory is valid only while nobody else writes. `watchdog_ping` is called before each tick and
+    in waits, at least each `PING_S` seconds; without it, waits are not split. `clock` returns the time. `sleep` passes
+    time after the stop, when `Stop.wait` no longer waits. `jitter` is drawn for each tick and multiplies the wait for
+    the next. `waking` may end that wait.
     """
 
     def __init__(
@@ -66,23 +69,23 @@ class Daemon:
         self._reload = False
 
     def reload(self) -> None:
-        """Before the next tick, which comes at the next ping, make the companion again; where `make` raises
-        `ConfigError`, the old one stays. May be called by a signal's handler."""
+        """Request a new companion from `make` before the next tick, which comes at the next ping. If `make` raises
+        `ConfigError`, the old one stays. May be called by a signal handler.
+        """
         self._reload = True
 
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
-        """Tick until `stop` is set; between ticks, take resizes under way further.
+        """Tick until `stop` is set; between ticks, advance resizes under way.
 
-        With `ticks` it ends after that many, whether or not they failed: another run follows some minutes later. First
-        it takes resizes to a state in which a job waits for nobody, for as long as a drain and a release may take. If
-        another companion leads, it ends at once.
+        With `ticks`, end after that number, failed ones included, since another run follows minutes later. Before
+        ending, advance resizes until no job waits for a companion, within the time of a drain and a release. If another
+        companion leads, end at once.
 
-        An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
-        intervals, or after one while resizes are under way. A companion that does not lead asks for the lead each
-        `Election.wait_s` seconds and does nothing else.
-        Before it returns, one that leads releases the jobs that it holds, for as long as `resize.leave_s`, and lets
-        those start that it keeps from starting. Raises the `ConfigError` of a `make` that has no older companion to
-        fall back on.
+        A tick fails if controller or database is unreachable. The wait for the next then doubles, up to ten intervals,
+        or up to one while resizes are under way. A standby only asks for the lead, each `Election.wait_s` seconds.
+
+        Before it returns, a leader releases the jobs in its hold, within `resize.leave_s`, and ends deferrals. Raises
+        the `ConfigError` of `make` if there is no older companion to keep.
         """
         left = ticks
         try:
@@ -106,8 +109,9 @@ class Daemon:
             self._lead.leave()
 
     def _leading(self, stop: Stop) -> Companion | None:
-        """The companion that is to tick now; after a wait None, where another one leads or the database cannot be
-        asked."""
+        """Return the companion that ticks now. If another one leads or the database does not answer, wait and return
+        None.
+        """
         try:
             if self._lead.take():
                 return self._newest()
@@ -137,13 +141,13 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion: what it remembers is true only while this one leads."""
+        """Close the companion, whose memory is valid only while it leads."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None
 
     def _tick(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None], *, last: bool) -> None:
-        """One tick, and the wait after it, which the last one does not need."""
+        """Run one tick, and wait after it unless it is the `last`."""
         try:
             if self._waking is not None:
                 self._waking.begins()
@@ -165,13 +169,14 @@ class Daemon:
             self._pause(stop, 0.0 if last else self._wait * self._jitter())
 
     def _next_try(self, companion: Companion, last: bool) -> str:
-        """Words for the time of the tick after one that failed: in `_wait` seconds."""
+        """Set the wait after a failed tick, and return words about it for the log."""
         self._wait = self._back_off(companion, self._wait)
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """The wait after a tick failed, the last one having been `wait` seconds; short while a job may stand in a hold
-        of ours."""
+        """Return the wait after a failed tick, s: twice the last one (`wait`), but short while a job may be in the
+        companion's hold.
+        """
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
@@ -180,7 +185,7 @@ class Daemon:
         return min(wait * 2, most * companion.settings.interval_s)
 
     def _finish(self, companion: Companion, stop: Stop) -> None:
-        """Take those resizes further that need a companion, until there are none."""
+        """Advance the resizes that need a companion until there are none, within a time limit."""
         settings = companion.settings.resize
         until = self._clock() + settings.drain_timeout_s + settings.leave_s
         try:
@@ -195,7 +200,7 @@ class Daemon:
             log.error("%s; the next run finishes what is under way", error)
 
     def _leave(self, companion: Companion) -> None:
-        """Take the resizes whose jobs stand in a hold of ours past their release, and end all deferrals."""
+        """Advance resizes whose jobs are in the companion's hold until these are released, then end all deferrals."""
         settings = companion.settings.resize
         until = self._clock() + settings.leave_s
         try:
@@ -219,7 +224,7 @@ class Daemon:
                 return
 
     def _woken(self, companion: Companion, stop: Stop, seconds: float) -> bool:
-        """Wait, and tell whether somebody asked for the next tick meanwhile."""
+        """Wait, and return True if a tick was requested meanwhile."""
         if self._waking is None:
             self._pause(stop, seconds)
             return False
@@ -232,7 +237,7 @@ class Daemon:
         return False
 
     def _pause(self, stop: Stop, seconds: float) -> None:
-        """Wait so long, or until the stop or a reload."""
+        """Wait this many seconds, at most until a stop or a reload."""
         longest = seconds if self._watchdog_ping is None else PING_S
         while seconds > 0 and not (stop.is_set() or self._reload):
             part = min(seconds, longest)

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana over the figures of `metrics`: a table of its panels, and the JSON that Grafana imports."""
+"""Grafana dashboard of the figures in `metrics`: a table of its panels, and the JSON that Grafana imports."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 NAME = "slurm-ones-dashboard.json"
 """File name of the dashboard."""
 WIDTH = 24
-"""Columns of Grafana's grid."""
+"""Width of Grafana's grid in columns."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WORDS = {"WHOSE": 'partition=~"$partition",account=~"$account"', "[RATE]": "[$__rate_interval]"}
-"""Abbreviations in queries, and the text that Grafana gets."""
+"""Placeholders in queries, and the PromQL text that replaces each."""
 GRAPH_OPTIONS = {
     "legend": {"displayMode": "list", "placement": "bottom"},
     "tooltip": {"mode": "multi", "sort": "desc"},
@@ -20,21 +20,21 @@ GRAPH_OPTIONS = {
 
 
 class Panel(NamedTuple):
-    """One panel."""
+    """Panel of the dashboard: a single figure or a graph."""
 
     title: str
     text: str
-    """Description in the panel's corner."""
+    """Description, shown in the panel's corner."""
     queries: Mapping[str, str]
     """Query of each line, by its legend."""
     unit: str = "short"
     stacked: bool = False
     red_from: float | None = None
-    """Value from which a single figure is red."""
+    """Value from which a single figure is shown in red."""
 
 
 def phases_of(way: str) -> Panel:
-    """Return the panel of the phases of resizes by `way`."""
+    """Panel of the phases of resizes carried out by `way`."""
     only = f'WHOSE,way="{way}",phase!="total"'
     sums, counts = (
         f"sum by (phase) (rate(slurm_ones_resize_phase_seconds_{part}{{{only}}}[RATE]))" for part in ("sum", "count")
@@ -44,7 +44,7 @@ def phases_of(way: str) -> Panel:
 
 
 def quantile(share: float, phase: str) -> str:
-    """Return the query of a quantile of a phase of resizes, by their way."""
+    """Query of a quantile of the duration of one phase of resizes, by way."""
     rate = f'rate(slurm_ones_resize_phase_seconds_bucket{{WHOSE,phase="{phase}"}}[RATE])'
     return f"histogram_quantile({share}, sum by (le, way) ({rate}))"
 
@@ -180,7 +180,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
     )),
 }  # fmt: skip
-"""Rows of the dashboard: the width and the panels of each, by its title. Panels of the first are single figures."""
+"""Rows of the dashboard by title: the panels' width, and the panels. Panels of the first row are single figures."""
 
 
 def text() -> str:
@@ -221,7 +221,7 @@ def _source() -> dict[str, Any]:
 
 
 def _choice(label: str) -> dict[str, Any]:
-    """Return the variable by which a reader chooses values of a label."""
+    """Return the dashboard variable by which a reader selects values of a label."""
     return {
         "name": label,
         "label": label.capitalize(),

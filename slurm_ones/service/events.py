@@ -1,4 +1,4 @@
-"""Events that people are notified of: what a tick found that was not so at the tick before."""
+"""Events to notify people of: changes that a tick found since the tick before."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from slurm_ones.jobs.elastic import Elastic
 from slurm_ones.text import changed, plain
 
 AGAIN_S = 6 * 3600.0
-"""Time after which a job's owner gets the same reason again."""
+"""Seconds after which a job's owner is notified of the same reason again."""
 GROWTH = ("growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays")
 KINDS: dict[str, EventKind] = {
     **dict.fromkeys((*SITE_LIMITS, *GROWTH), "held_back"),
     **dict.fromkeys(WRONG, "cannot_resize"),
     "near_time_limit": "limited",
 }
-"""Kinds of events by a reason's code."""
+"""Kind of event by a reason's code."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
-"""Codes of refusals that nobody needs to be notified of."""
+"""Codes of refusals that nobody is notified of."""
 
 
 class Notice(NamedTuple):
-    """One thing that happened."""
+    """Event to notify people of."""
 
     kind: EventKind
     text: str
@@ -36,7 +36,7 @@ class Notice(NamedTuple):
     name: str = ""
     user: str = ""
     own: str = ""
-    """Address that the job's comment names."""
+    """Notification address that the job's comment names."""
 
     def __str__(self) -> str:
         job = "" if self.job_id is None else f"job {self.job_id} ({plain(self.name, 60)}) of {plain(self.user, 40)}: "
@@ -44,11 +44,11 @@ class Notice(NamedTuple):
 
 
 class Happenings:
-    """News of a tick. What was so before the first one is none."""
+    """Detects the events of each tick. A state that was there at the first tick is no event."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, str], float] = {}
-        """Time at which each reason was reported, by job and code."""
+        """Time at which each reason was last reported, by job and code."""
         self._preempted: dict[int, float] = {}
         self._slow: frozenset[str] = frozenset()
         self._first = True
@@ -94,7 +94,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """The first reason worth telling of each job that is not changed."""
+    """Yield for each unchanged job its first reason that is an event."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:

@@ -1,13 +1,12 @@
-"""Opens users' files in a child process, so that a file system whose server does not answer stops nobody else.
+"""Opens users' files in a child process, so that a hanging file system blocks only its own user.
 
-Touching a path may hang in the kernel, where no signal ends it, and the path is a user's choice. So the child does it:
-in a thread for each request that has not ended, at most one for each user on each file system. The parent waits for a
-moment. After that the user's other requests on that file system fail at once with `NoAnswer`, until the one that hangs
-has ended. Threads that hang are counted, and never waited for, neither is the child: it ends with its parent, or once
-the kernel lets it.
+Access to a path may hang in the kernel, where no signal ends it, and users choose the path. So the child opens it, in a
+thread per request, with at most one hanging request per user and file system. The parent waits briefly. After that, the
+user's other requests on that file system fail at once with `NoAnswer`, until the hanging one ends. Nobody waits for
+hanging threads or for the child, which ends with its parent or once the kernel lets it.
 
-Each user has lanes of their own, as a link leads from one file system to another: one user could stop everybody's. The
-file system is that of the mount table: a path is not touched to find out.
+The limits are per user, since a link leads from one file system to another: one user could block everybody. The file
+system of a path follows from the mount table, without access to the path.
 """
 
 from __future__ import annotations
@@ -33,28 +32,31 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.5
-"""Longest wait for slow answers together: of one user on one file system, and of all, …"""
+"""Longest total wait for slow answers, s: of one user on one file system, and of all users."""
 SHARE = 0.05
-"""… to which these seconds are added each second."""
+"""Seconds of that wait that are regained each second."""
 QUICK_S = 0.02
-"""Each answer is waited for this long, however slow those before were, …"""
+"""Least wait for an answer, s, however slow earlier ones were, while its user's whole budget lasts."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
-"""… if those of the same user took less than this together, and so much more a second, beyond so long each."""
+"""Whole budget of waits for one user, quick answers included, s; its gain each second; and the free part of each wait.
+With an empty budget, only the free part is waited.
+"""
 STOPPED_S = 10.0
-"""A child that does not even take a request for so long is replaced."""
+"""Seconds after which a child that does not even accept a request is replaced."""
 START_S = 5.0
-"""Longest wait for its start."""
+"""Longest wait for the child's start, s."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Requests that hang at once, of all and of one user, who may mount file systems. Beyond that no request is made for
-anybody, or for that user."""
+"""Most hanging requests, of all users and of one, who may mount file systems. Beyond these limits no further request is
+made for anybody, or for that user.
+"""
 MOUNTS_S = 5.0
-"""Time between two reads of the mount table."""
+"""Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass
 class _Patience:
-    """Seconds that may be waited for slow answers."""
+    """Budget of waiting time for slow answers, which recovers over time."""
 
     clock: Callable[[], float]
     most: float = WAIT_S
@@ -74,41 +76,44 @@ class _Patience:
 
 @dataclass
 class _Lane:
-    """One user on one file system."""
+    """State of one user's requests on one file system."""
 
     patience: _Patience
     asked: int = 0
-    """Number of the request that hangs; 0 for none."""
+    """Number of the hanging request; 0 for none."""
     since: float = 0.0
-    """Time of that request, Unix seconds."""
+    """Start time of the hanging request, Unix seconds."""
 
 
 class FileChild:
-    """A `untrusted_files.Runner`: `with run_by(child.run)`. Used by one thread; the process is started again if it
-    died."""
+    """`untrusted_files.Runner` in a child process, used as `with run_by(child.run)`. For one thread only; a child that
+    died is started again.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience(clock)
         self._of_one: dict[int, _Patience] = {}
-        """Patience with quick answers too, by user."""
+        """Budget of waiting time for each user, in which quick answers count too."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._taken = 0
-        """The newest request that the child has begun."""
+        """Number of the newest request that the child has accepted."""
         self._answers: dict[int, tuple[bool, Any]] = {}
 
     @property
     def hanging(self) -> list[tuple[str, int]]:
-        """File system and user of each request that hangs."""
+        """File system and user id of each hanging request."""
         return [key for key, lane in self._lanes.items() if lane.asked]
 
     def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
-        """Return what `function(path, uid, *more)` does, or raise it; `NoAnswer` if that takes too long."""
+        """Run `function(path, uid, *more)` in the child and return its result or raise its error; `NoAnswer` after too
+        long.
+        """
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
         self._take(0.0)
@@ -128,12 +133,12 @@ class FileChild:
         raise _silent(place, lane)
 
     def start(self) -> FileChild:
-        """Start the process, which the first request would have to wait for."""
+        """Start the child, so that the first request need not wait for it."""
         self._child()
         return self
 
     def close(self) -> None:
-        """Have the child end, without waiting for it."""
+        """Kill the child without waiting for its end."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -144,7 +149,7 @@ class FileChild:
             lane.asked = 0
 
     def _wait(self, number: int, uid: int, lane: _Lane) -> bool:
-        """Tell whether the answer came while there was patience."""
+        """Wait for the answer within the budgets; return True if it came."""
         began = self._clock()
         of_one = self._of_one.setdefault(uid, _Patience(self._clock, OF_ONE_S, OF_ONE_SHARE, LEAST_S))
         slow = max(QUICK_S, min(lane.patience.left(), self._patience.left()))
@@ -182,7 +187,7 @@ class FileChild:
         return self._connection
 
     def _take(self, seconds: float) -> None:
-        """Take what has come within so long."""
+        """Receive the child's messages, waiting at most this many seconds for the first answer."""
         if self._connection is None:
             return
         try:
@@ -212,7 +217,7 @@ class FileChild:
             self.close()
 
     def _file_system(self, path: Path) -> str:
-        """The mount point that the path is below by its name."""
+        """Mount point of the file system that contains the path, by its name only."""
         now = self._clock()
         if now - self._mounts_at >= MOUNTS_S:
             self._mounts, self._mounts_at = mount_points(), now
@@ -226,7 +231,7 @@ def _silent(place: str, lane: _Lane) -> NoAnswer:
 
 
 def mount_points() -> list[str]:
-    """All of this process, longer names first; none if they cannot be read."""
+    """Mount points of this process, longest first; empty if the table cannot be read."""
     with suppress(OSError):
         lines = MOUNTS.read_bytes().splitlines()
         # proc_pid_mountinfo(5): the fifth field, in which blanks are octal.
@@ -245,7 +250,7 @@ def _plain(name: bytes) -> bytes:
 
 
 def serve(connection: Connection) -> None:
-    """Answer until the parent is gone; each request that hangs has a thread."""
+    """Answer the parent's requests until it is gone, each in a thread of its own."""
     lock, workers = threading.Lock(), ThreadPoolExecutor(MOST_HANGING + 1)
 
     def send(number: int, good: bool | None = None, answer: object = None) -> None:

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FEED_SHARE = 1 / 4
-"""Share of the time that systemd allows between two pings; it asks for half at most."""
+"""Interval of watchdog pings, as a share of the time that systemd allows; systemd recommends at most one half."""
 LONGEST = 200
-"""Characters of a status line."""
+"""Most characters of a status line."""
 
 
 class Notifier:
-    """One service manager (sd_notify(3): datagrams of NAME=VALUE lines to the socket that the environment names), or
-    none: then nothing is sent.
+    """Client of a service manager by sd_notify(3): datagrams of NAME=VALUE lines to the socket named in the
+    environment.
 
-    Never blocks and never raises: a service manager that does not listen must not stop a companion.
+    Without a service manager nothing is sent. It never blocks and never raises, so that a stuck service manager does
+    not stop the companion.
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
-        """Takes its variables out of the environment, which is not meant for Slurm's commands."""
+        """Removes the variables of sd_notify from the environment, so that Slurm's commands do not inherit them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         allowed = environment.pop("WATCHDOG_USEC", "")
         meant = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
@@ -49,7 +50,7 @@ class Notifier:
 
     @property
     def listens(self) -> bool:
-        """True if a service manager listens."""
+        """True if the environment names a service manager."""
         return self._socket is not None
 
     def ready(self, words: str) -> None:
@@ -61,15 +62,15 @@ class Notifier:
         self._send(f"STATUS={_line(words)}")
 
     def reloading(self) -> None:
-        """Report that settings are read again, until `ready` is called."""
+        """Report that settings are being read again, until `ready` is called."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, words: str, within_s: float) -> None:
-        """Report that the companion ends within `within_s` seconds, and have systemd wait for that time."""
+        """Report that the companion is stopping, and extend systemd's stop timeout to `within_s` seconds."""
         self._send("STOPPING=1", f"STATUS={_line(words)}", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def alive(self) -> None:
-        """Ping systemd's watchdog, if there is one and a ping is due. Cheap enough for every turn of a loop."""
+        """Ping systemd's watchdog if a ping is due. Cheap enough for every turn of a loop."""
         now = time.monotonic()
         if self._every_s is not None and now - self._fed >= self._every_s:
             self._fed = now
@@ -86,9 +87,9 @@ def _line(words: str) -> str:
 
 
 class Health:
-    """Health of one companion, updated at each tick and each error.
+    """Health record of one companion, stored at each tick and each error.
 
-    If it cannot be stored, the companion goes on, and `status` says how old the record is. `clock` gives the time.
+    If it cannot be stored, the companion goes on, and `status` shows the record's age. `clock` returns the time.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class Health:
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
         self._reported = 0
-        """Errors that were reported."""
+        """Number of logged errors that were already reported."""
 
     def leads(self, store: Store, settings: Settings) -> None:
-        """Store the health of a companion that leads in `store` from now on."""
+        """Write health records to `store` from now on, as the leader."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
         if self._metrics is not None:
@@ -117,7 +118,7 @@ class Health:
         self._write()
 
     def ticked(self, tick: Tick) -> None:
-        """Store the figures of a tick that succeeded."""
+        """Store the figures of a successful tick."""
         running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._record = self._record._replace(
             tick_time=self._clock(),
@@ -139,7 +140,7 @@ class Health:
             log.exception("this tick is missing in the figures for Prometheus")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Phases of the resizes that ended at the tick before."""
+        """Durations of phases of the resizes that ended at the tick before."""
         due = metrics.due
         if not due or self._store is None:
             return {}
@@ -171,7 +172,7 @@ class Health:
 
 
 def summary(tick: Tick) -> str:
-    """Return a tick in one line of text."""
+    """Summary of a tick in one line."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)

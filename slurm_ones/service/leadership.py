@@ -1,4 +1,4 @@
-"""Choice among several companions over one database: one is the leader, the others stand by."""
+"""Leader election among companions over one database: one leads, the others stand by."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ones_db.leader import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""Numbers of polls of a standby, and of heartbeats of a leader, within the take-over time."""
+"""Number of polls by a standby, and of heartbeats by a leader, within the take-over time."""
 POLL_S = 5.0
-"""The longest wait between two polls."""
+"""Longest wait between two polls, s."""
 
 
 class Election(Protocol):
-    """Choice of the leader, as `daemon.Daemon` uses it."""
+    """Leader election, as `daemon.Daemon` uses it."""
 
     wait_s: float
-    """Seconds that a standby waits before it polls again."""
+    """Seconds between two polls of a standby."""
 
     def take(self) -> bool:
-        """Tell whether this companion leads; take the lead if no other companion has it.
+        """Return True if this companion leads; it takes the lead if no other companion has it.
 
-        A companion that has lost the lead gets False once, even if the lead is free: what it remembers may be out of
-        date. Raises `StoreError` if the database does not answer.
+        After a loss, the next call returns False even if the lead is free: the companion's memory may be out of date.
+        Raises `StoreError` if the database does not answer.
         """
 
     def leave(self) -> None:
-        """Let another one lead. Raises nothing."""
+        """Give up the lead. Raises nothing."""
 
 
 class NoElection:
@@ -49,11 +49,11 @@ class NoElection:
 
 
 class Leadership:
-    """The lead of one cluster, shared by all companions over one database (`ones_db.leader`).
+    """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
     A thread of the leader sends heartbeats, however long a tick takes: a process without them is gone, stopped or cut
-    off. A standby then ends its sessions, where the database can, and takes over. Time is counted by the standby's own
-    clock (`monotonic`), so no two clocks need to agree; `clock` gives the times that are stored.
+    off. A standby then ends the leader's database sessions, if the database can, and takes over. Timeouts run on the
+    standby's own clock (`monotonic`), so no clocks need to agree; `clock` gives the stored times.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class Leadership:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`takeover_s` is the longest time between two heartbeats of a leader; `say` gets a line whenever the leader
-        changes."""
+        """`takeover_s` is the longest time between two heartbeats of a leader; `say` is called with a line at each
+        change of leader.
+        """
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
@@ -76,19 +77,19 @@ class Leadership:
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
         self._seen: LeaderRecord | None = None
-        """The leader's newest record, when it was first seen, and when this one last polled."""
+        """Leader's newest record, the time at which it was first seen, and the time of the last poll."""
         self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 
     @property
     def term(self) -> int:
-        """Number of this companion's leadership. Raises `NotLeader` if this companion does not lead."""
+        """Term of this companion's leadership. Raises `NotLeader` if this companion does not lead."""
         if self._lock.term is None:
             raise NotLeader(f"{self._lock.place}: this companion does not lead")
         return self._lock.term
 
     def check(self) -> None:
-        """Raise `NotLeader` unless this companion leads at this moment, as the database has it."""
+        """Raise `NotLeader` unless the database confirms that this companion leads now."""
         self._lock.check()
 
     def take(self) -> bool:
@@ -123,7 +124,7 @@ class Leadership:
         self._heartbeat, self._leads = None, False
 
     def _stand_by(self) -> int | None:
-        """Poll the leader's heartbeat. Return the new term if the heartbeat is late and this companion took over."""
+        """Poll the leader's heartbeat. Take over if it is late, and return the new term; None otherwise."""
         leader, now = self._lock.leader(), self._monotonic()
         # While this one was stopped itself it could not poll.
         was_stopped = now - self._polled_at > self._takeover_s
@@ -158,7 +159,7 @@ class Leadership:
 
 
 class _Heartbeat:
-    """Thread that stores heartbeats, by which standbys know that this process runs."""
+    """Thread that stores heartbeats, which show standbys that this process runs."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -166,7 +167,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end, and wait one second for that; a database that hangs delays its end."""
+        """Stop the thread, and wait one second for its end, which a hanging database delays."""
         self._stop.set()
         self._thread.join(1.0)
 

@@ -1,4 +1,4 @@
-"""The companion's log: one line an event, and no flood while something is broken for days."""
+"""Log of the companion: one line per event, rate-limited during long failures."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rich.logging import RichHandler
 from slurm_ones.text import plain
 
 LENGTH = 2_000
-"""Characters of a line."""
+"""Most characters of a line."""
 FRAMES = 6
-"""Innermost frames of a traceback that are shown."""
+"""Innermost frames of a traceback that are logged."""
 PERIOD_S = 3600.0
 MOST = 3
-"""Lines of one kind in a period."""
+"""Most lines of one kind in a period."""
 KINDS = 1_000
-"""Kinds remembered; the one that has not come for longest is dropped first."""
+"""Most kinds that are remembered; the least recent is dropped first."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
-"""syslog(3)'s, by which `journalctl -p` looks."""
+"""Priority of each level by syslog(3), for `journalctl -p`."""
 
 
 class OneLine(logging.Formatter):
-    """An event as one printable line, whatever is in it; a traceback as its innermost calls.
+    """Formatter of an event as one printable line, with a traceback as its innermost calls.
 
-    `journal`: with the priority that journald takes from a line's head, and without the time, which it knows.
+    With `journal`, a line begins with the priority that journald parses, and has no time, which journald adds.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -52,8 +52,9 @@ class OneLine(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Formatter for a terminal: tracebacks whole, and of each line only what is printable. What a line break in a job's
-    text begins is shown as part of the event. Only its first line has a time and a level."""
+    """Formatter for a terminal, with whole tracebacks and only printable characters. Only an event's first line has a
+    time and a level, so a line break in a job's text cannot fake an event.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(plain(line, LENGTH) for line in super().format(record).split("\n"))
@@ -73,9 +74,10 @@ class _LogKind:
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets the first few warnings of a kind pass in each period; the first of the next says how many were left out.
+    """Rate limit on warnings: of each kind only the first few in a period pass. The next period's first one reports the
+    number left out.
 
-    Warnings and errors are of one kind if they differ only in numbers: job ids, waits, attempts. All else passes.
+    Warnings and errors of one kind differ only in numbers: job ids, waits, attempts. Lower levels always pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -105,7 +107,7 @@ class RateLimitFilter(logging.Filter):
 
 
 class LastErrorHandler(logging.Handler):
-    """Remembers the newest error, for `slurm-ones status`, and how many there were."""
+    """Handler that keeps the newest error, for `slurm-ones status`, and the number of errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -118,7 +120,7 @@ class LastErrorHandler(logging.Handler):
 
 
 def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = os.environ) -> bool:
-    """Tell whether journald reads what is written to the stream (systemd.exec(5), JOURNAL_STREAM)."""
+    """True if the stream is connected to journald (systemd.exec(5), JOURNAL_STREAM)."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -127,7 +129,7 @@ def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = 
 
 
 def begin(console: Console, *, verbose: bool) -> LastErrorHandler:
-    """Log to stderr as suits who reads it: a person at a terminal, journald or a file."""
+    """Set up logging to stderr, formatted for its reader: a terminal, journald or a file."""
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, markup=False)

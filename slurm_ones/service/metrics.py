@@ -1,8 +1,7 @@
-"""Figures of one companion for Prometheus: who has how many GPUs, what resizes cost and brought, what keeps jobs as
-they are, and how far off models were.
+"""Prometheus metrics of one companion: GPUs, costs and gains of resizes, causes of refusals, and prediction errors.
 
-All follow from what a tick has seen, so that they cost a tick next to nothing. Counters begin at 0 with the process.
-The companion that ended a resize counts it, so that a restart does not count it again.
+All follow from a tick's data, so they cost next to nothing. Counters begin at 0 with the process. The companion that
+ended a resize counts it, so a restart does not count it again.
 """
 
 from __future__ import annotations
@@ -34,40 +33,40 @@ from slurm_ones.text import plain
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
 OTHER = "other"
-"""Label for every name beyond the bounds."""
+"""Label for all names beyond the limits on series."""
 NONE = "none"
-"""Label for an empty name: to Prometheus an empty label is no label."""
+"""Label for an empty name, since Prometheus drops empty labels."""
 LENGTH = 64
-"""Characters of a name."""
+"""Most characters of a name."""
 PARTITIONS, PAIRS = 16, 48
-"""Partitions, and pairs of partition and account, that have figures of their own: those that come first."""
+"""Most partitions, and most pairs of partition and account, with series of their own: the first ones seen."""
 WAITING = "waiting"
-"""Label of a resize of a job that waited, besides those of `rules.blocks`."""
+"""Label for a resize of a pending job, besides the labels of `rules.blocks`."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     REQUEUE: ("pause", "checkpoint", "queue", "launch", "group", "load", "first_step"),
     BLOCKS: ("pause", "ready", "transfer"),
     WAITING: (),
 }
-"""Phases of each way of a resize: columns of the view `resize_cost`, without their `_s`."""
+"""Phases of a resize by its way: columns of the view `resize_cost`, without their `_s`."""
 TOTAL = "total"
-"""Label of the time from a resize's writing down to its end."""
+"""Label for a resize's whole time, from its record to its end."""
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 OTHERS, OWN = "other jobs", "own sizes"
-"""Sources of a prediction: the second once a job had measured at any size."""
+"""Labels for the source of a prediction: other jobs, or the job's own measurements once it has any."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
-"""A ratio beyond this, or below its inverse, counts as this: one odd report must not be all of the mean."""
+"""Largest ratio, and inverse of the smallest: one absurd report must not dominate the mean."""
 
 Who = tuple[str, str]
 """Partition and account."""
 Phases = Mapping[int, Mapping[str, float]]
-"""Seconds of each phase, by a resize's id and the phase's column (`Store.resize_phases`)."""
+"""Duration of each phase, s, by the resize's id and the phase's column (`Store.resize_phases`)."""
 NO_PHASES: Phases = {}
 
 
 class Figure(NamedTuple):
-    """One family of series."""
+    """Metric: a family of series with its type, help text, labels and buckets."""
 
     kind: type[Gauge | Total | Histogram]
     text: str
@@ -97,7 +96,7 @@ FIGURES = {
         RATIOS,
     ),
 }
-"""Figures that are set, counted or observed as they happen."""
+"""Metrics that are set, counted or observed as events happen."""
 
 NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "last_tick_seconds": ("what the last tick took", ()),
@@ -107,19 +106,20 @@ NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "slow_node_speed": ("speed of a slow node over that of others, as jobs measured", ("node",)),
     "refused_jobs": ("elastic jobs that get no other size now", (*WHOSE, "reason")),
 }
-"""Figures of one moment: text and labels."""
+"""Gauges of the newest tick, by name: help text and labels."""
 
 
 class _Present(Collector):
-    """The gauges of the newest tick, all of one tick. Those of a companion that ticks no more, since another one leads,
-    are not shown."""
+    """Gauges of the newest tick, all from the same tick. They are hidden once no tick has come for long, as after a
+    loss of the lead.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.until = -math.inf
-        """Time from which the values are too old to be shown."""
+        """Time after which the values are too old to be shown."""
         self.values: Mapping[str, Mapping[Any, float]] = {}
-        """Values by name and labels."""
+        """Value by the metric's name and its labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See `Collector`."""
@@ -132,8 +132,9 @@ class _Present(Collector):
 
 
 class Labels:
-    """The partition and the account of each job, as labels: so few that whoever names them cannot fill a Prometheus.
-    Names are text: what is not printable is shown as `?`."""
+    """Limits the number of label pairs (partition, account), since users name them and could fill Prometheus.
+    Unprintable characters of a name become `?`.
+    """
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs
@@ -142,7 +143,7 @@ class Labels:
         self._known: dict[Who, Who] = {}
 
     def who(self, partition: str, account: str) -> Who:
-        """The labels of a job of that partition and account: `OTHER` for names that come too late."""
+        """Labels for a partition and account; `OTHER` for names beyond the limits."""
         found = self._known.get((partition, account))
         if found is not None:
             return found
@@ -166,7 +167,7 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Prediction of a job's model, and the nodes and GPUs per node that the job has measured last."""
+    """Throughput model of a job, and nodes and GPUs per node of its last measured size."""
 
     model: ThroughputModel
     on: Mapping[str, ThroughputModel]
@@ -175,7 +176,7 @@ class _Expected:
 
 
 class Metrics:
-    """Figures that one companion serves. `clock` gives the time by which gauges become too old."""
+    """Metrics that one companion serves. `clock` is the time by which gauges expire."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -184,16 +185,16 @@ class Metrics:
         self._labels = Labels()
         self._interval_s = 60.0
         self._seen: float | None = None
-        """Time of the last tick's snapshot."""
+        """Snapshot time of the last tick, Unix seconds."""
         self._begun_for: set[Who] = set()
         self._who: dict[int, Who] = {}
         self._causes: dict[int, str] = {}
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Series by reason that are there already."""
+        """Series by reason that have already been exported."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """Those that are new since the last tick, once for each time that they are to be counted up."""
+        """New series since the last tick, one entry per pending increment."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -205,7 +206,7 @@ class Metrics:
         return self._figures[name].labels(*labels) if labels else self._figures[name]
 
     def leads(self, settings: Settings) -> None:
-        """The companion leads from now on, by these settings."""
+        """Begin to count as the leader, with these settings."""
         # What was so before, another companion may have counted.
         self._seen, self._expected = None, {}
         self._interval_s = settings.interval_s
@@ -214,16 +215,18 @@ class Metrics:
         self._of("info", slurm_ones.__version__, settings.policy, settings.mode).set(1)
 
     def failed(self, errors: int) -> None:
-        """Count errors."""
+        """Count `errors` more logged errors."""
         self._of("errors").inc(errors)
 
     @property
     def due(self) -> list[ResizeRecord]:
-        """Resizes that ended at the tick before, whose jobs have reported by now how long each phase took."""
+        """Resizes that ended at the tick before; their jobs have reported the phases by now."""
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
-        """Take in a tick that ended at `now`, Unix seconds, and the phases of those that were `due`."""
+        """Update all metrics after a tick that ended at `now` (Unix seconds); `phases` are those of the resizes that
+        were `due`.
+        """
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []
@@ -261,7 +264,7 @@ class Metrics:
         }
 
     def _begin_for(self, who: Who) -> None:
-        """A series that is there from the beginning is one whose first increase is seen."""
+        """Export the series of these labels at 0, so that their first increase is seen."""
         self._begun_for.add(who)
         for name in ("resizes_begun", *HELD):
             self._of(name, *who)
@@ -272,7 +275,9 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Add up what jobs held since the last tick: as now, and for longer than a few ticks nobody knows."""
+        """Add the GPU-seconds that jobs held since the last tick, at their present size; a gap counts at most a few
+        ticks.
+        """
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:
@@ -292,7 +297,7 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Reasons of jobs that get no other size, by job; each that was not so before is counted."""
+        """Return the cause of each job that gets no other size, by job id; count those that are new."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -307,7 +312,7 @@ class Metrics:
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Compare each job that has measured another size than last with the model that it had before."""
+        """Compare throughput at a newly measured size with the prediction made before it."""
         expected = {job_id: known for job_id, known in self._expected.items() if job_id in whose}
         for one in tick.decided:
             for job_id, view in one.views.items():
@@ -336,16 +341,18 @@ class Metrics:
             self._count_reason("resize_failures", (*who, code))
 
     def _count_reason(self, name: str, labels: tuple[str, ...]) -> None:
-        """Count one more. There are too many reasons to show each from the beginning: one that is new is shown with 0
-        until the next tick, so that its first increase is seen."""
+        """Count one more. A new reason's series is exported at 0 until the next tick, so that its first increase is
+        seen.
+        """
         if (name, *labels) in self._shown:
             self._of(name, *labels).inc()
         else:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Take in where the time of a resize went. What a job tells of itself counts no longer than the resize lasted
-        by the companion's clock."""
+        """Observe the durations of a resize. Durations that the job reported are capped by the resize's own
+        duration.
+        """
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)
@@ -357,10 +364,10 @@ class Metrics:
 
 
 def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> float:
-    """GPU-seconds that a job held while a resize kept its training still.
+    """GPU-seconds that a job held while a resize paused its training.
 
-    By a requeue: its old GPUs while it wrote the checkpoint, its new ones from the batch script to its first step. By
-    blocks: all that it had during the pause, and those that joined until they were ready.
+    By a requeue: old GPUs while the checkpoint is written, new ones from the batch script to the first step. By blocks:
+    the larger size during the pause, and joining GPUs until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:

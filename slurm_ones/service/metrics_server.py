@@ -1,4 +1,4 @@
-"""Serves the figures of `metrics` over HTTP: a few at a time, and none for long, whoever asks."""
+"""HTTP server of the figures in `metrics`, with limits on concurrent requests and on their duration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slurm_ones.config import ConfigError
 from slurm_ones.service.metrics import Metrics
 
 AT_ONCE = 8
-"""Requests that are answered at once; what comes beyond them is closed at once."""
+"""Most concurrent requests; further connections are closed at once."""
 SILENT_S = 5.0
-"""Time that a client may keep silent, or not read."""
+"""Longest silence of a client, s: neither sending nor reading."""
 LONGEST_S = 20.0
-"""Time that a connection may last."""
+"""Longest duration of a connection, s."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -41,7 +41,7 @@ class _Handler(WSGIRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: whoever can reach the port could fill the log."""
+        """Log nothing, since anybody who reaches the port could fill the log."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -69,7 +69,7 @@ class _Server(ThreadingWSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a client that went away is no error of ours."""
+        """Log nothing, since a client that disconnects is no error of the companion."""
 
 
 class _Server6(_Server):

@@ -1,8 +1,8 @@
-"""Notify people of what happens to jobs and nodes, by a program, a web hook or mail: see `config.NotifySettings`.
+"""Notifications about jobs and nodes, by a program, a web hook or mail: see `config.NotifySettings`.
 
-A tick only puts events into boxes that are bounded. A thread for each section of the settings empties them: one message
-for all that came meanwhile, which is sent again, later each time, if it could not be delivered. What a box cannot hold
-is counted, and what was not delivered before the companion ends is lost.
+A tick only puts events into bounded boxes. A thread for each section of the settings sends one message for all events
+of a box. A failed message is sent again, with growing delays. Events beyond a box's limit are counted, and undelivered
+ones are lost when the companion ends.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from slurm_ones.text import plain
 log = logging.getLogger(__name__)
 
 LIMIT_S = 10.0
-"""Time for one delivery as a whole."""
+"""Time limit of one delivery, s."""
 KEPT = 200
-"""Events that one box holds; of more the oldest go."""
+"""Most events in one box; the oldest are dropped."""
 BOXES, BOXES_OF_ONE = 500, 4
-"""Addresses that one section sends to, and those of them that one user may name."""
+"""Most addresses of one section, and most of these that one user may name."""
 LONGEST_WAIT_S = 3600.0
-"""Between two tries to deliver."""
+"""Longest wait between two attempts to deliver, s."""
 CLOSE_S = 5.0
-"""Time at the end for what is still to be sent."""
+"""Time limit for the last deliveries when the companion ends, s."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""Users who can get mail: a name that is no list of addresses and no option."""
+"""Names of users who can get mail: neither an address list nor a command's option."""
 
 
 class Message(NamedTuple):
-    """All that one address gets at once."""
+    """Message to one address, with all its pending events."""
 
     cluster: str
     events: tuple[Notice, ...]
     left_out: int
-    """Older events that were not kept."""
+    """Number of older events that were dropped."""
 
     @property
     def title(self) -> str:
-        """One line."""
+        """Subject of the message, in one line."""
         count = len(self.events)
         first = str(self.events[0]) if count == 1 else f"{count} events"
         return f"slurm-ones on {plain(self.cluster, 60)}: {plain(first, 120)}"
@@ -72,7 +72,7 @@ class Message(NamedTuple):
 
 
 def as_json(message: Message) -> bytes:
-    """The generic form."""
+    """Message in the settings' form `json`."""
     events = [
         {"event": one.kind, "time": one.time, "job_id": one.job_id, "name": plain(one.name, 60)}
         | {"user": plain(one.user, 40), "text": plain(one.text, 500)}
@@ -82,13 +82,13 @@ def as_json(message: Message) -> bytes:
 
 
 def as_slack(message: Message) -> bytes:
-    """A text whose names of jobs are no markup, call nobody and lead nowhere."""
+    """Message for Slack, in which job names cannot act as markup, mentions or links."""
     text = escape(f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}", quote=False)
     return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
 
 
 def as_mail(message: Message, sender: str, to: str) -> EmailMessage:
-    """A mail to one reader."""
+    """Message as a mail to one reader."""
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = sender, to, message.title
     mail["Auto-Submitted"] = "auto-generated"
@@ -97,7 +97,7 @@ def as_mail(message: Message, sender: str, to: str) -> EmailMessage:
 
 
 class NotDelivered(Exception):
-    """Nobody took the message."""
+    """Error: the message could not be delivered."""
 
 
 def deliver(settings: NotifySettings, address: str, to: str, message: Message) -> None:
@@ -114,7 +114,7 @@ def deliver(settings: NotifySettings, address: str, to: str, message: Message) -
 
 
 def _run(argv: list[str], body: bytes) -> None:
-    """Run the settings' program. Nothing of a user's is among its words or in its environment."""
+    """Run the settings' program. No user's text is in its arguments or its environment."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -134,7 +134,7 @@ def _run(argv: list[str], body: bytes) -> None:
 
 
 def _cut_off(sock: socket.socket) -> threading.Timer:
-    """End a connection as a whole in time: each answer may take long, and come byte by byte."""
+    """Start a timer that closes the connection at the time limit, even if bytes keep coming."""
 
     def cut() -> None:
         with suppress(OSError):
@@ -148,7 +148,7 @@ def _cut_off(sock: socket.socket) -> threading.Timer:
 
 
 def _post(address: str, body: bytes) -> None:
-    """Post to an address, and to no other: redirections are refusals, and no proxy is asked."""
+    """Post to exactly this address: a redirection is an error, and no proxy is used."""
     parts = urlsplit(address)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=LIMIT_S)
@@ -172,11 +172,11 @@ def _send_mail(address: str, mail: EmailMessage) -> None:
 
 @dataclass
 class _Box:
-    """Events that are still to be sent to one address."""
+    """Pending events for one address."""
 
     due: float
     failed: int = 0
-    """Number of failures in a row."""
+    """Number of consecutive failures."""
     events: list[Notice] = field(default_factory=list)
     left_out: int = 0
 
@@ -186,11 +186,11 @@ class _Box:
 
 
 Key = tuple[str, str]
-"""Address, and the user whom it belongs to or who reads it; empty for the site."""
+"""Address and user; the user is empty for the site's own address."""
 
 
 class Outbox(threading.Thread):
-    """Boxes of one section of the settings, and the thread that empties them until `stop` is set."""
+    """Thread that sends the events of one section of the settings until `stop` is set."""
 
     def __init__(
         self, name: str, settings: NotifySettings, cluster: str, clock: Callable[[], float] = time.monotonic
@@ -203,7 +203,7 @@ class Outbox(threading.Thread):
         self.stop = threading.Event()
 
     def put(self, event: Notice) -> None:
-        """Keep an event until it is sent, if it is for this section's readers. Never waits for a delivery."""
+        """Queue an event if it is for this section's readers; never waits for a delivery."""
         key = self._key(event)
         if key is None:
             return
@@ -216,7 +216,7 @@ class Outbox(threading.Thread):
             box.put([event])
 
     def _key(self, event: Notice) -> Key | None:
-        """The box that an event belongs into; None for none."""
+        """Box for an event; None if this section does not send it."""
         one = self._settings
         if (one.events and event.kind not in one.events) or (one.users and event.user not in ("", *one.users)):
             return None
@@ -227,7 +227,7 @@ class Outbox(threading.Thread):
         return self._address, ""
 
     def run(self) -> None:
-        """Send what is due, again and again."""
+        """Send due messages until `stop` is set, then the rest."""
         while not self.stop.wait(self._pause()):
             self.send()
         self.send(last=True)
@@ -238,7 +238,7 @@ class Outbox(threading.Thread):
         return min(max(next_due - self._clock(), 0.05), 1.0)
 
     def send(self, *, last: bool = False) -> None:
-        """Send what is due; at the end all but what could not be delivered before."""
+        """Send due messages; with `last`, all messages except those that failed before."""
         with self._lock:
             now = self._clock()
             due = [(key, box) for key, box in self._boxes.items() if box.due <= now or (last and not box.failed)]
@@ -269,7 +269,7 @@ class Outbox(threading.Thread):
 
 
 class _ErrorEvents(logging.Handler):
-    """Errors of the companion as events, as few as its log has."""
+    """Log handler that turns logged errors into events, rate-limited like the log."""
 
     def __init__(self, put: Callable[[Notice], None]) -> None:
         super().__init__(logging.ERROR)
@@ -281,10 +281,10 @@ class _ErrorEvents(logging.Handler):
 
 
 class Notifications:
-    """All sections of the settings, from the moment on that a companion leads until `close`."""
+    """All sections' notifications, from the start of a leadership until `close`."""
 
     def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
-        """Raises `ConfigError` for an address's file that is not as it has to be."""
+        """Raises `ConfigError` for an unreadable or unsafe file with an address."""
         self._boxes = [Outbox(name, one, cluster) for name, one in settings.items()]
         self._happenings = Happenings()
         self._errors = _ErrorEvents(self._put)
@@ -300,7 +300,7 @@ class Notifications:
             box.put(event)
 
     def ticked(self, tick: Tick) -> None:
-        """Report what a tick found. Whatever fails here costs no tick."""
+        """Queue the events of a tick; an error here does not fail the tick."""
         if not self._boxes:
             return
         try:
@@ -310,7 +310,7 @@ class Notifications:
             log.warning("this tick is missing in notifications: %s: %s", type(error).__name__, error)
 
     def close(self, wait_s: float = 0.0) -> None:
-        """End; what is left is still sent, for which the caller waits so long at most."""
+        """Stop, and wait at most `wait_s` seconds for the last deliveries."""
         logging.getLogger().removeHandler(self._errors)
         for box in self._boxes:
             box.stop.set()

@@ -1,8 +1,8 @@
-"""Publishes what each user may see of their own jobs, as a file that only they can read.
+"""Publishes each user's own jobs, as files that only the user can read.
 
-At an operator's site users can open neither the job database nor a server. The files lie in a folder of the
-companion's, `Settings.views_folder`: `view_name` for each user with jobs, and SITE_VIEW for everybody. A thread writes
-them next to the ticks, one user after the other, and only those whose jobs changed.
+At an operator's site, users can read neither the job database nor a server. The files are in `Settings.views_folder`:
+`view_name` for each user with jobs, SITE_VIEW for everybody. A thread writes them in parallel to the ticks,
+only for users whose jobs changed.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from slurm_ones.untrusted_files import NotBelieved, directory_of
 log = logging.getLogger(__name__)
 
 FOLDER_MODE = 0o711
-"""Everybody opens what they know the name of; nobody lists the folder."""
+"""Mode of the folder: everybody may open a file by its name, but nobody may list the folder."""
 ROUND_S = 10.0
-"""Longest time that one round writes; the next one goes on with those who were left."""
+"""Time limit of a round of writing, s; the next round begins with the remaining users."""
 REST = 20
-"""Rest after a round, as a multiple of its processor time, in which only SITE_VIEW is written: a twentieth of a core at
-most."""
+"""Pause after a round, as a multiple of its CPU time: at most a twentieth of a core is used. In a pause only SITE_VIEW
+is written.
+"""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Result of one round."""
+    """Result of one round of writing."""
 
     written: int = 0
     left: int = 0
-    """Users whose turn comes in a later round."""
+    """Number of users left for a later round."""
     removed: int = 0
     unknown: tuple[str, ...] = ()
-    """Users whom this machine does not know."""
+    """Users without an account on this machine."""
 
 
 class Publisher:
-    """Writes the files of one cluster into one folder. `publish` is one round; `start` has a thread do one after each
-    `ticked`. `clock` gives the time."""
+    """Writes the files of one cluster into one folder. `publish` does one round; after `start`, a thread does one after
+    each call of `ticked`. `clock` returns the time.
+    """
 
     def __init__(
         self, url: str, cluster: str, folder: Path, *, clock: Callable[[], float] = time.time, round_s: float = ROUND_S
@@ -60,7 +62,7 @@ class Publisher:
         self._clock = clock
         self._round_s = round_s
         self._written: dict[str, Hashable] = {}
-        """Content of each user's file, in the order in which they were written."""
+        """State that each user's file was written from, by user, oldest file first."""
         self._rest_until = 0.0
         self._said: set[str] = set()
         self._wake = threading.Event()
@@ -68,16 +70,16 @@ class Publisher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Publish from a thread from now on."""
+        """Start the thread that publishes."""
         self._thread = threading.Thread(target=self._run, name="views", daemon=True)
         self._thread.start()
 
     def ticked(self) -> None:
-        """A tick has ended: there may be something new."""
+        """Wake the thread after a tick, for a new round."""
         self._wake.set()
 
     def close(self) -> None:
-        """Finish the round that was asked for, and end."""
+        """Do a last round, and end the thread."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -101,9 +103,9 @@ class Publisher:
                 return
 
     def publish(self) -> Published:
-        """Write SITE_VIEW, and the files of users whose jobs changed, those first whose files are oldest. Remove the
-        files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be
-        written."""
+        """Write SITE_VIEW and the files of users whose jobs changed, oldest files first. Remove files of users whose
+        jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be written.
+        """
         made = self._make_folder()
         with directory_of(self._folder, os.geteuid(), "this companion") as folder:
             if made:
@@ -174,7 +176,7 @@ def _uid(user: str) -> int | None:
 
 
 def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
-    """Put the file into place as a whole: only for this user, or for everybody."""
+    """Replace the file atomically; it is readable by `uid`, or by everybody if `uid` is None."""
     temporary = f".{name}"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=folder)
@@ -196,7 +198,7 @@ def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
 
 
 def _tidy(folder: int, uids: Mapping[str, int]) -> int:
-    """Remove the files of users without jobs to be shown; returns how many."""
+    """Remove the files of users without jobs to show; return the number removed."""
     kept, removed = {*uids.values()}, 0
     for name in os.listdir(folder):
         found = re.fullmatch(r"([0-9]+)\.sqlite", name)
@@ -210,19 +212,19 @@ def _tidy(folder: int, uids: Mapping[str, int]) -> int:
 # POSIX access control lists of Linux: one more user may read a file. An owner may set them without any privilege.
 
 ACL = "system.posix_acl_access"
-"""The extended attribute that holds a file's list."""
+"""Extended attribute that holds a file's access control list."""
 
 # As in linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry, little-endian.
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""Id for entries that have none."""
+"""Id in entries that name no user or group."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
 
 def readable_by(uid: int) -> bytes:
-    """The list of a file that its owner reads and writes, `uid` reads, and nobody else (but root) opens."""
+    """Access control list that lets the owner read and write, `uid` read, and nobody else (but root) open the file."""
     entries = (
         (_USER_OBJ, _READ | _WRITE, _NOBODY),
         (_USER, _READ, uid),
@@ -234,5 +236,5 @@ def readable_by(uid: int) -> bytes:
 
 
 def let_read(fd: int, uid: int) -> None:
-    """Let `uid` read the open file too. Raises OSError, with ENOTSUP where its file system has no such lists."""
+    """Let `uid` read the open file too. Raises OSError, with ENOTSUP if the file system has no access control lists."""
     os.setxattr(fd, ACL, readable_by(uid))

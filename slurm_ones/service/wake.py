@@ -1,7 +1,8 @@
-"""An order by hand brings the next tick forward.
+"""Requests that bring the next tick forward, after an order by hand.
 
-The time of change of a directory of the companion's is the whole message. Users may touch it (write permission without
-search permission: nobody can put a file there). Who keeps touching it gets one tick more an interval after a few.
+A request is a new modification time of one of the companion's directories. Users may touch it (write permission without
+search permission: nobody can create a file there). After a few requests, a user who keeps touching it gets one extra
+tick per interval.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from pathlib import Path
 from slurm_ones.config import Settings
 
 LOOK_S = 2.0
-"""Between two looks at the directory."""
+"""Seconds between two polls of the directory."""
 GAP_S = 5.0
-"""Time from the end of a tick to one that was brought forward."""
+"""Least time from the end of a tick to a requested one, s."""
 BURST = 5
-"""Ticks that may be brought forward at once; after them one an interval."""
+"""Most requested ticks in a row; after them one per interval."""
 
 
 def wake(settings: Settings) -> bool:
-    """Ask the companion for a tick soon; returns whether it can be asked."""
+    """Request a tick soon; return False if the companion cannot be reached."""
     try:
         os.utime(settings.wake_folder or "")
     except OSError:
@@ -33,7 +34,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Thread that watches the directory for requests of a tick; a thread, since a file system may hang."""
+    """Thread that polls the directory for requests, apart from the main loop since a file system may hang."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -43,7 +44,7 @@ class Waking:
         self._changed: int | None = None
         self._asked = threading.Event()
         self._hurry = threading.Event()
-        """Ends the wait between two looks."""
+        """Event that ends the wait between two polls."""
         self._closed = False
         self._left = float(BURST)
         self._counted = self._ticked = clock()
@@ -54,20 +55,20 @@ class Waking:
         return self
 
     def use(self, settings: Settings) -> None:
-        """Watch the directory that these settings name, beginning at once, so that no later request is missed."""
+        """Poll the directory that these settings name, from now on, so that no later request is missed."""
         self._folder, self._own = settings.wake_folder, settings.scope == "own"
         self._hurry.set()
 
     def begins(self) -> None:
-        """Forget requests: the tick that begins now serves them."""
+        """Clear requests, which the tick that begins now serves."""
         self._asked.clear()
 
     def ended(self) -> None:
-        """Note the time at which a tick ended."""
+        """Record the time at which a tick ended."""
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """Tell whether a requested tick is to begin now, and count it if so."""
+        """Return True if a requested tick is due now, and count it."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
@@ -81,7 +82,7 @@ class Waking:
         self._hurry.set()
 
     def look(self) -> None:
-        """Read the directory's time of change once."""
+        """Poll the directory's modification time once."""
         folder, changed = self._folder, None
         if folder is not None:
             with suppress(OSError):
@@ -98,7 +99,7 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Return the nanoseconds of the directory's last change; None if it is another user's. Make it if it is missing."""
+    """Return the directory's modification time, ns; None if another user owns it. Create it if missing."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)
