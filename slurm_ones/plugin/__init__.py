@@ -1,8 +1,8 @@
-"""The Slurm plugin: sbatch's options `--elastic-…`, and what checks and completes elastic jobs as they are submitted.
+"""Slurm plugin: options `--elastic-…` for sbatch, and scripts that check and complete elastic jobs at submission.
 
-Its sources are package data: a SPANK plugin in C hands the options' text on, and Lua for Slurm's `job_submit/lua` and
-`cli_filter/lua` makes the comment of it. `build` compiles the one, `install` writes all of them into a folder and
-says whether they work.
+Its sources are package data. A SPANK plugin in C passes on the options' text. Lua scripts for `job_submit/lua` and
+`cli_filter/lua` turn it into the job's comment. `build` compiles the SPANK plugin; `install` writes all files into a
+folder and checks that they work.
 """
 
 from __future__ import annotations

@@ -12,23 +12,23 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 SPANK = "slurm_ones_spank.so"
-"""The compiled plugin."""
+"""File name of the compiled plugin."""
 SECONDS = 60.0
 _WITHOUT = "cannot be compiled here"
 _NUMBER = re.compile(r"^\s*(?:\(?\s*)(0x[0-9a-fA-F]{6})\b", re.MULTILINE)
 
 
 class PluginError(Exception):
-    """Obstacle, and what to do about it."""
+    """Error of a build or installation; the message names the obstacle and the remedy."""
 
 
 def source(name: str) -> str:
-    """The text of one of the plugin's sources."""
+    """Text of one of the plugin's source files."""
     return files("slurm_ones.plugin").joinpath(name).read_text("utf-8")
 
 
 def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """Output of a command; raises `PluginError` if it is not there or hangs."""
+    """Run a command and return its result; raises `PluginError` if it is missing or hangs."""
     try:
         return subprocess.run(
             command, input=text, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
@@ -40,7 +40,7 @@ def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.C
 
 
 def compiler() -> list[str]:
-    """$CC, else cc or gcc; raises `PluginError` if there is none."""
+    """Command of the C compiler: $CC, else cc, gcc or clang; raises `PluginError` if there is none."""
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
         return chosen
@@ -55,7 +55,7 @@ def _flags(include: Path | None) -> list[str]:
 
 
 def headers(include: Path | None = None) -> str:
-    """The release of Slurm whose headers are found, such as 26.05; raises `PluginError` if there are none."""
+    """Release of Slurm whose headers are found, such as 26.05; raises `PluginError` without headers."""
     asked = "#include <slurm/spank.h>\n#include <slurm/slurm_version.h>\nSLURM_VERSION_NUMBER\n"
     # Before 22.05 the version was in slurm.h.
     older = "#include <slurm/slurm.h>\n#include <slurm/spank.h>\nSLURM_VERSION_NUMBER\n"
@@ -73,7 +73,7 @@ def headers(include: Path | None = None) -> str:
 
 
 def running() -> str:
-    """The release of the Slurm that is installed, such as 26.05; raises `PluginError` if there is none."""
+    """Release of the installed Slurm, such as 26.05; raises `PluginError` without Slurm."""
     match = re.match(r"slurm\S* (\d+)\.(\d+)", run("sbatch", "--version").stdout)
     if match is None:
         raise PluginError("sbatch --version does not say which Slurm this is")
@@ -81,7 +81,7 @@ def running() -> str:
 
 
 def require_headers(include: Path | None = None) -> None:
-    """Raise `PluginError` unless the headers are of the Slurm here, which loads no plugin of another release."""
+    """Raise `PluginError` unless the headers match the installed Slurm, which loads no plugin of another release."""
     compiled, here = headers(include), running()
     if compiled != here:
         raise PluginError(
@@ -91,7 +91,7 @@ def require_headers(include: Path | None = None) -> None:
 
 
 def compile_spank(to: Path, include: Path | None = None) -> Path:
-    """Compile the SPANK plugin into the folder `to`, where it appears as a whole; raises `PluginError`."""
+    """Compile the SPANK plugin, put it atomically into the folder `to`, and return its path; raises `PluginError`."""
     require_headers(include)
     to.mkdir(parents=True, exist_ok=True)
     with (

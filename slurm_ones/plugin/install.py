@@ -1,6 +1,6 @@
-"""Writes the plugin's files to the named places, each as a whole, and says which lines of Slurm's files use them.
+"""Installs the plugin's files into a folder, each atomically, and lists the lines that Slurm's configuration needs.
 
-Slurm's own files are not touched. A trial says whether the plugin is loaded and works, by submissions that only test.
+Slurm's own files are not changed. A trial checks by `sbatch --test-only` that the plugin is loaded and works.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ JOB_SUBMIT = "job_submit.lua"
 CLI_FILTER = "cli_filter.lua"
 OURS = "Written by slurm-ones plugin install."
 WRONG = "2-1"
-"""A range that the plugin refuses."""
+"""Range of GPUs that the plugin must refuse."""
 _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
 @dataclass(frozen=True)
 class PluginSite:
-    """Configuration of this Slurm for the plugin; empty if it shows nothing."""
+    """Parts of Slurm's configuration that concern the plugin; empty if unset."""
 
     conf: str
     """Path of slurm.conf."""
@@ -35,7 +35,7 @@ class PluginSite:
 
 
 def look() -> PluginSite:
-    """This Slurm's configuration; raises `PluginError` where it does not answer."""
+    """Read Slurm's configuration; raises `PluginError` if Slurm does not answer."""
     done = run("scontrol", "show", "config")
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     found = {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -47,7 +47,7 @@ def look() -> PluginSite:
 
 
 def _write(path: Path, text: str) -> None:
-    """The file with this text, or as it was."""
+    """Replace the file's text atomically."""
     handle, name = tempfile.mkstemp(prefix=".slurm-ones-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -62,7 +62,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _folder(to: Path) -> Path:
-    """The folder as the files name it; raises `PluginError` for one whose name Slurm's files cannot hold."""
+    """Create the folder and return its absolute path; raises `PluginError` for a path that Slurm's files cannot
+    contain.
+    """
     to = to.resolve()
     if _PATH.fullmatch(str(to)) is None:
         raise PluginError(f"{to}: choose a folder whose path is made of letters, digits and ._+@:/-")
@@ -74,7 +76,7 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Tell whether a file of that name is there that we did not write; raises `PluginError` if it cannot be read."""
+    """True if a file of that name exists that `install` did not write; raises `PluginError` if it cannot be read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
@@ -95,9 +97,11 @@ def _and_lua(plugins: str) -> str:
 
 
 def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
-    """Write the files for a whole site into `to`, the folder of slurm.conf; the files, and what is left to do.
+    """Write the files for a whole site into `to`, the folder of slurm.conf. Returns the files, and the steps left to
+    do.
 
-    A job_submit.lua or cli_filter.lua of the site's stays as it is. Raises `PluginError`."""
+    The site's own job_submit.lua or cli_filter.lua is not changed. Raises `PluginError`.
+    """
     to = _folder(to)
     foreign = [name for name in (JOB_SUBMIT, CLI_FILTER) if _is_foreign(to / name)]
     try:
@@ -132,10 +136,11 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
 
 
 def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
-    """Write into `to` what one user needs at a site that installs nothing: the files, and what is left to do.
+    """Write into `to` the files for one user at a site without the plugin. Returns the files, and the steps left to do.
 
-    A slurm.conf there includes the site's, and adds the filter and the options for this user's own commands. Raises
-    `PluginError`, also where the site has a filter of its own, which would not run."""
+    A slurm.conf in `to` includes the site's, and adds filter and options for this user's commands. Raises
+    `PluginError`, also if the site has a filter of its own, which would not run.
+    """
     if not site.conf:
         raise PluginError("Slurm does not say where its slurm.conf is")
     to = _folder(to)
@@ -168,7 +173,7 @@ def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Pa
 
 @dataclass(frozen=True)
 class TrialFinding:
-    """One thing that was tried."""
+    """Result of one check of the installed plugin."""
 
     what: str
     good: bool
@@ -176,13 +181,13 @@ class TrialFinding:
 
 
 def _submission(*options: str) -> tuple[bool, str]:
-    """Tell whether Slurm would take a job that does nothing, and what it says; the job is not submitted."""
+    """Test by `sbatch --test-only` whether Slurm accepts a trivial job. Returns the result and sbatch's message."""
     done = run("sbatch", "--test-only", *options, "--wrap", "true")
     return done.returncode == 0, (done.stderr + done.stdout).strip()
 
 
 def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
-    """Findings about the plugin, here and for the user who asks; raises `PluginError` if there is no Slurm."""
+    """Check the installed plugin as the present user; raises `PluginError` if Slurm is missing."""
     taken, said = _submission()
     # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
     text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
