@@ -1,12 +1,12 @@
-"""Contract suites for what others write: a policy, or a client of Slurm, is checked by one line of pytest.
+"""Contract suites for policies and Slurm clients of other authors, each used by one line of pytest.
 
     from slurm_ones.testing import policy_contract
 
     TestMine = policy_contract(MyPolicy)
 
-A client is tried on a cluster: `client_contract` takes a `slurm_ones.testing.site.Site`.
+`client_contract` takes a test cluster, a `slurm_ones.testing.site.Site`.
 
-They need pytest and hypothesis: `pip install slurm-ones[testing]`.
+The suites need pytest and hypothesis: `pip install slurm-ones[testing]`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The contract of all clients of Slurm (`slurm_ones.slurm.client.SlurmClient`): what they read, change and refuse.
+"""Contract of all Slurm clients (`slurm_ones.slurm.client.SlurmClient`): reads, changes and refusals.
 
     from slurm_ones.testing import client_contract
 
     TestMine = client_contract(MySite)
 
-`MySite` is a `slurm_ones.testing.site.Site`: a cluster to try the client on. What needs an administrator's commands
-(drained nodes, reservations) is not in it.
+`MySite` is a `slurm_ones.testing.site.Site`, a cluster for tests. Features that need an administrator's commands
+(drained nodes, reservations) are not tested.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ JOB_CHANGING: Mapping[str, Call] = {
 
 
 def client_contract(make: Callable[[], Site] | None = None) -> type:
-    """A class of tests for pytest: `make` gives the site, once for all of them; without it a fixture `site` does."""
+    """Return a pytest class with the contract's tests. `make` makes the site, once per class; without it, a fixture
+    `site` must exist.
+    """
     if make is None:
         return type("ClientTests", (ClientContract,), {})
     made_by = make
@@ -60,7 +62,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
         @pytest.fixture
         def site(self, whole_site: Site) -> Iterator[Site]:
-            """Site for a test; its jobs end with it."""
+            """Site for one test, whose jobs end with it."""
             yield whole_site
             whole_site.clear()
 
@@ -68,10 +70,10 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
 
 class ReadingContract:
-    """Contract of what every client reads."""
+    """Contract of the reads of every client."""
 
     def test_a_snapshot_shows_jobs_and_the_gpus_they_use(self, site: Site) -> None:
-        """The free GPUs of each node are what a schedule is made of."""
+        """A snapshot has each job's nodes and GPUs, and each node's used GPUs, from which schedules follow."""
         two = site.running("--nodes=2", "--gres=gpu:3", "--cpus-per-gpu=1")
         held = site.held("--nodes=1-2", "--gres=gpu:1")
         seen = site.owner.snapshot()
@@ -88,13 +90,13 @@ class ReadingContract:
         assert (waiting.nodes, waiting.max_nodes, waiting.node_list, waiting.start_time) == (1, 2, (), 0.0)
 
     def test_gpus_of_jobs_in_every_form_are_used(self, site: Site) -> None:
-        """GPUs asked for with `--gpus`, which names no number a node, count as used, too."""
+        """GPUs requested by `--gpus`, which names no number per node, count as used too."""
         job = site.owner.job(site.running("--gpus=3", "--nodes=1"))
         assert job.gpus_per_node == 0
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """Whole nodes are recognised by GRES, and the default partition is known."""
+        """A partition without GRES is a whole-node one, and the default partition is marked."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
@@ -103,7 +105,7 @@ class ReadingContract:
         assert whole.node_names == ("w1", "w2", "w3", "w4")
 
     def test_a_job_on_whole_nodes_leaves_nothing_of_them_idle(self, site: Site) -> None:
-        """Slurm knows of no GPUs there, so idleness is all there is to go by."""
+        """Whole nodes have no GPUs in Slurm, so only their idle flag shows whether they are free."""
         job = site.owner.job(site.running("--partition=whole", "--nodes=2"))
         nodes = site.owner.snapshot().nodes
         assert {name for name in nodes if name.startswith("w") and not nodes[name].idle} == set(job.node_list)
@@ -122,7 +124,7 @@ class ReadingContract:
         assert (job.batch, job.requeue, job.array, job.restart) == (True, True, False, 0)
 
     def test_what_users_write_cannot_pass_for_a_field(self, site: Site) -> None:
-        """A name or comment in the form of Slurm's own output changes nothing of what is read."""
+        """Names and comments that imitate Slurm's output do not change any parsed field."""
         name = "x NodeName=n1 State=DOWN\nReservationName=r"
         job_id = site.held("--nodes=1", f"--job-name={name}", "--comment=JobId=1 Restarts=9\x1b[31m")
         seen = site.owner.snapshot()
@@ -133,7 +135,7 @@ class ReadingContract:
         assert _unusable(seen) == set()
 
     def test_how_a_job_ended(self, site: Site) -> None:
-        """The exit code is the script's own, in every release's way to write it."""
+        """Exit codes are those of the scripts, in every release's notation."""
         ids = {site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n"): text for text in ENDS}
         for job_id, text in ids.items():
             job = site.wait(job_id, lambda job: job.ended, "ended")
@@ -141,18 +143,18 @@ class ReadingContract:
             assert job.end_time >= job.start_time > 0
 
     def test_task_counts_are_told(self, site: Site) -> None:
-        """Such a job is not resized, so it must be recognised before it is drained."""
+        """Task counts are recognised, since a job with them cannot be resized and must not be drained."""
         for options in (["--ntasks=4"], ["--ntasks-per-node=1"], ["--nodes=2", "--ntasks-per-node=2"]):
             assert site.owner.job(site.held(*options)).task_counts, options
 
     def test_task_counts_in_the_script_are_told(self, site: Site) -> None:
-        """They need not stand on the command line."""
+        """Task counts are recognised in the script too, besides the command line."""
         text = SCRIPT.format("--ntasks=4")
         assert site.owner.job(site.held(text=text)).task_counts
         assert not site.owner.job(site.held("--nodes=2", "--gres=gpu:1")).task_counts
 
     def test_details_are_those_of_each_job(self, site: Site) -> None:
-        """Several jobs in one call, as each is shown by itself; one that Slurm does not know is left out."""
+        """`details` of several jobs equals each job read by itself; unknown jobs are left out."""
         ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
         found = site.owner.details([*ids, 999_999])
         assert found.keys() == ids
@@ -162,23 +164,23 @@ class ReadingContract:
 
 
 class ChangingContract:
-    """Contract of what every client changes: submit, requeue into a hold, hold, release, defer."""
+    """Contract of the changes by every client: submit, requeue into a hold, hold, release, defer."""
 
     def test_submit_takes_options_and_a_directory(self, site: Site) -> None:
-        """The job runs in the given directory, with what sbatch was given."""
+        """A submitted job has sbatch's options and runs in the given directory."""
         options = ["--hold", "--comment=ones: gpus=1-4", "--time=5"]
         script = site.script("#!/bin/bash\ntrue\n")
         job = site.owner.job(site.adopt(site.owner.submit(script, options, directory=Path("/tmp"))))
         assert (job.work_dir, job.comment, job.time_limit_s, job.user) == ("/tmp", "ones: gpus=1-4", 300.0, OWNER)
 
     def test_submit_says_what_sbatch_had_against_it(self, site: Site) -> None:
-        """A refused submission ends in sbatch's own words."""
+        """`Refused` has sbatch's own message."""
         with pytest.raises(Refused, match="nowhere"):
             site.owner.submit(site.script("#!/bin/bash\n"), ["--partition=nowhere"])
 
     @both
     def test_a_requeued_job_is_held_for_its_owner(self, site: Site, user: str) -> None:
-        """The id stays, the restart count rises, and the owner can get the job back, whoever requeued it."""
+        """A requeued job keeps its id, its restart count rises, and its owner can release it, whoever requeued it."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         first = site.owner.job(job_id)
         site.as_(user).requeue_hold(job_id)
@@ -194,7 +196,9 @@ class ChangingContract:
         assert again.start_time >= first.start_time
 
     def test_a_requeued_job_is_seen_until_its_processes_are_gone(self, site: Site) -> None:
-        """While the last run's processes die it is completing, which 22.05's JSON shows in place of the state."""
+        """A requeued job is completing until its last run's processes are gone; the JSON of 22.05 shows that in place
+        of the state.
+        """
         stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
         job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
         restart = 0
@@ -214,7 +218,7 @@ class ChangingContract:
             assert (job.running, job.ended, job.restart) == (False, False, restart)
 
     def test_requeueing_a_job_that_has_ended_leaves_it_ended(self, site: Site) -> None:
-        """Between the look and the requeue a user may cancel: such a job must not come back to life."""
+        """A job that its user cancelled just before the requeue stays cancelled."""
         job_id = site.running("--nodes=1")
         site.cancel(job_id)
         site.wait(job_id, lambda job: job.ended, "ended")
@@ -223,7 +227,7 @@ class ChangingContract:
 
     @both
     def test_a_held_job_can_be_released_by_its_owner(self, site: Site, user: str) -> None:
-        """Also when an operator held it: the companion's hold is always a user hold."""
+        """An owner can release a hold by an operator too, since the companion's hold is always a user hold."""
         job_id = site.submit("--nodes=1", "--begin=now+1hour")
         site.as_(user).hold(job_id)
         job = site.owner.job(job_id)
@@ -234,7 +238,7 @@ class ChangingContract:
 
     @both
     def test_start_now_skips_the_delay(self, site: Site, user: str) -> None:
-        """A requeued job waits for its delay unless it is to start now."""
+        """A released job waits for its begin time unless `start_now` is set."""
         job_id = site.held("--nodes=1", "--begin=now+1hour")
         site.as_(user).release(job_id, start_now=False)
         job = site.owner.job(job_id)
@@ -244,7 +248,7 @@ class ChangingContract:
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_a_snapshot_is_of_this_moment(self, site: Site) -> None:
-        """Nothing is cached: what was done a moment ago is seen."""
+        """A snapshot is not cached: it shows a change made just before."""
         job_id = site.held("--nodes=1")
         before = site.now()
         site.owner.release(job_id)
@@ -254,7 +258,9 @@ class ChangingContract:
 
     @both
     def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
-        """It is held by nobody, shows its time to the second, and starts by itself, at once if that is past."""
+        """A deferred job is not held, shows its start time to the second, and starts at that time, or at once if it is
+        past.
+        """
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         assert site.owner.job(job_id).eligible_time == 0
         later = site.now() + 1000.5
@@ -274,7 +280,7 @@ class ChangingContract:
         site.wait(waiting, lambda job: job.running, "RUNNING")
 
     def test_a_deferral_outlives_a_hold_and_a_reshape(self, site: Site) -> None:
-        """A job can be deferred before it is released, and known by its time when it is to be reshaped."""
+        """A deferral survives a hold, a reshape and a release."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1")
         later = math.ceil(site.now() + 1000)
         site.owner.defer(job_id, later)
@@ -289,7 +295,7 @@ class ChangingContract:
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_only_the_pending_jobs_of_ones_own_can_be_deferred(self, site: Site) -> None:
-        """A running job, one that has ended, and somebody else's."""
+        """Deferring a running, ended or foreign job is refused."""
         job_id = site.running("--nodes=1")
         with pytest.raises(Refused, match="no longer pending"):
             site.owner.defer(job_id, site.now() + 100)
@@ -302,10 +308,10 @@ class ChangingContract:
 
 
 class RefusalContract:
-    """Typed errors of every client: strangers, unknown jobs, what Slurm does not take."""
+    """Contract of typed errors: strangers, unknown jobs, requests that Slurm refuses."""
 
     def test_a_stranger_changes_nothing_of_a_waiting_job(self, site: Site) -> None:
-        """bob's companion cannot touch alice's job."""
+        """Bob's companion cannot change Alice's waiting job."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
         for name, call in JOB_CHANGING.items():
@@ -314,7 +320,7 @@ class RefusalContract:
             assert site.owner.job(job_id) == before, name
 
     def test_a_stranger_changes_nothing_of_a_running_job(self, site: Site) -> None:
-        """Nor one that runs, which Slurm would not let anybody reshape."""
+        """Bob's companion cannot change Alice's running job, which Slurm lets nobody reshape."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
         for name, call in JOB_CHANGING.items():
@@ -323,7 +329,7 @@ class RefusalContract:
         assert site.owner.job(job_id) == before
 
     def test_a_job_that_never_was(self, site: Site) -> None:
-        """Every call says so in the same way."""
+        """Every call raises `UnknownJob`."""
         for call in JOB_CHANGING.values():
             with pytest.raises(UnknownJob):
                 call(site.owner, 999_999)
@@ -331,11 +337,11 @@ class RefusalContract:
             site.owner.job(999_999)
 
     def test_a_wrong_signal_is_a_plain_error(self, site: Site) -> None:
-        """An error without a type of its own still has Slurm's answer."""
+        """An error without a type of its own still has Slurm's message."""
         with pytest.raises(Refused, match="FOO") as wrong:
             site.owner.signal(site.held("--nodes=1"), "FOO")
         assert type(wrong.value) is Refused
 
 
 class ClientContract(ReadingContract, ChangingContract, RefusalContract, ReshapeContract, TaskContract):
-    """All of it. Each test takes a fixture `site`."""
+    """Contract of every client. Each test takes a fixture `site`."""

@@ -1,4 +1,4 @@
-"""The contract of all policies, and what a schedule must hold.
+"""Contract of all policies, and the rules that a schedule must keep.
 
 from slurm_ones.testing import policy_contract
 
@@ -78,7 +78,9 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
-    """Tell whether the job keeps its nodes. If shapes may be spread, a size is all that there is to change."""
+    """True if the job keeps its nodes. In a view with spread shapes (not uniform), an equal number of GPUs is
+    enough.
+    """
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -87,7 +89,7 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """Tell whether the schedule fits the nodes with unchanged jobs in place; an exhaustive search."""
+    """True if the schedule fits the nodes with unchanged jobs in place, by exhaustive search."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}
@@ -136,19 +138,19 @@ def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
 
 
 def seeded(seed: int = 0) -> np.random.Generator:
-    """The generator of a decision."""
+    """Random generator for one decision."""
     return np.random.default_rng(seed)
 
 
 ABSURD = (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300)
-"""Figures that a job may report."""
+"""Absurd figures that a job may report."""
 
 
 def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True) -> type:
-    """A class of tests for pytest: `make` gives a fresh policy.
+    """Return a pytest class with the contract's tests; `make` makes a new policy.
 
-    Hypothesis draws as many rounds as its profile says; a policy that may leave a job waiting next to free GPUs says so
-    by `starts_what_fits`.
+    Hypothesis draws the number of rounds of its profile. `starts_what_fits=False` is for a policy that may leave jobs
+    waiting next to free GPUs.
     """
     unhurried = [HealthCheck.too_slow]
 
@@ -158,8 +160,9 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0])
         )
         def test_schedules_can_be_had(self, history: list[Round], seed: int, later: float) -> None:
-            """Also with a memory of another round, no schedule breaks limits, shapes, fixed jobs, running jobs or
-            nodes."""
+            """No schedule breaks limits, shapes, fixed jobs, running jobs or nodes, even with memory of another
+            round.
+            """
             policy, rng = make(), seeded(seed)
             for number, (view, jobs) in enumerate(history):
                 check(view, jobs, policy.decide(view, jobs, number * later, rng))
@@ -167,7 +170,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
         @settings(deadline=None, suppress_health_check=unhurried)
         @given(rounds(), st.integers(0, 9))
         def test_equal_seeds_give_equal_schedules(self, drawn: Round, seed: int) -> None:
-            """Two policies fed alike agree on allocations, reasons and score, so that a decision can be replayed."""
+            """Equal inputs and seeds give equal allocations, reasons and scores, so that decisions can be replayed."""
             view, jobs = drawn
             found = []
             for _ in range(2):
@@ -176,7 +179,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert found[0] == found[1]
 
         def test_nothing_to_decide(self) -> None:
-            """No jobs, no nodes, or neither, is an answer and no crash."""
+            """A decision without jobs, without nodes, or without either is valid."""
             policy = make()
             assert not policy.decide(cluster(), [], 0.0, seeded()).allocations
             assert not policy.decide(cluster(0), [], 0.0, seeded()).allocations
@@ -186,7 +189,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
 
         @pytest.mark.parametrize("figure", ABSURD)
         def test_absurd_figures_never_crash(self, figure: float) -> None:
-            """One job whose reports make no sense costs neither the tick nor the other jobs' schedule."""
+            """Absurd reports of one job break neither the tick nor the other jobs' schedule."""
             view = cluster(2)
             absurd = job(
                 1,
@@ -204,7 +207,9 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
                 assert 3 in schedule.allocations or not starts_what_fits
 
         def test_jobs_on_nodes_that_are_gone_stay_as_they_are(self) -> None:
-            """A job on a drained node, or one Slurm's figures disagree about, keeps its shape and disturbs nobody."""
+            """A job on a drained node, or with inconsistent figures in Slurm, keeps its shape and affects no other
+            job.
+            """
             view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
             elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
             unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})
@@ -215,7 +220,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert 4 in schedule.allocations or not starts_what_fits
 
         def test_inputs_are_left_as_they_are(self) -> None:
-            """A policy is pure: the same views can be given to another one afterwards."""
+            """A policy does not change its inputs, so that they can be given to another one."""
             view, jobs = cluster(2), [job(1, {"n1": 4}, epochs=4), job(2), job(3)]
             before = repr((view, jobs))
             make().decide(view, jobs, 0.0, seeded())

@@ -1,4 +1,4 @@
-"""The contract of all clients, of a job's shape: taken and verified, or refused and as it was."""
+"""Contract of all clients for reshaping a job: the shape is applied and verified, or refused without effect."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8",
 
 
 class ReshapeContract:
-    """Each test takes a fixture `site`."""
+    """Contract of reshapes. Each test takes a fixture `site`."""
 
     @both
     def test_up_and_down_across_nodes(self, site: Site, user: str) -> None:
-        """1 GPU → 8 GPUs on 2 nodes → 1 node with 2, each time running at the new size."""
+        """A job goes from 1 GPU to 8 GPUs on 2 nodes to 2 GPUs on 1 node, and runs at each size."""
         client = site.as_(user)
         job_id = site.requeued(*ELASTIC)
         for wanted, requeue in ((Shape(2, 4), True), (Shape(1, 2), False)):
@@ -34,7 +34,7 @@ class ReshapeContract:
         assert site.owner.job(job_id).restart == 2
 
     def test_few_switches_are_a_wish(self, site: Site) -> None:
-        """Shown as it was asked for, kept from start to start, and taken back; a job of one switch starts at once."""
+        """A preference for few switches is shown, kept and withdrawn; a job that prefers one switch starts at once."""
         job_id = site.held(*ELASTIC)
         for most in (2, 0, 1):
             site.owner.few_switches(job_id, most)
@@ -48,7 +48,7 @@ class ReshapeContract:
 
     @both
     def test_it_waits_in_another_queue(self, site: Site, user: str) -> None:
-        """Partition and limit in one update with the shape, and back."""
+        """Partition and time limit change in one update with the shape; the partition can be changed back."""
         job_id = site.held("--nodes=1", "--time=30")
         client = site.as_(user)
         client.reshape(job_id, Shape(2, 1), queue=Queue("whole", time_limit_s=600.0))
@@ -60,7 +60,7 @@ class ReshapeContract:
 
     @pytest.mark.parametrize("queue", [Queue("nowhere"), Queue("whole", qos="nothing")])
     def test_a_queue_that_is_not_there_is_refused(self, site: Site, queue: Queue) -> None:
-        """Nothing of the update stays, whatever Slurm answers."""
+        """A reshape into an unknown queue has no effect, whatever Slurm answers."""
         job_id = site.held("--nodes=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable):
@@ -68,7 +68,7 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_several_times_while_held(self, site: Site) -> None:
-        """Every shape on the way is what Slurm holds: 22.05 goes on showing the nodes of the last run."""
+        """Each reshape of a held job is what Slurm holds, although 22.05 still shows the last run's nodes."""
         job_id = site.requeued("--nodes=2", "--gres=gpu:1")
         for wanted in (Shape(4, 4), Shape(3, 1), Shape(1, 4), Shape(2, 1)):
             site.owner.reshape(job_id, wanted)
@@ -77,7 +77,7 @@ class ReshapeContract:
 
     @both
     def test_fewer_gpus_come_with_fewer_cpus(self, site: Site, user: str) -> None:
-        """Or it would hold the CPUs of all of a node: 22.05 keeps the number of the run before."""
+        """CPUs shrink with the GPUs; on 22.05 the job would keep its last run's number of CPUs."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:4", "--cpus-per-gpu=4")
         site.as_(user).reshape(job_id, Shape(1, 1))
         site.owner.release(job_id)
@@ -85,14 +85,14 @@ class ReshapeContract:
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
     def test_a_job_that_never_ran(self, site: Site) -> None:
-        """A waiting job may get another shape before its first start."""
+        """A pending job can be reshaped before its first start."""
         job_id = site.held("--nodes=1-2", "--gres=gpu:1")
         site.owner.reshape(job_id, Shape(3, 2))
         job = site.owner.job(job_id)
         assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
 
     def test_whole_nodes(self, site: Site) -> None:
-        """A shape is its nodes if Slurm knows of no GPUs."""
+        """The shape of a whole-node job is its number of nodes, since Slurm knows no GPUs there."""
         job_id = site.requeued("--partition=whole", "--nodes=2")
         site.owner.reshape(job_id, Shape(3, 4))
         assert site.owner.job(job_id).nodes == 3
@@ -102,13 +102,13 @@ class ReshapeContract:
         assert (job.nodes, len(job.node_list)) == (1, 1)
 
     def test_the_shape_it_has(self, site: Site) -> None:
-        """Asking again after a crash does no harm."""
+        """A reshape to the present shape has no effect, so it can be repeated after a crash."""
         job_id = site.held(*ELASTIC)
         site.owner.reshape(job_id, Shape(1, 1))
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_running_job_is_refused(self, site: Site) -> None:
-        """Slurm would shrink it and kill what runs on the nodes it leaves."""
+        """A running job cannot be reshaped: Slurm would shrink it and kill its processes on the released nodes."""
         job_id = site.running("--nodes=2", "--gres=gpu:1")
         for user in (OWNER, OPERATOR):
             with pytest.raises(NotResizable, match="RUNNING"):
@@ -119,7 +119,7 @@ class ReshapeContract:
     @pytest.mark.parametrize("counts", TASK_COUNTS)
     @both
     def test_a_job_with_task_counts_is_refused(self, site: Site, user: str, counts: tuple[str, ...]) -> None:
-        """22.05 takes the update and the job ends in BadConstraints; so it is not even tried."""
+        """A job with task counts cannot be reshaped: 22.05 accepts the update, and the job ends in BadConstraints."""
         job_id = site.held(*counts, "--gres=gpu:4", "--cpus-per-gpu=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable, match="task counts"):
@@ -127,7 +127,9 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_task_counts_in_the_script_alone(self, site: Site) -> None:
-        """`#SBATCH --ntasks=1` is seen by nobody on 22.05, where Slurm lets it follow the nodes; 26.05 keeps it."""
+        """`#SBATCH --ntasks=1` in a script is invisible on 22.05, which adapts it to the nodes; 26.05 keeps it and
+        refuses.
+        """
         text = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH --gres=gpu:1\nsleep 300\n"
         job_id = site.held(text=text)
         if site.is_old:
@@ -139,7 +141,7 @@ class ReshapeContract:
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_job_that_asks_for_gpus_per_job_is_refused(self, site: Site) -> None:
-        """The form of the GPUs is sticky: `--gpus` cannot become a number per node."""
+        """A job with `--gpus` cannot be reshaped to a number of GPUs per node."""
         job_id = site.held("--nodes=1", "--gpus=2")
         with pytest.raises(NotResizable, match="--gpus"):
             site.owner.reshape(job_id, Shape(2, 2))
@@ -147,7 +149,7 @@ class ReshapeContract:
 
     @pytest.mark.parametrize("wanted", [Shape(2, 0), Shape(0, 2)])
     def test_a_shape_of_nothing_is_refused(self, site: Site, wanted: Shape) -> None:
-        """22.05 would take a job's GPUs away without a word."""
+        """A shape without nodes or GPUs is refused; 22.05 would silently remove the job's GPUs."""
         job_id = site.held(*ELASTIC)
         with pytest.raises(NotResizable):
             site.owner.reshape(job_id, wanted)

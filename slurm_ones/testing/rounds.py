@@ -1,4 +1,4 @@
-"""Made-up clusters and jobs, as a policy sees them: plain ones, and any that Hypothesis draws."""
+"""Synthetic clusters and jobs as policies see them: simple ones, and random ones by Hypothesis."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ HELD = Reason("held")
 
 @dataclass(frozen=True)
 class Power:
-    """Samples/s of n GPUs: per_gpu · n^exponent, `across` of that on several nodes, or exactly what `table` says."""
+    """Throughput model with n GPUs: per_gpu · n^exponent samples/s, times `across` on several nodes; `table` overrides
+    it.
+    """
 
     per_gpu: float = 100.0
     exponent: float = 0.9
     table: Mapping[int, float] = field(default_factory=dict)
     across: float = 1.0
     doubt: float = 0.0
-    """Relative standard deviation of all of it."""
+    """Relative standard deviation of the throughput."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
@@ -55,7 +57,7 @@ class Power:
 def cluster(
     nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
 ) -> ClusterView:
-    """Nodes n1, n2, … of `gpus` GPUs each; `free` says how many of them are not rigid jobs'."""
+    """Cluster of nodes n1, n2, … with `gpus` GPUs each; `free` are the GPUs of each node without rigid jobs."""
     views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
     return ClusterView(tuple(views), whole, gpus, uniform)
 
@@ -69,7 +71,9 @@ def job(
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
     **values: object,
 ) -> JobView:
-    """A job that runs on `nodes`, or waits; `epochs` of 1000 samples done and `to_come` expected."""
+    """Job that runs on `nodes`, or waits without them; `epochs` of 1000 samples are done and `to_come` more
+    expected.
+    """
     held = dict(nodes or {})
     made = JobView(
         job_id=job_id,
@@ -110,9 +114,9 @@ across = st.sampled_from([1.0, 0.6])
 
 @st.composite
 def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
-    """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state.
+    """Draw a cluster of up to 4 nodes, whole-node or not, with rigid jobs on some GPUs and elastic jobs in any state.
 
-    Shapes are `uniform` or not as drawn, unless it is given. Measurements, losses and forecasts may be absurd.
+    Shapes are `uniform` if given so, else as drawn. Measurements, losses and forecasts may be absurd.
     """
     if uniform is None:
         uniform = draw(st.booleans())
@@ -173,8 +177,9 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """Rules of a training strategy: some numbers of GPUs, in groups that share a node or not, with few replicas or
-    many, and with batches that fit or do not."""
+    """Draw rules of a training strategy: allowed numbers of GPUs, groups that share a node, replicas, and batch
+    limits.
+    """
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []
     for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):
@@ -186,7 +191,7 @@ def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
 
 
 def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]) -> Limits:
-    """The limits of a job that trains by a strategy, as the companion makes them."""
+    """Limits of a job with a training strategy's rules, as the companion makes them."""
     if not rules:
         return limits
     low, high = min(limits.gpus, default=1), max(limits.gpus, default=0)

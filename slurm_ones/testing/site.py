@@ -1,4 +1,4 @@
-"""A cluster for the contract of Slurm clients: jobs are submitted, watched, and gone at the end of a test."""
+"""Cluster for the contract of Slurm clients, where tests submit and watch jobs that end with each test."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slurm_ones.slurm.model import JobKey, SlurmJob, Task
 WAIT_S = 60.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
 UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
-"""A script that ends with status 0 when `Site.finish` says so."""
+"""Batch script that exits with status 0 at SIGUSR1, which `Site.finish` sends."""
 OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
-"""Clients: the owner of the jobs, another user, and somebody who may change everybody's jobs."""
+"""Users of the clients: the jobs' owner, another user, and an operator who may change all jobs."""
 
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
@@ -36,7 +36,7 @@ CHANGING: Mapping[str, Call] = {
     "release later": lambda client, job: client.release(job, start_now=False),
     "signal": lambda client, job: client.signal(job, "KILL"),
 }
-"""Changes of a job, or of a task, by its key."""
+"""Changes of a job or task, by name; each is called with a client and the job's key."""
 
 
 def shape(job: SlurmJob) -> Shape:
@@ -44,7 +44,7 @@ def shape(job: SlurmJob) -> Shape:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until it holds."""
+    """Poll until `holds()` is true; AssertionError with `what` after `WAIT_S`."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
@@ -52,34 +52,34 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 class Site(ABC):
-    """A cluster and one kind of client of it.
+    """Cluster for tests, with one kind of client.
 
-    It has two partitions. `gpu`, the default, has the nodes n1 to n4 with 4 GPUs each that Slurm counts (GRES), and a
-    time limit of one day. `whole` has the nodes w1 to w4, which Slurm hands out whole and knows no GPUs of. Nothing
-    else runs there. If time is simulated, `until`, `now` and `pass_time` are overridden.
+    It has two partitions and no other jobs. `gpu`, the default, has nodes n1 to n4 with 4 GPUs each (GRES), and a time
+    limit of one day. `whole` has nodes w1 to w4, allocated whole, without GRES. If time is simulated, override `until`,
+    `now` and `pass_time`.
     """
 
     is_old = False
-    """True for Slurm 22.05, which does not see task counts that stand only in a script."""
+    """True for Slurm 22.05, which does not see task counts in a script."""
 
     def __init__(self) -> None:
         self._jobs: list[int] = []
 
     @abstractmethod
     def as_(self, user: str) -> SlurmClient:
-        """The client as it works for `OWNER`, `STRANGER` or `OPERATOR`."""
+        """Client of `OWNER`, `STRANGER` or `OPERATOR`."""
 
     @abstractmethod
     def script(self, text: str) -> Path:
-        """A batch script that everybody in the cluster can read."""
+        """Write a batch script that everybody in the cluster can read, and return its path."""
 
     @abstractmethod
     def cancel(self, *job_ids: int) -> None:
-        """End the jobs, as an administrator."""
+        """Cancel the jobs as an administrator."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the clients, and the cluster if it was started for the test."""
+        """Close the clients, and stop a cluster that was started for the tests."""
 
     @property
     def directory(self) -> Path:
@@ -87,75 +87,78 @@ class Site(ABC):
         return Path("/scratch")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until it holds; AssertionError naming `what` where it does not within `WAIT_S`."""
+        """Wait until `holds()` is true; AssertionError with `what` after `WAIT_S`."""
         until(holds, what)
 
     def now(self) -> float:
-        """The time there."""
+        """Time in the cluster, Unix seconds."""
         return time.time()
 
     def pass_time(self, seconds: float) -> None:
-        """Wait so long."""
+        """Wait this many seconds of the cluster's time."""
         time.sleep(seconds)
 
     @property
     def owner(self) -> SlurmClient:
-        """The client of the jobs' owner."""
+        """Client of the jobs' owner."""
         return self.as_(OWNER)
 
     def submit(self, *arguments: str, text: str = SLEEP, client: SlurmClient | None = None) -> int:
-        """A job of the owner (or of the client's user), cancelled after the test."""
+        """Submit a job of the owner (or of `client`'s user), cancelled after the test; return its id."""
         options = ["--output=/dev/null", *arguments]
         return self.adopt((client or self.owner).submit(self.script(text), options, directory=self.directory))
 
     def adopt(self, job_id: int) -> int:
-        """Let the job end with the test, too."""
+        """Cancel this job after the test too; return its id."""
         self._jobs.append(job_id)
         return job_id
 
     def running(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that runs."""
+        """Submit a job of the owner, and return its id once it runs."""
         job_id = self.submit(*arguments, text=text)
         self.wait(job_id, lambda job: job.running, "RUNNING")
         return job_id
 
     def held(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that its owner holds and that has never run."""
+        """Submit a job of the owner in a user hold; it has never run. Returns its id."""
         return self.submit("--hold", *arguments, text=text)
 
     def requeued(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that ran and was requeued into a hold."""
+        """Return the id of a job of the owner that ran and was requeued into a hold."""
         job_id = self.running(*arguments, text=text)
         self.owner.requeue_hold(job_id)
         self.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         return job_id
 
     def blocks(self, *arguments: str) -> int:
-        """A job array of the owner. Task 0 runs and ends on request; `arguments` say how many others wait."""
+        """Submit a job array of the owner with `arguments`, and return its id once task 0 runs. Tasks end on request
+        (`finish`).
+        """
         array_id = self.submit(*arguments, text=UNTIL_TOLD)
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id
 
     def started(self, job_id: JobKey) -> None:
-        """Wait until the script of a running job has set its signal trap, a moment after Slurm shows it as running.
+        """Wait until the script of a running job has set its signal trap, shortly after Slurm shows the job as running.
 
-        Override it if that can be seen."""
+        Override it if the trap can be observed.
+        """
         self.pass_time(0.5)
 
     def finish(self, job_id: JobKey) -> SlurmJob:
-        """Have a running job of the script `UNTIL_TOLD` end; the job as it is then."""
+        """End a running job of the script `UNTIL_TOLD`, and return the ended job."""
         self.started(job_id)
         self.owner.signal(job_id, "USR1", batch=True)
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
 
     def wait(self, job_id: JobKey, holds: Callable[[SlurmJob], bool], what: str) -> SlurmJob:
-        """The job, once that holds."""
+        """Wait until `holds(job)` is true, and return the job."""
         client = self.owner
         self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
         return client.job(job_id)
 
     def clear(self) -> None:
-        """Cancel the test's jobs and wait until their nodes are free."""
+        """Cancel the test's jobs, and wait until their nodes are free."""
         if not self._jobs:
             return
         self.cancel(*self._jobs)

@@ -1,4 +1,4 @@
-"""The contract of all clients, of the tasks of a job array: held until wanted, given any shape, and used again."""
+"""Contract of all clients for tasks of a job array: held until needed, reshaped, and used again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_TOLD, Cal
 
 BLOCKS = ("--array=0-5%1", *ELASTIC)
 APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,254,277,301,326,352,379,407,436"
-"""Tasks in no order that Slurm has a shorter way to write for."""
+"""Task ids without a regular step, which Slurm cannot abbreviate."""
 
 TASK_CHANGING: Mapping[str, Call] = {**CHANGING, "defer": lambda client, task: client.defer(task, 2e9)}
 
 
 def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
-    """The tasks that wait, by their numbers."""
+    """Pending tasks by number."""
     return {job.array_tasks[0]: job for job in site.owner.tasks(array_id) if job.pending}
 
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
-    """The tasks, but for what a refused change alters too: Slurm has taken the task out of the record of many."""
+    """Tasks without the fields that even a refused change alters, since Slurm splits the task off its array's
+    record.
+    """
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
 
@@ -38,10 +40,10 @@ def gone(job: SlurmJob) -> bool:
 
 
 class TaskContract:
-    """Each test takes a fixture `site`."""
+    """Contract of array tasks. Each test takes a fixture `site`."""
 
     def test_each_task_is_a_job_of_its_own(self, site: Site) -> None:
-        """Slurm keeps those that wait in one record; each is shown all the same, and once."""
+        """Each task is returned once, although Slurm keeps pending ones in one record."""
         array_id = site.blocks(*BLOCKS)
         tasks = site.owner.tasks(array_id)
         assert [job.key for job in tasks] == [Task(array_id, task) for task in range(6)]
@@ -56,7 +58,7 @@ class TaskContract:
 
     @both
     def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
-        """Tasks that run, those that wait together, and one that waits at a shape of its own."""
+        """A snapshot has each task once: running ones, pending ones in one record, and one with a shape of its own."""
         array_id = site.blocks(*BLOCKS)
         site.as_(user).hold_waiting(array_id)
         site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
@@ -70,14 +72,14 @@ class TaskContract:
         assert all(job.array for job in jobs)
 
     def test_no_task_of_a_long_list_is_left_out(self, site: Site) -> None:
-        """Slurm cuts such a list after 64 characters unless it is asked not to."""
+        """A long list of task ids is complete, although Slurm by default cuts it after 64 characters."""
         array_id = site.held(f"--array={APART}%1", "--nodes=1")
         wanted = [int(task) for task in APART.split(",")]
         assert [job.array_tasks for job in site.owner.tasks(array_id)] == [(task,) for task in wanted]
         assert list(site.owner.snapshot().jobs[array_id].array_tasks) == wanted
 
     def test_a_job_that_is_no_array_has_no_tasks(self, site: Site) -> None:
-        """It is known only by its id."""
+        """A job without an array has no tasks and is known only by its id."""
         job_id = site.held("--nodes=1")
         assert site.owner.tasks(job_id) == ()
         job = site.owner.job(job_id)
@@ -87,7 +89,9 @@ class TaskContract:
 
     @both
     def test_the_waiting_tasks_are_held_and_what_runs_is_not(self, site: Site, user: str) -> None:
-        """A hold of the array by its id would hold the running task too. Done twice it does no harm."""
+        """`hold_waiting` holds the pending tasks, but not the running one as a hold by the array's id would. Repeating
+        it is harmless.
+        """
         array_id = site.blocks(*BLOCKS)
         for _ in range(2):
             site.as_(user).hold_waiting(array_id)
@@ -97,14 +101,16 @@ class TaskContract:
             assert len(others) == 5
 
     def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
-        """The others wait on, as those do that Slurm requeues."""
+        """`hold_waiting` with task numbers holds just these; the others stay pending without a hold, as do requeued
+        tasks.
+        """
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id, (0, 2, 3))
         assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
 
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
-        """Held, another shape, released, next to task 0; it completes, is held again, and runs at a third shape."""
+        """A block is held, reshaped and released next to task 0; it completes, is reused, and runs at a third shape."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 3)
@@ -135,7 +141,7 @@ class TaskContract:
         assert first.running and first.restart == 0
 
     def test_whole_nodes(self, site: Site) -> None:
-        """A block is its nodes if Slurm knows of no GPUs."""
+        """The shape of a whole-node block is its number of nodes, since Slurm knows no GPUs there."""
         array_id = site.blocks("--array=0-2%1", "--nodes=1", "--partition=whole")
         block = Task(array_id, 1)
         site.owner.hold_waiting(array_id)
@@ -151,7 +157,7 @@ class TaskContract:
                 site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
 
     def test_a_throttle_keeps_the_others_waiting_until_it_is_raised(self, site: Site) -> None:
-        """Throttle of an array at its submission, and what starts if nobody holds the others."""
+        """A throttle given at submission keeps tasks pending that nobody holds, until it is raised."""
         array_id = site.blocks(*BLOCKS)
         site.pass_time(2.5)  # two rounds of the scheduler
         assert waiting(site, array_id).keys() == {1, 2, 3, 4, 5}
@@ -161,7 +167,7 @@ class TaskContract:
 
     @both
     def test_a_throttle_changes_after_a_task_has_ended(self, site: Site, user: str) -> None:
-        """Slurm complains of the ended task, and has done it all the same."""
+        """A throttle takes effect after a task has ended, although Slurm reports an error for that task."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id)
         site.finish(Task(array_id, 0))
@@ -170,7 +176,7 @@ class TaskContract:
             assert {job.throttle for job in waiting(site, array_id).values()} == {most}
 
     def test_a_block_that_runs_is_requeued_alone(self, site: Site) -> None:
-        """The task is requeued as any job; the others stay held, so none takes its place."""
+        """Requeueing one block leaves the others held, so no other task takes its place."""
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 0)
         site.owner.hold_waiting(array_id)
@@ -182,7 +188,7 @@ class TaskContract:
         assert site.wait(block, lambda job: job.running, "RUNNING again").restart == 1
 
     def test_a_task_is_deferred_alone(self, site: Site) -> None:
-        """Its own earliest start, not that of the others."""
+        """A deferral changes one task's earliest start and leaves the others' as they are."""
         array_id = site.held(*BLOCKS)
         later = float(int(site.now()) + 1000)
         site.owner.defer(Task(array_id, 2), later)
@@ -190,7 +196,7 @@ class TaskContract:
         assert times.pop(2) == later and set(times.values()) == {0.0}
 
     def test_only_what_ended_by_itself_is_used_again(self, site: Site) -> None:
-        """One that runs would be killed, and one that its owner cancelled come back to life."""
+        """`reuse` refuses a running task, which it would kill, and a task that its owner cancelled."""
         array_id = site.blocks(*BLOCKS)
         with pytest.raises(Refused):
             site.owner.reuse(Task(array_id, 0))
@@ -207,7 +213,9 @@ class TaskContract:
 
     @both
     def test_what_waits_is_cancelled_and_what_runs_goes_on(self, site: Site, user: str) -> None:
-        """Held or not, reshaped or not, used before or not. Done again it does no harm, nor after the end of all."""
+        """`cancel_waiting` cancels pending tasks, whether held, reshaped or used before. It may be repeated, even after
+        the array's end.
+        """
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         client.hold_waiting(array_id)
@@ -229,7 +237,9 @@ class TaskContract:
         client.cancel_waiting(array_id)
 
     def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
-        """The array's id names all of them. They stay one record, so that none of them comes before another."""
+        """A reshape by the array's id changes all pending tasks, which stay one record, so that none is ahead of
+        another.
+        """
         array_id = site.held(*BLOCKS)
         site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
@@ -240,7 +250,7 @@ class TaskContract:
         assert not any(job.held for job in site.owner.tasks(array_id))
 
     def test_tasks_of_which_one_runs_are_not_reshaped_at_once(self, site: Site) -> None:
-        """Protects what runs: an update by the array's id would change it too."""
+        """A reshape by the array's id is refused while a task runs, since it would change the running task too."""
         array_id = site.blocks("--array=0-3%1", *ELASTIC)
         site.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         with pytest.raises(NotResizable):
@@ -248,7 +258,7 @@ class TaskContract:
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
 
     def test_a_stranger_changes_nothing_of_an_array(self, site: Site) -> None:
-        """Neither of a task that waits, nor of one that runs or has ended, nor of all."""
+        """A stranger can change neither the array nor a pending, running or ended task."""
         array_id = site.blocks("--array=0-3%2", *ELASTIC)
         site.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
         stranger = site.as_(STRANGER)
@@ -272,7 +282,7 @@ class TaskContract:
 
     @pytest.mark.parametrize("known", [True, False])
     def test_a_task_that_never_was(self, site: Site, known: bool) -> None:
-        """Every call says so in the same way, for an array that there is and for none."""
+        """Every call raises `UnknownJob` for an unknown task, whether its array exists or not."""
         task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_TOLD) if known else 999_999, 77)
         for call in TASK_CHANGING.values():
             with pytest.raises(UnknownJob):
@@ -283,7 +293,7 @@ class TaskContract:
             site.owner.job(task)
 
     def test_an_array_that_never_was(self, site: Site) -> None:
-        """Nothing of it waits, so that to cancel that is no error."""
+        """Calls on an unknown array raise `UnknownJob`, except `cancel_waiting`, as nothing of the array waits."""
         calls: list[Callable[[int], object]] = [site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)]
         for call in calls:
             with pytest.raises(UnknownJob):
