@@ -1,4 +1,4 @@
-"""The companion: observe → learn → rules → decide → plan → act, once a tick."""
+"""The companion's tick: observe → learn → rules → decide → plan → act."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 log = logging.getLogger(__name__)
 
 NODES_S = 300.0
-"""Seconds between two estimates of slow nodes and of guests' lives."""
+"""Seconds between two updates of slow nodes and of guests' expected lifetimes."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Observations and actions of one tick."""
+    """Observations, decisions and changes of one tick."""
 
     observation: Observation
     decided: list[PartitionSchedule] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Tick:
     seconds: float = 0.0
     histories: Mapping[int, JobHistory] = field(default_factory=dict)
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
-    """Outcome of the decision for each job, by id."""
+    """Outcome of the decision for each job, by job id."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the tick before."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
@@ -64,7 +64,9 @@ class Tick:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """Return the policy that the settings name. Raises `ConfigError` if it, or one of its options, does not exist."""
+    """Make the policy that the settings name. Raises `ConfigError` if the policy or one of its options does not
+    exist.
+    """
     try:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
@@ -72,14 +74,14 @@ def policy_of(settings: Settings) -> Policy:
 
 
 class Companion:
-    """The companion of one cluster: observes, decides on and resizes its elastic jobs through one client and one store.
+    """Companion of one cluster: it observes, decides on and resizes elastic jobs, with one Slurm client and one store.
 
-    All that matters is in the store: after a crash at any moment the next companion goes on from there. Only one may
-    act at a time: `check` raises `NotLeader` if another one leads. It is called before each change in Slurm and each
-    order. Raises `ConfigError` for a policy or option that does not exist.
+    All essential state is in the store, so the next companion continues after a crash at any moment. Only one companion
+    may act at a time. `check` is called before each change in Slurm and each order; it raises `NotLeader` if another
+    one leads. Raises `ConfigError` for an unknown policy or option.
 
-    `clock` gives the time; `make` makes the policy of a partition, if it is not the settings' own. `daemon.Daemon` lets
-    it tick.
+    `clock` returns the time; `make` makes the policy of a partition, by default the settings' policy. `daemon.Daemon`
+    calls `tick`.
     """
 
     def __init__(
@@ -158,7 +160,9 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Return Slurm's quotas with their present use; they are read every few minutes, and stay if Slurm refuses."""
+        """Return Slurm's quotas with their present use. Limits are read again every few minutes, and kept if Slurm
+        refuses.
+        """
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -171,8 +175,9 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each pending job that is trained within another; empty in advise mode or with a stop
-        file."""
+        """Map each pending job that trains within another job to that job, its carrier. Empty in advise mode or with a
+        stop file.
+        """
         if not self._actor.acting or self.settings.stop_file.exists():
             return {}
         return self._fusions.follow(seen, busy)
@@ -269,7 +274,7 @@ class Companion:
         return self._policies[partition]
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance the resizes in these states; return how many are still open. Raises `Unreachable`."""
+        """Advance the resizes in these states; return the number still open. Raises `Unreachable`."""
         return self._actor.advance(only=only)
 
     def leave(self) -> None:
@@ -277,7 +282,7 @@ class Companion:
         self._actor.leave()
 
     def close(self) -> None:
-        """Close the database; the companion is of no use afterwards."""
+        """Close the database; the companion cannot be used afterwards."""
         self._store.close()
 
     @property

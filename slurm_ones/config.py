@@ -1,6 +1,6 @@
-"""The companion's settings: one typed object, read from a TOML file, and read again while the companion runs.
+"""Settings of the companion: one typed object, read from a TOML file and reloadable at run time.
 
-Every error names the file, the key, what was given and what is accepted.
+Every error names the file, the key, the given value and the accepted ones.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ else:
 
 
 FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port", "metrics_address")
-"""Settings that a companion keeps until it ends: the leader's lock, the store and open connections depend on them."""
+"""Settings that cannot change at run time: the leader's lock, the store and open connections depend on them."""
 
 
 SITE_VIEW = "site.sqlite"
-"""File in the folder of views with the state of the companion, for everybody."""
+"""Name of the file in the views folder with the companion's state, readable by everybody."""
 
 
 def view_name(uid: int) -> str:
-    """Return the name of the file with one user's jobs, in the folder of views."""
+    """Name of the file in the views folder with one user's jobs."""
     return f"{uid}.sqlite"
 
 
 class ConfigError(Exception):
-    """The settings file is missing, unreadable or says something that is not accepted."""
+    """The settings file is missing, unreadable or has an invalid value."""
 
 
 ADDRESS = re.compile(r"(https?://[\w.-]+(:\d{1,5})?/[\w./~=&?+-]*|smtp://[\w.-]+(:\d{1,5})?)", re.ASCII)
-"""Addresses that messages may be sent to: so plain that nobody reads two hosts into one."""
+"""Accepted addresses for messages, restricted so that no parser can find another host in one."""
 YEAR_S = 365 * 86400.0
-"""The longest time that a setting may name, s: beyond it a clock's sums no longer mean a date."""
+"""Largest time that a setting accepts, s; sums with clock times then remain valid dates."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
 Days = Annotated[float, Field(le=100 * 365)]
 File = Annotated[Path, Field(strict=False)]
@@ -217,7 +217,7 @@ class NotifySettings(_Section):
 
     @property
     def argv(self) -> list[str]:
-        """The command's words."""
+        """Command and arguments as separate words."""
         try:
             return shlex.split(self.command) or [""]
         except ValueError as error:
@@ -225,8 +225,9 @@ class NotifySettings(_Section):
 
     @property
     def address(self) -> str:
-        """Address of messages; empty for a command, or if users name it. Raises `ConfigError` for a file that is not as
-        it has to be."""
+        """Address for messages; empty for a command, or if users name the address. Raises `ConfigError` for an
+        unreadable or unsafe `url_file`.
+        """
         if self.url_file is None:
             return self.url
         address = _secret(self.url_file, "url_file", "https://HOST/PATH")
@@ -329,26 +330,26 @@ class Settings(_Section):
 
     @property
     def deferral_s(self) -> float:
-        """Seconds that a deferral lasts; it is renewed in its second half, at a tick."""
+        """Length of a deferral, s; the companion renews it at a tick in its second half."""
         return max(self.resize.park_lease_s, 3 * self.interval_s)
 
     @property
     def views_folder(self) -> Path | None:
-        """Folder in which a companion for all users publishes what each may see; None if nothing is published."""
+        """Folder in which an operator's companion publishes each user's own jobs; None if nothing is published."""
         if self.scope != "all":
             return None
         return self.views or (self.spool / "views" if self.spool is not None else None)
 
     @property
     def wake_folder(self) -> Path | None:
-        """The directory whose change brings the companion's next tick forward; None if users cannot reach any."""
+        """Directory whose modification requests the companion's next tick; None if users cannot reach any."""
         if self.scope == "own":
             return Path.home() / ".local/share/slurm-ones/wake"
         return self.views_folder / "wake" if self.views_folder is not None else None
 
     @property
     def database_url(self) -> str:
-        """URL of the job database. Raises `ConfigError` if the file that holds it is not as it has to be."""
+        """URL of the job database. Raises `ConfigError` if `database_url_file` is unreadable or unsafe."""
         if self.database:
             return self.database
         if self.database_url_file is not None:
@@ -357,7 +358,7 @@ class Settings(_Section):
 
 
 def _secret(path: Path, key: str, example: str) -> str:
-    """The line in a file that nobody else may read."""
+    """Read the single line of a file that nobody else may read."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -398,7 +399,7 @@ def _explain(error: Any) -> str:
 
 
 def parse(text: str, name: str = "config") -> Settings:
-    """Settings from TOML text; raises `ConfigError` with a line for each wrong key."""
+    """Parse settings from TOML text; raises `ConfigError` with a line for each invalid key."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of numbers and of depth, too
@@ -411,13 +412,13 @@ def parse(text: str, name: str = "config") -> Settings:
 
 
 def default_path() -> Path:
-    """Return the settings file if none is named: the user's own, then the site's."""
+    """Path of the default settings file: the user's own if it exists, else the site's."""
     own = Path.home() / ".config/slurm-ones/config.toml"
     return own if own.exists() else Path("/etc/slurm-ones/config.toml")
 
 
 def load(path: Path | None = None) -> Settings:
-    """Settings from a file. Without a path the defaults hold if no file is found."""
+    """Read settings from a file. Without a path, read the default file, or return default settings if it is missing."""
     if path is None:
         path = default_path()
         if not path.exists():
@@ -442,17 +443,17 @@ def load(path: Path | None = None) -> Settings:
 
 
 class ReloadableSettings:
-    """The settings in force; `reload` replaces them, as a whole or not at all."""
+    """Settings in force; `reload` replaces them as a whole or not at all."""
 
     def __init__(self, read: Callable[[], Settings]) -> None:
-        """`read` reads and checks them. Raises its `ConfigError`."""
+        """`read` reads and validates the settings; its `ConfigError` is raised."""
         self._read = read
         self.settings = read()
 
     def reload(self) -> list[str]:
-        """Read them again; returns the keys that changed, such as `tick_s` or `resize.dwell_s`.
+        """Read the settings again; return the keys that changed, such as `tick_s` or `resize.dwell_s`.
 
-        Raises `ConfigError`, with a line for each key that is refused, and then those before stay in force.
+        Raises `ConfigError` with a line for each rejected key; the previous settings then stay in force.
         """
         new = self._read()
         changed = _changed(self.settings, new)

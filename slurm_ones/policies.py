@@ -1,4 +1,4 @@
-"""Policies by name: ours, every class of `slurm_ones.rivals`, and those of other distributions."""
+"""Registry of policies by name: built-in ones, every class of `slurm_ones.rivals`, and those of other distributions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slurm_ones.ones import Ones
 from slurm_ones.policy.contract import Policy
 
 GROUP = "slurm_ones.policies"
-"""The group of entry points in which other distributions name their policies: `name = package.module:Class`."""
+"""Entry point group for policies of other distributions: `name = package.module:Class`."""
 
 
 def policies_in(package: ModuleType) -> Iterator[Any]:
-    """The policies that the package's modules define: classes with a `name` of their own and a method `decide`."""
+    """Yield the policies that the package's modules define: classes with a string `name` and a method `decide`."""
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for cls in vars(module).values():
@@ -33,13 +33,15 @@ def _is_policy(cls: Any) -> bool:
 
 
 POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, *policies_in(rivals))}
-"""The class of each policy of ours, by name. One with an `options_type` takes one argument, of that dataclass."""
+"""Built-in policy classes by name. A class with an `options_type` is made with one argument, an instance of that
+dataclass.
+"""
 
 
 def find_policy(name: str) -> Any:
-    """The class of a policy: one of ours, one of another distribution, or `package.module:Class`.
+    """Return the class of a policy: a built-in one, another distribution's, or `package.module:Class`.
 
-    Raises ValueError, in one sentence, if there is none of that name or its module cannot be imported.
+    Raises ValueError with one sentence if the name is unknown or its module cannot be imported.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -54,7 +56,7 @@ def find_policy(name: str) -> Any:
 
 
 def make_policy(name: str, **options: Any) -> Policy:
-    """A fresh policy; raises ValueError naming the accepted policies or options.
+    """Make a new policy; raises ValueError that lists the accepted policies or options.
 
     A policy without an `options_type` takes no options and is made without arguments.
     """

@@ -1,7 +1,4 @@
-"""Showing what users wrote without letting it do anything: no terminal escapes, no markup, no endless lines.
-
-And figures as people read them.
-"""
+"""Safe display of users' text (no terminal escapes, no markup, bounded length), and formatting of figures."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from ones_wrapper.protocol.limits import StrategyLimits
 
 
 def plain(text: str, width: int = 200) -> str:
-    """The text with unprintable characters replaced, cut at `width` characters."""
+    """Replace unprintable characters in the text, and cut it to `width` characters."""
     if len(text) <= width and text.isprintable():
         return text
     shown = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
@@ -26,7 +23,7 @@ def plain(text: str, width: int = 200) -> str:
 
 
 def safe(text: str, width: int = 200) -> str:
-    """`plain`, and no rich markup either."""
+    """Apply `plain`, and escape rich markup."""
     shown = escape(plain(text, width))
     # Else the last of them would take the markup after it for a text.
     return shown + "\\" * ((len(shown) - len(shown.rstrip("\\"))) % 2)
@@ -40,9 +37,9 @@ def resized(
     old_kind: str = "",
     new_kind: str = "",
 ) -> str:
-    """A resize by its shapes: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`, `1x1, batch 32 → 128` where
-    only the batch changes, `1x2 → 1x2 a100` where the type of GPU that it asks for changes, or `1x2 → parked` where the
-    job was taken to zero GPUs."""
+    """Describe a resize by its shapes: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`. Further forms: `1x1, batch 32 → 128`
+    (same shape), `1x2 → 1x2 a100` (another type of GPU), `1x2 → parked` (zero GPUs).
+    """
     if new == PARKED:
         return f"{old} → parked"
     kind = f" {new_kind or 'of any type'}" if old_kind != new_kind else ""
@@ -53,14 +50,14 @@ def resized(
 
 
 def changed(resize: ResizeRecord) -> str:
-    """Changes of a resize, as `resized` words them."""
+    """Describe a resize as `resized` does."""
     return resized(
         resize.old_shape, resize.new_shape, resize.old_batch, resize.new_batch, resize.old_kind, resize.new_kind
     )
 
 
 def seconds(value: float | None) -> str:
-    """A length of time as people read it: 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
+    """Format a duration given in seconds: 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
     if value is None:
         return "–"
     whole = round(value)
@@ -74,17 +71,17 @@ def seconds(value: float | None) -> str:
 
 
 def clock(at: float | None) -> str:
-    """A time as people read it, on this machine's clock."""
+    """Format a Unix time as local date and time, to the second."""
     return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def minute(at: float) -> str:
-    """A time to the minute, on this machine's clock."""
+    """Format a Unix time as local date and time, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def phases(run: RunRecord) -> str:
-    """Times of a run's start by phase: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty if it reported nothing."""
+    """Durations of a run's start by phase: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty without a report."""
     if run.launch_s is None:
         return ""
     imports = f" (imports {seconds(run.import_s)})" if run.import_s else ""
@@ -96,9 +93,9 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Times by phase of the start that each resize led to, by the resize's id; `runs` are by job id and restart.
+    """Durations by phase of the start after each requeue, by the resize's id; `runs` are keyed by job id and restart.
 
-    Of several resizes of one run the last is meant: the others were rolled back before the run ended.
+    If several resizes belong to one run, the last one counts: earlier ones were rolled back before the run ended.
     """
     requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
     led = {(resize.job_id, resize.restart): resize.id for resize in requeued}
@@ -107,12 +104,12 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
 
 
 def shape(job: JobSummary) -> str | None:
-    """Its shape while it runs, None while it waits or has ended."""
+    """Shape of the job while it runs; None while it waits or has ended."""
     return str(job.shape) if job.running and job.shape else None
 
 
 def progress(job: JobSummary) -> str:
-    """Epochs done, of how many, and how far into the present one."""
+    """Progress of training: epochs done, of the declared number, and per cent of the present epoch."""
     if job.epoch is None or job.batch == 0:  # the latter of a script that tells no samples
         return "–"
     part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
@@ -120,22 +117,21 @@ def progress(job: JobSummary) -> str:
 
 
 def left_s(job: JobSummary) -> float | None:
-    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None if
-    unknown."""
+    """Remaining seconds of a running job at its present throughput, by its declared epochs; None if unknown."""
     if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
         return None
     return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
 
 
 def per_gpu(job: JobSummary) -> str:
-    """Samples per GPU and forward pass, times the passes of a step if there are several: `64` or `2 × 32`."""
+    """Samples per GPU and forward pass, after the number of passes per step if above one: `64` or `2 × 32`."""
     if job.local_batch is None or job.passes is None:
         return "–"
     return f"{job.passes} × {job.local_batch}" if job.passes > 1 else str(job.local_batch)
 
 
 def troubles(job: JobSummary) -> list[str]:
-    """Problems of a job's training for its owner, a sentence each."""
+    """Problems of a job's training, a sentence each, for its owner."""
     found = []
     if job.nonfinite:
         steps = f"{job.nonfinite} step{'s' * (job.nonfinite != 1)}"
@@ -150,18 +146,20 @@ def troubles(job: JobSummary) -> list[str]:
 
 
 MOST_NAMED = 12
-"""Numbers of GPUs in a sentence."""
+"""Most numbers of GPUs listed in a sentence."""
 
 
 class WithGpus(Protocol):
-    """Limits at one number of GPUs."""
+    """Anything with a number of GPUs, such as a strategy's limits at that size."""
 
     @property
     def gpus(self) -> int: ...
 
 
 def counts(rows: Sequence[WithGpus]) -> str:
-    """The numbers of GPUs that a strategy can use, in a sentence: `1, 2, 4 or 8`; of many the first and the last."""
+    """List the numbers of GPUs that a strategy can use: `1, 2, 4 or 8`. A long list is cut to its first numbers and the
+    last.
+    """
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:
         return f"{', '.join(map(str, found[: MOST_NAMED - 1]))} … {found[-1]}"
@@ -170,7 +168,7 @@ def counts(rows: Sequence[WithGpus]) -> str:
 
 
 def described(limits: StrategyLimits) -> tuple[Reason, ...]:
-    """Limits of a strategy on its job, a sentence each, for the job's owner."""
+    """Limits that a strategy imposes on its job, a sentence each, for the job's owner."""
     name, said = limits.strategy, []
     if limits.sizes:
         said.append(reason("strategy_sizes", strategy=name, counts=counts(limits.sizes)))
@@ -190,7 +188,9 @@ _CHANGES = {"lost": "blocks were lost", "leaving": "a block had to leave", "orde
 
 
 def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]) -> str:
-    """`trains on blocks 0,3: 1x2 + 2x4; last change 0.21 s, grew from 2 to 10 GPUs`; `members` are newest first."""
+    """Describe a job's blocks: `trains on blocks 0,3: 1x2 + 2x4; last change 0.21 s, grew from 2 to 10 GPUs`. `members`
+    are its memberships, newest first.
+    """
     if not members:
         return "no block of it has reported that it trains"
     shapes = {(block.task, block.restart): str(block.shape) for block in blocks}
@@ -202,7 +202,7 @@ def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]
 
 
 def change(new: MembershipRecord, old: MembershipRecord) -> str:
-    """`0.21 s, grew from 2 to 10 GPUs`: how long nobody trained, and what it brought."""
+    """Describe a change of membership by the pause of training and the sizes: `0.21 s, grew from 2 to 10 GPUs`."""
     before, after = old.report.world, new.report.world
     size = f"kept {after} GPU{'s' * (after != 1)}"
     if before != after:
@@ -212,12 +212,12 @@ def change(new: MembershipRecord, old: MembershipRecord) -> str:
 
 
 def pause(value: float) -> str:
-    """A length of time that may be far below a second."""
+    """Format a duration that may be far below a second."""
     return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
 
 
 def planned(resize: ResizeRecord) -> str:
-    """Blocks that a resize adds and drops: `adds 3 (2x4), drops 0`; empty for one by requeue."""
+    """Blocks that a resize adds and drops: `adds 3 (2x4), drops 0`; empty for a requeue."""
     if resize.mechanism != "blocks":
         return ""
     added = ", ".join(f"{task} ({shape})" for task, shape in resize.added)
@@ -226,18 +226,18 @@ def planned(resize: ResizeRecord) -> str:
 
 
 def ran(block: BlockRecord) -> str:
-    """`block 3: 2x4 on n2,n3, RUNNING`."""
+    """Describe a start of a block: `block 3: 2x4 on n2,n3, RUNNING`."""
     again = f" (start {block.restart + 1})" if block.restart else ""
     nodes = ",".join(block.node_list)
     return f"block {block.task}{again}: {block.shape} on {nodes or 'nodes unknown'}, {block.state}"
 
 
 def deadline(said: PromiseRecord) -> str:
-    """Its deadline and whether it is promised: `deadline 2026-12-01 18:00:00: promised (2026-12-01 09:00:00): …`."""
+    """Describe a job's deadline and its promise: `deadline 2026-12-01 18:00:00: promised (2026-12-01 09:00:00): …`."""
     word = "promised" if said.given else "not promised"
     return f"deadline {clock(said.deadline)}: {word} ({clock(said.time)}): {said.reason}"
 
 
 def open_deadline(at: float) -> str:
-    """A deadline without an answer yet."""
+    """Describe a deadline that no policy has answered yet."""
     return f"deadline {clock(at)}: nothing is promised yet; its speed has to be known first, and by a policy that can"

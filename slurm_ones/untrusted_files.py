@@ -1,11 +1,11 @@
-"""Files of a job: their paths, and safe access to files that another user owns.
+"""Paths of a job's files, and safe access to files of other users.
 
-A job's directory is writable by its user, while the reader may be privileged: links are not followed, nothing that
-could block is opened, ownership is checked on the open descriptor, and reads are bounded.
+A job's directory is writable by its user, while the reader may be privileged. So links are not followed, and nothing
+that could block is opened. Ownership is checked on the open descriptor, and reads are bounded.
 
-A file system whose server does not answer blocks whoever touches a path on it. What is opened here is at a path of its
-user's choice. So the functions at the end may be run elsewhere (`run_by`). The companion's are run by a child process
-(`service.file_child`), and raise `NoAnswer` if it does not answer in time.
+Access to a path blocks if its file system's server does not answer, and users choose these paths. So `run_by` lets a
+runner execute the public functions from `read_files` on. The companion's runner is a child process
+(`service.file_child`), which raises `NoAnswer` after a timeout.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, di
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
-"""Seconds within which a file must be durable to be put in place: its writer may have been succeeded by then."""
+"""Seconds within which a file must be durable before it is renamed into place, since afterwards another companion may
+lead.
+"""
 
 
 class HasFiles(Protocol):
-    """A job, reduced to what its files are found by."""
+    """Fields of a job by which its files are found."""
 
     @property
     def job_id(self) -> int: ...
@@ -40,19 +42,23 @@ class HasFiles(Protocol):
 
 
 class NotBelieved(Exception):
-    """A file or directory cannot be trusted: a link, another's, or not of its kind. The message says what and where."""
+    """Error: a file or directory is untrusted, being a link, another user's, or of a wrong type. The message says
+    which.
+    """
 
 
 class NoAnswer(NotBelieved):
-    """The file system of a path did not answer in time."""
+    """Error: the file system of a path did not answer in time."""
 
 
 Part = tuple[str, int, int]
-"""Part of a file: name, first byte, and most bytes."""
+"""Part of a file: name, offset of the first byte, and most bytes to read."""
 Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
-"""Bytes that were read and the file's size, or the error."""
+"""Bytes read and the file's size, or the error."""
 Runner = Callable[..., Any]
-"""Runs a function of this module, given as (function, path, uid, …): `uid` is the user who chose the path."""
+"""Calls a function of this module with (path, uid, …), in this process or another; `uid` is the user who chose the
+path.
+"""
 
 
 def _run_here(function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
@@ -64,7 +70,7 @@ _run: Runner = _run_here
 
 @contextmanager
 def run_by(runner: Runner) -> Iterator[None]:
-    """Context in which users' files are opened by `runner`, everywhere in this process."""
+    """Context in which `runner` opens users' files, for all threads of this process."""
     global _run
     before, _run = _run, runner
     try:
@@ -74,10 +80,10 @@ def run_by(runner: Runner) -> Iterator[None]:
 
 
 def job_directory(job: HasFiles) -> Path:
-    """The directory of the job's files: that of its pointer, or else below the job's working directory.
+    """Directory of the job's files: the target of the job's pointer file, or the default below its working directory.
 
-    Whether the latter is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs, or
-    names no directory that is.
+    Ownership of the default is not checked here, but when it is opened. Raises `NotBelieved` if the pointer or its
+    target is not the user's, or the target is no directory.
     """
     pointer = Path(job.work_dir) / pointer_name(job.job_id)
     try:
@@ -97,17 +103,17 @@ def job_directory(job: HasFiles) -> Path:
 
 
 def foreign(job: HasFiles) -> bool:
-    """Tell whether this process may not write into the job's directory, and has only the spool for its orders."""
+    """True if this process cannot write into the job's directory, so that its orders must go through the spool."""
     return job.uid != os.geteuid() and os.geteuid() != 0
 
 
 @contextmanager
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
-    """Open the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link; yield its
-    descriptor.
+    """Open the directory at `path` and yield its descriptor. It must belong to `uid` (described by `whose`) and be no
+    link.
 
-    Raises FileNotFoundError if there is none, `NotBelieved` if it is something else. Links among the directories above
-    it are followed, as sites have them: they lead to nothing but another directory of that user's.
+    Raises FileNotFoundError if it does not exist, `NotBelieved` if it is something else. Links in parent directories
+    are followed, since sites use them; they can only lead to another directory of that user.
     """
     if not path.is_absolute():
         raise NotBelieved(f"{str(path)!r:.200}: not an absolute path")
@@ -129,10 +135,10 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
 
 
 def read_from(directory: int | None, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
-    """Read at most `limit` bytes of a regular file of `uid` from `offset`; returns also the file's size. Without a
-    `directory`, `name` is its whole path.
+    """Read at most `limit` bytes from `offset` of a regular file of `uid`; return them and the file's size. Without a
+    `directory`, `name` is the whole path.
 
-    Raises FileNotFoundError if there is none, `NotBelieved` if it is a link, a device, or another's file.
+    Raises FileNotFoundError if it does not exist, `NotBelieved` if it is a link, a device, or another user's.
     """
     try:
         # Checked before it is opened, since opening by itself may do something to a device or a FIFO. Checked again
@@ -166,15 +172,17 @@ def _check(name: str, info: os.stat_result, uid: int) -> None:
 
 
 def read_files(path: Path, uid: int, parts: Sequence[Part]) -> list[Found]:
-    """Parts of files of `uid` in the directory at `path`, which is theirs. Raises FileNotFoundError if there is no such
-    directory, `NotBelieved` if it is something else."""
+    """Read parts of files in the directory at `path`, all owned by `uid`. Raises FileNotFoundError if the directory
+    does not exist, `NotBelieved` if it is something else.
+    """
     found: list[Found] = _run(_parts, path, uid, parts)
     return found
 
 
 def read_file(path: Path, uid: int, name: str, limit: int, owner: int | None = None) -> tuple[bytes, int]:
-    """The first bytes of one file, and its size; `owner` if it is not the directory's. Raises as `read_files` does, and
-    the same for the file."""
+    """Read the first `limit` bytes of one file; return them and the file's size. `owner` is the file's owner, by
+    default the directory's. Raises as `read_files`, also for the file itself.
+    """
     (found,) = _run(_parts, path, uid, [(name, 0, limit)], owner)
     if isinstance(found, Exception):
         raise found
@@ -188,27 +196,27 @@ def check_directory(path: Path, uid: int) -> None:
 
 
 def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe: bool = False) -> None:
-    """Write a file under a temporary name, make it durable, and rename it over `name` in the directory at `path`, which
-    must be that of `uid`. If it is to be `safe`, nobody else may rename in it.
+    """Write `text` to a temporary file, make it durable, and rename it to `name` in the directory at `path`. The
+    directory must belong to `uid`; with `safe`, nobody else may be able to rename in it.
 
-    Raises OSError, and `NotBelieved`.
+    Raises OSError and `NotBelieved`.
     """
     _run(_write, path, uid, whose, name, text, safe, time.monotonic() + WRITTEN_WITHIN_S)
 
 
 def names_in(path: Path) -> list[str]:
-    """Names in a directory of this process. Raises OSError, and `NoAnswer`."""
+    """List the names in a directory of this process's own. Raises OSError and `NoAnswer`."""
     names: list[str] = _run(_names, path, os.geteuid())
     return names
 
 
 def remove(path: Path) -> None:
-    """Remove a file of this process, if it is there. Raises OSError, and `NoAnswer`."""
+    """Remove a file of this process's own, if it exists. Raises OSError and `NoAnswer`."""
     _run(_remove, path, os.geteuid())
 
 
 def status_of(path: Path, uid: int, *, follow: bool = True) -> os.stat_result:
-    """Return the status of a path. Raises OSError, and `NoAnswer`."""
+    """Return the status of a path; links are followed if `follow`. Raises OSError and `NoAnswer`."""
     found: os.stat_result = _run(_status, path, uid, follow)
     return found
 
