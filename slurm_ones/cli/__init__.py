@@ -1,4 +1,4 @@
-"""`slurm-ones …`: one module a command."""
+"""Command line `slurm-ones …`: one module per command."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GROUPS: dict[str, dict[str, str]] = {
     "Studies": {"simulate": "simulate", "study": "study"},
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
-"""Module of each command."""
+"""Module of each command, by the command's name."""
 _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Imports a command's module when it is asked for: `why` need not wait for all that `run` needs."""
+    """Command group that imports a command's module on demand, so that `why` does not wait for the imports of `run`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)
@@ -75,5 +75,5 @@ def _main(version: bool = typer.Option(False, "--version", callback=_version, is
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     app()

@@ -1,6 +1,6 @@
-"""A batch script as sbatch and the shell read it: its directives, and its calls of ones-run.
+"""Parser of batch scripts as sbatch and the shell read them: directives, and calls of ones-run.
 
-The reading of directives was compared with sbatch 26.05 itself, form by form (tests/test_batch_script.py).
+Parsing of directives was compared with sbatch 26.05, form by form (tests/test_batch_script.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONG = {
     "-a": "--array", "-c": "--cpus-per-task", "-d": "--dependency", "-n": "--ntasks", "-p": "--partition",
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
-"""Short options of sbatch that matter here."""
+"""Long form of sbatch's short options, as far as checks need them."""
 _VALUED = (
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
     "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error",
@@ -32,10 +32,10 @@ contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overco
 spread-job test-only use-min-nodes usage verbose version wait
 """
 NAMES = tuple(f"--{name}" for name in sorted([*" ".join(_VALUED).split(), *_BARE.split()]))
-"""Long options of sbatch. Any beginning of one will do that is no other's."""
+"""Long options of sbatch. Any unambiguous prefix of one is accepted too."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
-"""Options that take no word of their own."""
+"""Options of sbatch without a value."""
 
 _NEARLY = re.compile(r"\s+#SBATCH\b|\s*#\s+SBATCH\b|\s*#sbatch\b", re.ASCII)
 _HET = re.compile(r"\s*(hetjob|packjob)\s*")
@@ -44,59 +44,59 @@ _SIGNAL = re.compile(r"(?i)[RB]*B[RB]*:(?:SIG)?(?:USR2|12)(?:@\d{1,5})?")
 
 
 class Weight(str, Enum):
-    """Meaning of a finding for the job."""
+    """Severity of a finding."""
 
     WARNING = "warning"
     ERROR = "error"
-    """It is not resized, or does not do what its owner means."""
+    """The job is not resized, or does not do what its owner intends."""
 
 
 @dataclass(frozen=True)
 class ScriptFinding:
-    """One thing that a script's owner should know."""
+    """Finding about a batch script, for its owner."""
 
     weight: Weight
     line: int
-    """Line of the script, from 1; 0 for the whole of it."""
+    """Line of the script, from 1; 0 for the whole script."""
     text: str
 
 
 def error(line: int, text: str) -> ScriptFinding:
-    """Something that keeps the job from being resized."""
+    """Finding that keeps the job from being resized, or from doing what its owner intends."""
     return ScriptFinding(Weight.ERROR, line, text)
 
 
 def warning(line: int, text: str) -> ScriptFinding:
-    """Something that its owner may mean otherwise."""
+    """Finding that may not be what the owner intends."""
     return ScriptFinding(Weight.WARNING, line, text)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command of the script."""
+    """Simple command of the shell in a batch script."""
 
     line: int
     words: tuple[str, ...]
     piped: bool = False
-    """It writes into a pipe, or reads one."""
+    """True if the command is part of a pipe."""
     looped: bool = False
     background: bool = False
     follows: bool = False
-    """Another command comes after it."""
+    """True if another command follows in the script."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Directives and commands of a batch script."""
+    """Parsed batch script: its directives and commands."""
 
     options: dict[str, tuple[int, str]]
-    """Line and value of each long option; of one that stands twice the last, as sbatch takes it."""
+    """Line and value of each option, by its long name; the last one counts, as in sbatch."""
     body: tuple[tuple[int, str], ...]
-    """Lines that are neither empty nor comments, with their numbers; those that go on below are joined."""
+    """Lines with commands, and their numbers; continued lines are joined."""
     findings: tuple[ScriptFinding, ...]
 
     def value(self, option: str) -> str:
-        """An option's value; empty if the script does not give it."""
+        """Value of an option; empty if the script does not set it."""
         return self.options.get(option, (0, ""))[1]
 
     def line(self, option: str) -> int:
@@ -104,12 +104,12 @@ class Script:
 
     @property
     def warned(self) -> bool:
-        """Slurm sends SIGUSR2 only to the batch shell before the job's time is over."""
+        """True if `--signal` has Slurm send SIGUSR2 to only the batch shell before the time limit."""
         return _SIGNAL.fullmatch(self.value("--signal")) is not None
 
 
 def read_script(text: str) -> Script:
-    """The directives and commands of a batch script, with the faults of their form."""
+    """Parse the directives and commands of a batch script, with findings about their form."""
     options: dict[str, tuple[int, str]] = {}
     body: list[tuple[int, str]] = []
     findings = list(_refused(text))
@@ -137,7 +137,7 @@ def read_script(text: str) -> Script:
 
 
 def _refused(text: str) -> Iterator[ScriptFinding]:
-    """Reasons for which sbatch refuses a script."""
+    """Yield errors for which sbatch refuses the script."""
     if text and not text.startswith("#!"):
         yield error(1, "sbatch refuses it: the first line must be #!/bin/bash, or another interpreter's")
     if "\r\n" in text:
@@ -146,7 +146,7 @@ def _refused(text: str) -> Iterator[ScriptFinding]:
 
 
 def _document(line: str) -> str:
-    """The line that ends a here-document that begins in this one."""
+    """Delimiter that ends a here-document begun in this line; empty if none begins."""
     begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
     return begun[2] if begun and "<<<" not in line else ""
 
@@ -169,7 +169,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Each option among sbatch's words, by its long name if that is known, and its value; words that are none, too."""
+    """Yield (option, value) from sbatch's arguments, by long name if known; other words are yielded like options."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -184,7 +184,7 @@ def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_bare(name: str) -> bool:
-    """Tell whether an option, or the beginning of one, takes no word of its own."""
+    """True if an option, or a prefix of one, takes no value."""
     return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
@@ -197,11 +197,11 @@ _ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MOST = 4
-"""Commands within words of commands are followed so deep."""
+"""Largest depth of nested `sh -c` commands that is followed."""
 
 
 def commands(script: Script) -> list[Command]:
-    """The simple commands, in the order in which they stand. Functions are read as if they were called."""
+    """Simple commands of the script, in order. Bodies of functions are read as if called in place."""
     variables: dict[str, str] = {}
     found: list[Command] = []
     loops = 0
@@ -221,7 +221,7 @@ def commands(script: Script) -> list[Command]:
 
 
 def _simple(line: str) -> list[tuple[list[str], str, str]]:
-    """The words of each command of a line, and what stands before it and after it."""
+    """Words of each command of a line, with the operators before and after the command."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     found: list[tuple[list[str], str, str]] = []
@@ -250,7 +250,7 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """The command with its variables replaced; of a shell's `-c`, those in its text."""
+    """Yield the command with its variables replaced; for a shell's `-c`, the commands in its text instead."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)
@@ -285,39 +285,39 @@ _SPEAK = {
     "echo", "printf", "which", "type", "command", "hash", "alias", "cat", "grep", "sed", "awk", "ls", "test", "[", "[[",
     "pip", "man", "module", "ml", "source", ".", "export", "cp", "mkdir", "cd", "tee",
 }  # fmt: skip
-"""Commands that may name ones-run and do not call it."""
+"""Commands that may mention ones-run without calling it."""
 _ASKS = {"--version", "--dry-run", "--help", "-h", "--new-secret"}
 _LAUNCHERS = {
     "srun", "ibrun", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed", "horovodrun", "aprun", "prun",
 }  # fmt: skip
 _CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
 _HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
-"""Commands that exec the one they are given, so that a signal reaches it."""
+"""Commands that exec their arguments, so that a signal reaches the given command."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of ones-run."""
+    """Call of ones-run in a batch script."""
 
     command: Command
     prefix: tuple[str, ...]
-    """Words before ones-run."""
+    """Words before ones-run in the command."""
     arguments: tuple[str, ...]
 
     @property
     def launcher(self) -> str:
-        """The launcher that it stands behind; empty for none."""
+        """Launcher in the prefix, such as srun; empty for none."""
         return next((word for word in self.prefix if _is(word, _LAUNCHERS)), "")
 
     @property
     def container(self) -> str:
-        """The words that start a container, within which it stands; empty for none."""
+        """Words of the prefix from the container's command on; empty without a container."""
         at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
         return " ".join(self.prefix[at:]) if at >= 0 else ""
 
     @property
     def takes_over(self) -> bool:
-        """The shell becomes ones-run, so that signals to the batch shell reach it."""
+        """True if the batch shell is replaced by ones-run (`exec`), so that signals to it reach ones-run."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
@@ -328,7 +328,7 @@ class Call:
 
 
 def calls(found: list[Command]) -> list[Call]:
-    """The calls of ones-run among commands."""
+    """Calls of ones-run among the commands."""
     return [one for command in found if (one := _call(command)) is not None]
 
 
@@ -345,7 +345,7 @@ def _call(command: Command) -> Call | None:
 
 
 def requeues_itself(found: list[Command]) -> int:
-    """The line in which the script requeues the job or submits itself again; 0 for none."""
+    """Line in which the script requeues the job or submits itself again; 0 for none."""
     for one in found:
         text = " ".join(one.words)
         if re.search(r"\bscontrol\s+requeue", text) or (_is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b", text)):
@@ -354,7 +354,7 @@ def requeues_itself(found: list[Command]) -> int:
 
 
 def hands_on(found: list[Command]) -> bool:
-    """A trap hands the shell's SIGUSR2 on to a process."""
+    """True if a trap forwards SIGUSR2 from the batch shell to a process."""
     return any(
         one.words[0] == "trap"
         and len(one.words) > 2

@@ -1,9 +1,9 @@
-"""`slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses a job's size, and tries one.
+"""Commands `slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses or tries a job's size.
 
-A size is a word in the job's comment (`size=8`). Slurm lets the job's owner change it, at every site that has a
-companion and whoever runs it. The companion carries it out as it carries out its own decisions. The last two need no
-companion. `estimate` asks Slurm when a job like this one would start. `rehearse` orders a checkpoint and a restart at
-the job's size, and reads the job's reports.
+A chosen size is a word in the job's comment (`size=8`), which Slurm lets the job's owner change at every site. The
+companion carries it out like its own decisions. Two commands need no companion. `estimate` asks Slurm for the start
+time of a similar job. `rehearse` orders a checkpoint and a restart at the job's present size, and reads the job's
+reports.
 """
 
 from __future__ import annotations
@@ -48,19 +48,21 @@ from slurm_ones.slurm.model import SlurmJob
 
 POLL_S = 2.0
 SHOWN_S = 30.0
-"""Between two lines of progress."""
+"""Seconds between two lines of progress."""
 
 SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")]
 
 
 def gpus_of(size: str) -> int:
-    """GPUs of a size that a person wrote; raises `BadInput`."""
+    """Parse a size given by the user into its number of GPUs; raises `BadInput`."""
     nodes, gpus = shape_of(size)
     return (nodes or 1) * gpus
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Nodes and GPUs of each of a size that a person wrote; no nodes if it names only GPUs. Raises `BadInput`."""
+    """Parse a size given by the user into (nodes, GPUs per node); nodes are 0 for a mere number of GPUs. Raises
+    `BadInput`.
+    """
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -68,7 +70,7 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """The job as it is now. Raises `BadInput` for one that Slurm does not know, else `SlurmError`."""
+    """Read the job from Slurm. Raises `BadInput` if Slurm does not know it, else `SlurmError`."""
     tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
@@ -84,7 +86,7 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """Opt-in by the comment of a job that may be resized; raises `BadInput` for one that may not."""
+    """Opt-in of a job that may be resized, from its comment; raises `BadInput` for any other job."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -100,8 +102,9 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write the wish into the job's comment, or take it back. Raises `BadInput` for a size that it does not allow, and
-    `SlurmError` where Slurm does not let the comment be changed."""
+    """Write the requested size into the job's comment; None removes it. Raises `BadInput` for a size outside the
+    comment's range, and `SlurmError` if Slurm refuses the change.
+    """
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -113,7 +116,7 @@ def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
 
 
 def _why(job_id: int, asked: float) -> str:
-    """Return the reason for a job's size by a tick since a Unix time; empty without such a tick, or unreadable."""
+    """Reason for the job's size, if a tick has succeeded since `asked` (Unix seconds); empty otherwise."""
     try:
         with store_of_reader(settings_of(None)) as store:
             live = read_live(store, only=[job_id])
@@ -196,18 +199,18 @@ _START = re.compile(r"to start at (\S+)")
 
 @dataclass(frozen=True)
 class Wait:
-    """Slurm's word on one size."""
+    """Slurm's estimate of the wait at one size."""
 
     gpus: int
     nodes: int
     gpus_per_node: int
     wait_s: float | None
-    """Seconds until a new job of this size would start; None if Slurm does not say."""
+    """Seconds until a new job of this size would start; None without an estimate by Slurm."""
     note: str = ""
 
 
 def start_of(answer: str) -> float | None:
-    """The Unix time in the answer of `sbatch --test-only`; None if it names none."""
+    """Start time in the output of `sbatch --test-only`, Unix seconds; None if it has none."""
     match = _START.search(answer)
     if match is None:
         return None
@@ -218,7 +221,7 @@ def start_of(answer: str) -> float | None:
 
 
 def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
-    """Command that asks Slurm when a job like this one would start at that shape; nothing is submitted."""
+    """Command `sbatch --test-only` for a job like this one at another shape; nothing is submitted."""
     home = job.home
     argv = ["sbatch", "--test-only", f"--partition={home.partition}", f"--nodes={nodes}"]
     argv += [f"--gres=gpu:{gpus_per_node}"] if home.gpus_per_node else []
@@ -228,7 +231,7 @@ def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
 
 
 def waits(client: CommandClient, job: WholeJob, shapes: list[tuple[int, int]]) -> list[Wait]:
-    """Slurm's word on each of these (nodes, GPUs per node)."""
+    """Slurm's estimates for these shapes (nodes, GPUs per node)."""
     found = []
     for nodes, gpus in shapes:
         size = (nodes * gpus, nodes, gpus)
@@ -275,7 +278,7 @@ def estimate(
 
 REPORTS_S = 0.2
 LOOK_S = 1.0
-"""Between two questions to Slurm."""
+"""Seconds between two queries of Slurm."""
 
 
 BILL = {
@@ -289,19 +292,21 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of the cost of one checkpoint and restart. The checkpoint counts from the order. The launch lasts from the
-batch script to the ranks' first line. The pause lasts from the last step before to the end of the first step after."""
+"""Parts of the cost of one checkpoint and restart, and their titles. The checkpoint counts from the order, the launch
+from the batch script to the ranks' first report. The pause lasts from the step before to the end of the first step
+after.
+"""
 
 
 class OwnReports:
-    """The reports of a job's runs, as its owner reads them."""
+    """Reader of a job's reports for the job's owner."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[ReportLine]] = {}
         self._at: dict[int, tuple[int, int]] = {}
 
     def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
-        """Read all of a run so far. Raises `BadInput` if that fails."""
+        """Return all reports of a run so far. Raises `BadInput` if they cannot be read."""
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])
@@ -319,9 +324,9 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 
 def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
-    """Carry it out; returns the seconds of each part of `BILL`, and the checkpoint's bytes.
+    """Carry out one checkpoint and restart; return the seconds of each part of `BILL`, and the checkpoint's bytes.
 
-    Raises `BadInput` if the job does not take part, `SlurmError` if Slurm does not.
+    Raises `BadInput` if the job does not take part, `SlurmError` if Slurm refuses or does not answer.
     """
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)

@@ -1,6 +1,6 @@
-"""`slurm-ones check`: how far a batch script's or a comment's job would be elastic, before it is submitted.
+"""Command `slurm-ones check`: reports before submission how elastic the job of a batch script or comment would be.
 
-Only the script is read: options of the command line, of the environment and of a site's plugins are not seen.
+Options from the command line, the environment and site plugins are not seen; only the script is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described, minute
 
 PLACEHOLDER = "EDIT"
-"""Value in our scripts that the user is to fill in; Slurm refuses it."""
+"""Value in our templates that the user has to fill in; Slurm refuses it."""
 
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
@@ -44,24 +44,24 @@ _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Prospects of a job."""
+    """Result of a check: the job's opt-in, first shape, directory and findings."""
 
     optin: OptIn | None
     shape: tuple[int, int] | None
-    """Nodes and GPUs per node of its first run; None if the script does not give them. 0 GPUs: whole nodes."""
+    """Nodes and GPUs per node of the job's first run; None if the script does not give them. 0 GPUs: whole nodes."""
     directory: str
-    """Place of its reports and checkpoints."""
+    """Directory of the job's reports and checkpoints."""
     findings: tuple[ScriptFinding, ...]
 
     @property
     def elastic(self) -> bool:
-        """The companion may resize it, as far as the script shows."""
+        """True if the companion may resize the job, as far as the script shows."""
         wanted = self.optin is not None and self.optin.resize
         return wanted and not any(finding.weight is Weight.ERROR for finding in self.findings)
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """A comment's opt-in, and its faults, with its `line`."""
+    """Parse a comment into its opt-in and findings; `line` is the comment's line."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -77,7 +77,7 @@ def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, 
 
 
 def examine(text: str) -> Verdict:
-    """Prospects of a batch script's job."""
+    """Check the text of a batch script."""
     script = read_script(text)
     given = script.options.get("--comment")
     optin, found = comment_findings(given and given[1], script.line("--comment"))
@@ -97,13 +97,13 @@ REFUSED = {
     "--gpus-per-task": "say how many a node takes: --nodes and --gres=gpu:N",
     "--gpus-per-socket": "say how many a node takes: --nodes and --gres=gpu:N",
 }
-"""Options with which a job is not resized, and the reason; every option that begins with --ntasks is one."""
+"""Options that keep a job from being resized, and the reason; so does every other option that begins with --ntasks."""
 WANTED = {
     "--requeue": "no --requeue: whether Slurm may requeue it depends on the site",
     "--open-mode": "no --open-mode=append: each start truncates the job's log",
     "--signal": "no --signal=B:USR2@120: its time limit ends it without a checkpoint",
 }
-"""Options that an elastic job should have, and what is lost otherwise."""
+"""Options that an elastic job should have, and the loss without each."""
 
 
 def _form(script: Script) -> Iterator[ScriptFinding]:
@@ -178,7 +178,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
 
 
 def _dies(call: Call | None) -> Iterator[ScriptFinding]:
-    """The batch shell gets SIGUSR2, and ones-run does not."""
+    """Warn about a call of ones-run that does not receive the batch shell's SIGUSR2."""
     if call is None:
         return
     text = "--signal=B:USR2 kills the batch shell, which is not ones-run here: write exec ones-run …"
@@ -190,7 +190,7 @@ def _dies(call: Call | None) -> Iterator[ScriptFinding]:
 
 
 def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
-    """Two trainings in one job's directory."""
+    """Warn about two trainings in one job directory."""
     own = sum(match is not None and match[1] == "DIR" for match in (_JOB_DIR.search(line) for _, line in script.body))
     ran = [call for call in launches if not call.takes_over]
     looped = next((call for call in ran if call.command.looped), None)
@@ -201,7 +201,7 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Type of GPU and number on each node; no type if any will do, and 0 if it asks for whole nodes."""
+    """Type and number of GPUs per node that the script requests; empty type for any, 0 GPUs for whole nodes."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):
@@ -242,7 +242,7 @@ MOST_BYTES = 1 << 20
 
 
 def _allowed(optin: OptIn) -> str:
-    """The opt-in in words."""
+    """Describe the opt-in in words."""
     name, limits = ("nodes", optin.nodes) if optin.nodes else ("GPUs", optin.gpus)
     size = f"{limits[0]} to {limits[1]} {name}" if limits else "its size"
     size += f" in steps of {optin.step}" if optin.step > 1 else ""
@@ -277,7 +277,7 @@ def _examined(what: str) -> Verdict:
 
 
 def _limits(path: Path) -> StrategyLimits | None:
-    """The limits of the strategy in a job's spec; raises `BadInput`."""
+    """Read the training strategy's limits from a job's spec.json; raises `BadInput`."""
     try:
         with path.open("rb") as file:
             return decode_spec(file.read(MAX_SPEC + 1)).limits
@@ -286,7 +286,7 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Objections of an earlier run's strategy to the comment's range, and to the size of the first run."""
+    """Findings against the comment's range and the first size, by the strategy's limits in an earlier run."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None
@@ -307,8 +307,7 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn that the comment's range holds numbers between those that the strategy can use. Nobody knows these before
-    the first run."""
+    """Warn if the comment's range has sizes that the strategy cannot use, which is unknown before the first run."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:

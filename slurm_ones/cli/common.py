@@ -1,4 +1,4 @@
-"""Parts that all commands share: settings, store, output, how errors end, and one grammar of times."""
+"""Parts shared by all commands: settings, store, output, error handling, and parsing of times."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, i
 
 
 def say(line: str, width: int = 10_000) -> None:
-    """Print a line as it is but for what a terminal would do with it."""
+    """Print a line, with control characters replaced."""
     console.print(plain(line, width), markup=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """Print what is wrong on stderr, a line each."""
+    """Print an error on stderr."""
     for line in text.splitlines():
         errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
 
 
 def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
-    """A table of a command, whose columns in `right` are right-aligned."""
+    """Table for a command's output; columns in `right` are right-aligned."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", **options)
@@ -71,8 +71,9 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Errors that people can act on end in a line on stderr and exit code 2, all others in a traceback. The code is 1
-    if nothing is wrong but that nothing was seen yet."""
+    """Wrap a command: expected errors end in a line on stderr and exit code 2, others in a traceback. If merely nothing
+    was seen yet, the exit code is 1.
+    """
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -86,7 +87,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Have a command take the fields of a dataclass as its options."""
+    """Decorator that gives a command the fields of a dataclass as its options."""
 
     def decorate(function: Callable[[T], None]) -> Callable[..., None]:
         def wrapped(**given: Any) -> None:
@@ -110,9 +111,10 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
 
 
 def check_outputs(figures: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:
-    """Raises `BadInput` where what is found could not be written; better before an hour's work than after it.
+    """Raise `BadInput` if output files could not be written, before the work begins instead of after it.
 
-    `needed` are the modules that make the page."""
+    `needed` are the modules that make the page.
+    """
     for option, path in (("--figures", figures), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
             raise BadInput(f"{option}: {path} cannot be written")
@@ -122,7 +124,7 @@ def check_outputs(figures: Path | None, html: Path | None, needed: Sequence[str]
 
 
 def job_number(text: str) -> int:
-    """The job that a word names: of a task of a job array, such as 4711_3, the array."""
+    """Parse a job id; the id of a task, such as 4711_3, gives its array's id."""
     match = re.fullmatch(r"([0-9]{1,15})(?:_[0-9]{1,9})?", text)
     if match is None:
         raise typer.BadParameter(f"{plain(text, 40)!r} is no job id")
@@ -130,7 +132,7 @@ def job_number(text: str) -> int:
 
 
 def settings_of(config: Path | None, database: str = "") -> Settings:
-    """The settings file's settings, with what the command line overrides."""
+    """Settings from the settings file, with the database of the command line in place of theirs."""
     settings = load(config)
     if not database:
         return settings
@@ -138,8 +140,9 @@ def settings_of(config: Path | None, database: str = "") -> Settings:
 
 
 def without_password(url: str) -> str:
-    """A database URL of the command line, which every user of the machine can read; raises `ConfigError` where it names
-    a password."""
+    """Return a database URL from the command line. Raises `ConfigError` if it has a password, since every user of the
+    machine can read it there.
+    """
     if names_password(url):
         raise ConfigError(
             "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
@@ -149,13 +152,14 @@ def without_password(url: str) -> str:
 
 
 def reading_store(settings: Settings) -> Store:
-    """The job database, for reading. A settings file that names no cluster means the only one there is."""
+    """Open the job database for reading. If the settings name no cluster, it must hold only one."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """The job database, for writing. The first start of the companion, or the import of a site's history, makes it. One
-    of another schema is left to `db upgrade`, which keeps a copy."""
+    """Open the job database for writing; create it if it does not exist. A database with another schema is not
+    upgraded; `db upgrade` does that and keeps a copy.
+    """
     if migrate.current(settings.database_url) is None:
         migrate.upgrade(settings.database_url)
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
@@ -164,8 +168,9 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """The folder in which a user of an operator's site finds their own jobs. None for whoever may read the database,
-    and if nothing is published."""
+    """Folder with the published jobs of this user, at an operator's site. None if the user may read the database, or if
+    nothing is published.
+    """
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None
@@ -182,10 +187,10 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """The job database, for reading; of a user who may not read it, what the companion published of their own jobs.
-    `named`: the database was named on the command line, so that nothing else is meant.
+    """Open the job database for reading, or, for a user without access, the file that the companion published. `named`:
+    the command line names the database, so no published file replaces it.
 
-    Raises `NotSeenYet` where neither is there for the user.
+    Raises `NotSeenYet` if the user has neither.
     """
     folder = None if named else published_for(settings)
     if folder is None:
@@ -208,18 +213,18 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def is_view(settings: Settings, store: Store) -> bool:
-    """Tell whether the store is what was published for only this user."""
+    """True if the store is a file published for a single user."""
     folder = settings.views_folder
     return folder is not None and Path(store.place).parent == folder
 
 
 def reader_of(settings: Settings, store: Store) -> Reader:
-    """A reader of the same database as the store."""
+    """Open a `Reader` of the same database as the store."""
     return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """Ids of the jobs that the reader may see and that have not ended."""
+    """Ids and names of open jobs for shell completion, as far as the user may see them."""
     try:
         with store_of_reader(settings_of(None)) as store:
             found = store.job_summaries(ended=0)
@@ -230,23 +235,23 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}
-"""Parser, name and completion of a job's id."""
+"""Options of a typer argument with a job id: parser, name and completion."""
 JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
 
 
 def print_json(value: Any) -> None:
-    """JSON on stdout; dataclasses become objects."""
+    """Print a value as JSON on stdout; dataclasses become objects."""
     sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def person() -> str:
-    """Login name of who runs this process; of who became root or another user by sudo, both."""
+    """Login name of this process's user; after sudo, both users' names."""
     user, before = getpass.getuser(), os.environ.get("SUDO_USER", "")
     return f"{before} as {user}" if before and before != user else user
 
 
 def record_action(store: Store, action: str, detail: str = "") -> None:
-    """Write down that the person behind this process does this."""
+    """Record in the database that this user carries out `action`."""
     store.add_action(ActionRecord(time.time(), person(), action, detail))
 
 
@@ -257,7 +262,7 @@ TIMES = "a date, a date and time, how long ago (7d, 36h), or Unix seconds"
 
 
 def length(text: str, what: str = "") -> float:
-    """Seconds of a length of time such as 36h, 7d or 2w. Raises `BadInput`, which begins with `what`."""
+    """Parse a duration such as 36h, 7d or 2w into seconds. Raises `BadInput` with a message that begins with `what`."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
         raise _bad(text, what, "is no length of time: write a number and s, m, h, d or w, such as 7d")
@@ -265,8 +270,9 @@ def length(text: str, what: str = "") -> float:
 
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
-    """Unix seconds of a date such as 2026-11-22 or 2026-11-22T18:00 (local time, unless it names a zone). Also of a
-    length of time before `now`, or of a number of seconds. Raises `BadInput`, which begins with `what`."""
+    """Parse a date into Unix seconds, such as 2026-11-22 or 2026-11-22T18:00 (local unless a zone is given). A duration
+    before `now` and Unix seconds are accepted too. Raises `BadInput` with a message that begins with `what`.
+    """
     word = text.strip()
     if _LENGTH.fullmatch(word):
         return (time.time() if now is None else now) - length(word)
@@ -287,7 +293,7 @@ def moment(text: str, what: str = "", now: float | None = None) -> float:
 
 
 def span(since: str, until: str) -> tuple[float, float]:
-    """Beginning and end of a span of the past, which ends now unless `until` is given. Raises `BadInput`."""
+    """Parse a past time span into its begin and end; the end is now unless `until` is given. Raises `BadInput`."""
     now = time.time()
     began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
     if not 0 <= began < ended <= now:

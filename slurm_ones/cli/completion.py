@@ -1,4 +1,4 @@
-"""Values that a shell completes: each list is the one by which the command itself goes."""
+"""Shell completion of values, from the same lists that the commands use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 def policy(incomplete: str) -> Iterable[str]:
-    """Names of policies."""
+    """Names of policies that begin with `incomplete`."""
     from slurm_ones.policies import POLICIES
 
     return [name for name in POLICIES if name.startswith(incomplete)]
 
 
 def view(incomplete: str) -> Iterable[str]:
-    """Views and saved queries."""
+    """Names of views and saved queries that begin with `incomplete`."""
     from ones_db.query import saved_queries
     from ones_db.views import VIEWS
 

@@ -1,4 +1,4 @@
-"""`slurm-ones db …`: the job database's own tools."""
+"""Commands `slurm-ones db …`: tools for the job database."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ _STEPS = {"hours": "runs, by the hour", "minutes": "runs, by the minute", "decis
 
 
 def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_older_than: str) -> Ages:
-    """The settings' own ages, save those that the command line names."""
+    """Ages from the settings, replaced by those that the command line gives."""
     kept, day = settings.retention, UNITS["d"]
     forget_s = None if kept.forget_after_days is None else kept.forget_after_days * day
     return Ages(
@@ -173,7 +173,7 @@ def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_o
 
 
 def summary(done: Done, dry: bool) -> list[str]:
-    """Result in words, or what it would be."""
+    """Lines about the result of a maintenance, or of a dry run."""
     if not (done.removed or done.rows):
         return ["nothing to do: no job that ended has rows that old"]
     were = "would be" if dry else "were"

@@ -1,4 +1,4 @@
-"""`slurm-ones demo`: elastic trainings on this machine, without Slurm, root or a GPU."""
+"""Command `slurm-ones demo`: elastic trainings on this machine, without Slurm, root or a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slurm_ones.demo.run import Demo, ended_by_signals, page_file, prepare, samp
 from slurm_ones.show import page_lacks
 
 TAKES_S = 90
-"""Seconds that a demo takes on two cores; measured, see the documentation."""
+"""Duration of a demo on two cores, s, as measured (see the documentation)."""
 
 
 @command
@@ -60,7 +60,7 @@ def demo(
 
 
 def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], opens: bool, port: int) -> int:
-    """Exit code of a demo that came to its end."""
+    """Run a demo to its end, and return its exit code."""
     began = time.time()
 
     def at(when: float, line: str) -> None:
@@ -90,7 +90,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
 
 
 def _report(folder: Path, running: Demo, *, page: bool) -> bool:
-    """Print the report; whether every training used each of its samples once."""
+    """Print the report; return True if every training used each of its samples once."""
     say("")
     for one in running.submitted:
         report(job=one.job_id, config=running.settings)
@@ -111,5 +111,5 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
 
 
 def can_open() -> bool:
-    """Tell whether a browser would open in a window, and not in this terminal."""
+    """True if a browser would open in a window instead of this terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

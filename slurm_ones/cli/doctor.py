@@ -1,4 +1,4 @@
-"""`slurm-ones doctor`: what this site is like, and what to do where it does not fit."""
+"""Command `slurm-ones doctor`: checks a site and advises on obstacles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Most jobs that are shown of those whose comments nearly opt in."""
+"""Most jobs listed whose comments nearly opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -128,7 +128,7 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """A script of the plugin that Slurm is to run, and that is not there."""
+    """Report scripts of the plugin that Slurm should run but that do not exist."""
     config = client.config()
     path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
     if "lua" in config.get("JobSubmitPlugins", "").split(",") and not path.exists():
@@ -162,7 +162,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Tell whether jobs find the spool by themselves, as far as this host tells."""
+    """Check whether jobs find the spool by themselves, as far as this host shows."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())
@@ -188,7 +188,7 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check what users see; `_database` is for those who may open it."""
+    """Check what users can see; `_database` is for users who may open the database."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None
@@ -231,7 +231,7 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Jobs whose comments nearly opt in: of this user, or of all."""
+    """Report jobs of this user, or of all, whose comments nearly opt in."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
@@ -254,7 +254,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = 
 
 
 def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
-    """All findings; a check that fails is a finding too."""
+    """All findings about a site; a check that fails is a finding too."""
     found: list[SiteFinding] = []
     for check in _CHECKS:
         try:

@@ -1,4 +1,6 @@
-"""`slurm-ones doctor --guests`: what guests lack of Slurm, and the lines of slurm.conf and sacctmgr that add it."""
+"""Checks of `slurm-ones doctor --guests`: Slurm settings that guests lack, as lines of slurm.conf and sacctmgr
+commands.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +22,31 @@ from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.model import Partition, Quotas
 
 GRACE_S = 60
-"""GraceTime that we ask for, s: the length of a step and more."""
+"""GraceTime that the checks recommend, s: more than one training step."""
 LONG_EXEMPT_S = 60.0
-"""Beyond it a rigid job waits for guests as it would for any job."""
+"""Longest PreemptExemptTime without a note, s; beyond it, rigid jobs wait for guests as for any job."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""PreemptParameters: the youngest guest goes first, its batch script gets a signal, and licences are taken back."""
+"""Options of PreemptParameters: the youngest guest is preempted first, its batch script gets a signal, and licences are
+reclaimed.
+"""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
-"""The same in SchedulerParameters, of a Slurm that does not know PreemptParameters and dies of that line."""
+"""Equivalent options of SchedulerParameters, for a Slurm that fails at the line PreemptParameters."""
 
 
 LATELY_S = 30 * 86400.0
-"""Checkpoints of the last month count."""
+"""Age up to which checkpoints count, s."""
 
 
 @dataclass(frozen=True)
 class SiteFinding:
-    """One thing about a site that was checked."""
+    """Result of one check of a site."""
 
     verdict: str
-    """ok, note (works, but know this) or bad."""
+    """Verdict: ok, note (works with a remark) or bad."""
     what: str
     found: str
     advice: str = ""
-    """Advice about it; empty when there is none."""
+    """Advice to the administrator; empty for none."""
     lines: tuple[str, ...] = ()
     """Missing lines of slurm.conf, or commands of sacctmgr."""
 
@@ -51,7 +55,7 @@ ok, note, bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "ba
 
 
 class PreemptedQos(NamedTuple):
-    """A QOS as sacctmgr shows it."""
+    """QOS as sacctmgr shows it."""
 
     name: str
     priority: int = 0
@@ -62,26 +66,26 @@ class PreemptedQos(NamedTuple):
 
 
 class GuestSite(NamedTuple):
-    """Settings of Slurm for preemption."""
+    """Slurm's settings for preemption at a site."""
 
     config: Mapping[str, str]
     partitions: Mapping[str, Partition]
     qos: Mapping[str, PreemptedQos]
-    """None without accounting."""
+    """QOS by name; empty without accounting."""
     quotas: Quotas = Quotas()
     associations: frozenset[tuple[str, str]] = frozenset()
-    """Accounts and their users."""
+    """Associations as (account, user)."""
     checkpoint: tuple[int, float] | None = None
-    """Job and seconds of the slowest checkpoint by which a job changed lately; None if none did."""
+    """Job id and seconds of the slowest recent checkpoint for a change of shape; None without one."""
 
     def value(self, name: str) -> str:
-        """A setting, "" if it is not set."""
+        """Setting from slurm.conf; "" if unset."""
         text = self.config.get(name, "")
         return "" if text in ("(null)", "N/A") else text
 
 
 def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
-    """Ask Slurm and, if there are, its accounting and the job database."""
+    """Read the settings from Slurm, from its accounting and the job database if available."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
     qos = {row[0]: _qos(*row) for row in sacctmgr("qos", fields=fields)}
     associations = frozenset((row[0], row[1]) for row in sacctmgr("associations", fields="account,user") if row[1])
@@ -104,7 +108,7 @@ def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt:
 
 
 def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
-    """Rows of `sacctmgr show`; none without accounting."""
+    """Rows of `sacctmgr show`; empty without accounting."""
     command = ["sacctmgr", "-nP", "show", *asked, f"format={fields}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -117,7 +121,7 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """All that guests need; without settings for guests the recipe that fits the site is taken for meant."""
+    """Yield all findings about guests. Without settings for guests, check the recipe that fits the site."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -164,7 +168,7 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
 
 
 def _parameters(site: GuestSite) -> SiteFinding:
-    """Choice of the guest that goes; a Slurm that does not show PreemptParameters does not know it."""
+    """Check the choice of preempted guests; a Slurm that does not show PreemptParameters does not know it."""
     name, wanted = (
         ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
     )
@@ -209,8 +213,9 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """Grace time that is found, why it is too short, and the GraceTime that lasts for the slowest checkpoint and half
-    as long."""
+    """Return (present grace time, reason why it is too short, recommended GraceTime in s); None if it suffices. The
+    recommendation is 1.5 times the slowest checkpoint.
+    """
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None

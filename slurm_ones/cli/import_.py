@@ -1,4 +1,4 @@
-"""`slurm-ones import …`: what others remember, brought into the job database."""
+"""Commands `slurm-ones import …`: import of history from elsewhere into the job database."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from slurm_ones.text import minute, seconds
 app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
 SINCE = "90d"
-"""Default of `--since`."""
+"""Default of the option `--since`."""
 AT_ONCE = 500
-"""Jobs stored in one transaction, so that a companion never waits for long."""
+"""Jobs stored per transaction, small enough that a companion never waits for long."""
 SHOWN, MOST_BAD = 20, 10_000
-"""Bad rows that are shown, and that are counted."""
+"""Most bad rows that are shown, and most that are kept."""
 
 LEARNED = (
     "Learning does not use these jobs: accounting tells neither speeds nor losses, without which no throughput or "
@@ -57,26 +57,26 @@ class Read:
     stored: Imported = field(default_factory=Imported)
     rows: int = 0
     bad: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Bad rows in words, by why they are and how they begin."""
+    """Text of each bad row, by reason and by the row's beginning."""
     left: int = 0
-    """Jobs that were requeued and have not ended."""
+    """Number of requeued jobs that have not ended."""
     first: float = inf
     last: float = -inf
-    """First and last submission."""
+    """First and last submission time, Unix seconds."""
 
 
 class AccountingPiece(NamedTuple):
-    """Rows of accounting that are read together."""
+    """Accounting rows that are read together."""
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Runs that ended before it are in this piece or an earlier one."""
+    """Time up to which all ended runs are in this piece or an earlier one, Unix seconds."""
     place: str
-    """Place of a bad row, with {} for its number."""
+    """Description of a bad row's place, with {} for its number."""
 
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
-    """A span of accounting, a day after another."""
+    """Split a span of accounting into pieces of one day."""
     for start, end in days(since, until):
         # A job that ends in the last second of the last piece ended before now.
         by = end if end < until else end + 1.0
@@ -84,7 +84,7 @@ def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPi
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
-    """Read pieces of accounting one by one, and store the jobs that ended in them."""
+    """Read accounting pieces one by one, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     task = bars.add_task("accounting", total=len(pieces))
     for piece in pieces:
@@ -166,7 +166,7 @@ def sacct(
 
 
 def summary(read: Read) -> list[str]:
-    """Result of an import, in words."""
+    """Describe the result of an import, in lines."""
     done = read.stored
     bad = f", {len(read.bad)} of them bad" if read.bad else ""
     return [
@@ -176,7 +176,7 @@ def summary(read: Read) -> list[str]:
 
 
 def described(work: PastWorkload) -> list[str]:
-    """The workload in words."""
+    """Describe the imported workload, in lines."""
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
     lines = [
         f"submitted from {minute(work.first)} to {minute(work.last)}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("

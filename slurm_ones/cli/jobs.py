@@ -1,4 +1,4 @@
-"""`slurm-ones jobs`, `top` and `why`: the elastic jobs, as the job database has them."""
+"""Commands `slurm-ones jobs`, `top` and `why`: elastic jobs from the job database."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """Filter by the words of the command line. Raises `typer.BadParameter`, which names the bad word."""
+    """Make a job filter from command line options. Raises `typer.BadParameter` that names the invalid word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
     return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
@@ -129,8 +129,9 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Reader of the jobs at each look, and `also` those with these ids. What the companion published is another file
-    each time: it is opened again."""
+    """Return a function that reads the jobs, with the jobs `also` added. It opens the database each time, since the
+    companion replaces published files.
+    """
 
     def look() -> Live:
         with store_of_reader(settings, named=named) as store:
@@ -204,7 +205,7 @@ def why(
 
 
 def _state_now(settings: Settings, job_id: int) -> str:
-    """The job's state in Slurm; empty if it cannot be asked at once."""
+    """State of the job in Slurm; empty if Slurm does not answer quickly."""
     try:
         return look(CommandClient(timeout_s=min(settings.timeout_s, ASK_S)), job_id).first.state.value
     except (BadInput, SlurmError):
@@ -212,14 +213,15 @@ def _state_now(settings: Settings, job_id: int) -> str:
 
 
 ASK_S = 3.0
-"""A view waits no longer for Slurm's answer."""
+"""Longest wait of a view for Slurm's answer, s."""
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
-    """Reason why the job is not in the database, `place`, as far as Slurm knows; `own_only` if it has only this user's
-    jobs. Asks Slurm once."""
+    """Explain why a job is not in the database `place`, as far as Slurm knows. With `own_only`, the database has only
+    this user's jobs. Asks Slurm once.
+    """
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)

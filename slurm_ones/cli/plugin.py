@@ -1,4 +1,4 @@
-"""`slurm-ones plugin`: sbatch's options `--elastic-…`, compiled, installed and tried."""
+"""Commands `slurm-ones plugin`: build, install and check sbatch's options `--elastic-…`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def install(
 
 
 def _seen() -> PluginSite | None:
-    """The site's configuration, None if Slurm does not answer."""
+    """Configuration of the site's Slurm; None if Slurm does not answer."""
     try:
         return look()
     except PluginError:

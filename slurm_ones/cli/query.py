@@ -1,4 +1,4 @@
-"""`slurm-ones db query`: a view, or SQL of one's own, as a table or as data."""
+"""Command `slurm-ones db query`: result of a view or of custom SQL, as a table or as data."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Rows of a table where no limit is given: people read no more, and a table needs all of them to know its widths."""
+"""Most rows of a table without a given limit, since column widths depend on all rows."""
 
 
 class Format(str, Enum):
-    """Form in which the answer is written."""
+    """Output format of a query's result."""
 
     TABLE = "table"
     CSV = "csv"
@@ -102,7 +102,7 @@ def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int
 
 
 def _value(name: str, text: str, kind: str) -> int | float | str:
-    """The value of a parameter of this kind. Raises `QueryError` and `BadInput`, which say what to write."""
+    """Parse the value of a parameter of this kind. Raises `QueryError` and `BadInput`, which name the accepted form."""
     if kind in _PLAIN:
         read, meant = _PLAIN[kind]
         found = read(text)
@@ -133,11 +133,11 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""Readers of each kind that needs no clock: how it is read, None for another text, and what it is."""
+"""Parser of each kind that does not depend on the time (None for invalid text), and the kind's description."""
 
 
 def _guessed(text: str) -> int | float | str:
-    """Value of a parameter without a declaration: a whole number, a number or a text."""
+    """Parse the value of an undeclared parameter: an integer, a float or a text."""
     found = _number(text, int)
     found = _number(text, float) if found is None else found
     return text if found is None else found
@@ -203,7 +203,7 @@ def _write_csv(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: 
 
 
 def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: IO[str]) -> None:
-    """A list of objects, one a line; numbers that JSON has not are null."""
+    """Write rows as a JSON list of objects, one per line; infinities and NaN become null."""
     separator = "[\n"
     for row in rows:
         values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
@@ -214,7 +214,7 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
 
 
 def _plain_value(value: Any) -> Any:
-    """Value of SQL that JSON has not: exact decimals, times, bytes."""
+    """Convert an SQL value that JSON lacks: exact decimals, times, bytes."""
     if isinstance(value, bytes):
         return value.hex()
     try:
@@ -244,7 +244,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
-    """Print a table, or if it is too wide for the terminal, a record a row."""
+    """Print a table, or if it is wider than the terminal, one record per row."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
     # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]

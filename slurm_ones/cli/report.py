@@ -1,4 +1,4 @@
-"""`slurm-ones report`: what a job, a user or a span of time used, what resizing gained and cost, and advice."""
+"""Command `slurm-ones report`: usage by a job, a user or a time span, gains and costs of resizing, and advice."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _title(user: str, since: str, until: str) -> str:
 
 
 def _counted(told: dict[int, list[str]]) -> list[str]:
-    """Words about the jobs with advice."""
+    """Lines with the numbers of jobs that get advice."""
     jobs = [str(job_id) for job_id, texts in told.items() if texts]
     if not jobs:
         return []

@@ -1,4 +1,4 @@
-"""`slurm-ones run`: the companion daemon."""
+"""Command `slurm-ones run`: the companion daemon."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REFUSED = 78
-"""Exit code of a service whose settings are refused (EX_CONFIG): starting again does not help."""
+"""Exit code for rejected settings (EX_CONFIG), at which systemd need not restart the service."""
 JITTER = 0.05
-"""Share by which waits vary, so that companions of several clusters do not all ask Slurm at the same moments."""
+"""Relative variation of waits, so that companions of several clusters do not query Slurm at the same moments."""
 RETRY_S = 30.0
-"""Between two tries of a service whose controller or database is not there yet."""
+"""Seconds between two attempts of a service to reach a controller or database."""
 SPARE_S = 30.0
-"""Time at a stop for the command that is under way and for the database."""
+"""Extra seconds at a stop, for a running command and the database."""
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
-    """The settings file's settings, with what the command line overrides; raises `ConfigError`."""
+    """Settings from the settings file, with overrides by the command line; raises `ConfigError`."""
     settings = settings_of(config, database)
     changes: dict[str, Any] = {}
     if act is not None:
@@ -77,12 +77,13 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
 
 EAGER_S = 30.0
 SLOW_RPC_S = 1.0
-"""A mean RPC of slurmctld that takes longer says that it has enough to do."""
+"""Mean RPC time of slurmctld, s, above which it counts as busy."""
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Settings with the interval of a user's own companion: half a minute if slurmctld neither limits RPCs nor is slow
-    to answer them, and nothing else is set."""
+    """Settings with a shorter tick of 30 s for a user's own companion. They are unchanged if `tick_s` is set, or
+    slurmctld limits RPCs or is slow.
+    """
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
@@ -99,7 +100,7 @@ def jitter() -> float:
 
 
 def _metrics(settings: Settings) -> Metrics | None:
-    """Figures for Prometheus, served from now on, where the settings ask for them. Raises `ConfigError`."""
+    """Start serving Prometheus metrics if the settings ask for them. Raises `ConfigError`."""
     if settings.metrics_port is None:
         return None
     try:
@@ -110,7 +111,7 @@ def _metrics(settings: Settings) -> Metrics | None:
 
 
 class _Service:
-    """One start of the companion: signals, reloads, and waiting for what is not there yet."""
+    """Process of the companion: signals, reloads, and retries while controller or database is missing."""
 
     def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
@@ -122,25 +123,25 @@ class _Service:
         self._reload_asked = threading.Event()
 
     def publish(self, cluster: str, settings: Settings) -> None:
-        """Publish from now on what users may see, where the settings name a folder for that."""
+        """Start to publish users' views, if the settings name a folder for them."""
         self.publish_no_more()
         if settings.views_folder is not None:
             self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
             self.publisher.start()
 
     def notify(self, cluster: str, settings: Settings) -> None:
-        """Notify people from now on, as the settings say."""
+        """Start notifications by these settings, in place of earlier ones."""
         self.notifications.close()
         self.notifications = Notifications(settings.notify, cluster, settings.mode)
 
     def publish_no_more(self) -> None:
-        """End that, with what has changed since the last tick."""
+        """Stop publishing, after a last round with the newest changes."""
         if self.publisher is not None:
             self.publisher.close()
         self.publisher = None
 
     def handle_signals(self) -> None:
-        """Handle SIGINT, SIGTERM and SIGHUP from now on."""
+        """Install handlers for SIGINT, SIGTERM and SIGHUP."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         # A terminal that is closed is gone; a service has none.
@@ -154,8 +155,9 @@ class _Service:
         )
 
     def retried(self, call: Callable[[], T]) -> T:
-        """The call's result. A service waits for a controller or database that is not there; at a terminal that is an
-        error."""
+        """Return the result of `call`. A service retries while controller or database is unreachable; at a terminal the
+        error is raised.
+        """
         while True:
             try:
                 return call()
@@ -169,14 +171,14 @@ class _Service:
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait, and keep the watchdog fed."""
+        """Wait this many seconds or until the stop, and ping the watchdog meanwhile."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """Called by the daemon's loop: reload if that was asked for, and feed the watchdog."""
+        """Reload the settings if requested, and ping the watchdog; called by the daemon's loop."""
         if self._reload_asked.is_set():
             self._reload_asked.clear()
             self._reload(store, daemon)
@@ -200,7 +202,7 @@ class _Service:
 
 
 def _record(store: Store, action: str, detail: str = "") -> None:
-    """Record an action in the database, where that answers."""
+    """Record an action in the database, if the database answers."""
     try:
         record_action(store, action, detail)
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""`slurm-ones simulate`: policies compared on the same work, in virtual time."""
+"""Command `slurm-ones simulate`: comparison of policies on the same workload, in virtual time."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ if TYPE_CHECKING:
     from slurm_ones.simulate.training.application import Mechanism
 
 QUICK_MIX = "ones-sc21"
-"""Its jobs last minutes, so that decisions every minute would come too seldom."""
+"""Workload whose jobs last minutes, so that it needs more frequent decisions."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: on that mix, on others, and on others with hot resizes."""
+"""Seconds between decisions: on `QUICK_MIX`, on other workloads, and on others with hot resizes."""
 REQUEUE_S = "30"
-"""Default of `--resize-cost`."""
+"""Default of the option `--resize-cost`."""
 EXECUTORS = ("local", "slurm")
 DIRECTORY = "ones-study"
-"""Default of `--directory`."""
+"""Default of the option `--directory`."""
 OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options that a study's jobs need as they are. With a comment, which our Slurm plugin's options make, a companion
-would take them for elastic ones."""
+"""Options of sbatch that a study sets itself. With a comment, which the plugin's options also write, a companion would
+take the study's jobs for elastic ones.
+"""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Equal nodes with their number and GPUs, from `16x4`; or several parts of one kind of GPU each, from
-    `8x4:a100+8x4:v100`. Raises `BadInput`."""
+    """Parse equal nodes, as `16x4` (nodes x GPUs), or parts of different GPU types, as `8x4:a100+8x4:v100`. Raises
+    `BadInput`.
+    """
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -66,7 +68,7 @@ def parse_cluster(text: str) -> tuple[Part, ...]:
 
 
 def parse_network(text: str) -> Network:
-    """Leaf switches × nodes below each : taper, from `4x4:3`. Raises `BadInput`."""
+    """Parse a network from `4x4:3`: leaf switches x nodes per switch : taper. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Network
 
     cluster, _, taper = text.partition(":")
@@ -78,7 +80,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_slow_nodes(text: str) -> tuple[float, ...]:
-    """Their speeds, from `2:0.7` for two nodes of speed 0.7. Raises `BadInput`."""
+    """Parse the speeds of slow nodes: `2:0.7` stands for two nodes of speed 0.7. Raises `BadInput`."""
     count, _, speed = text.partition(":")
     value = parse_number(speed)
     if not count.isdecimal() or len(count) > 4 or not 0 < value < 1:
@@ -87,7 +89,7 @@ def parse_slow_nodes(text: str) -> tuple[float, ...]:
 
 
 def parse_number(text: str) -> float:
-    """The number that a text is, NaN for another text."""
+    """Parse a number; NaN for other text."""
     try:
         return float(text)
     except ValueError:
@@ -95,7 +97,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_value(text: str) -> bool | int | float | str:
-    """An option's value: true or false, a number, or the text itself."""
+    """Parse an option's value: true or false, a number, or else the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -107,7 +109,7 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
-    """`key=value` each; raises `BadInput`."""
+    """Parse texts of the form `key=value` into a dict; raises `BadInput`."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -118,8 +120,9 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> Contender:
-    """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
-    `BadInput`."""
+    """Parse a policy and its options, from `name` or `name:option=value,…`. The name may be `package.module:Class`.
+    Raises `BadInput`.
+    """
     from slurm_ones.policies import POLICIES
     from slurm_ones.simulate.study.plan import Contender
 
@@ -131,7 +134,9 @@ def parse_policy(text: str) -> Contender:
 
 
 def parse_resize_cost(text: str) -> float | None:
-    """Seconds; None for what the published studies measured of each application. Raises `BadInput`."""
+    """Parse the cost of a resize in seconds; `measured` gives None, for each application's published measurement.
+    Raises `BadInput`.
+    """
     if text == "measured":
         return None
     value = parse_number(text)
@@ -141,7 +146,7 @@ def parse_resize_cost(text: str) -> float | None:
 
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
-    """Mechanism of resizes, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
+    """Parse the mechanism of resizes, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
     from slurm_ones.simulate.training.application import Hot, Requeue
 
     name, _, costs = text.partition(":")
@@ -168,7 +173,9 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
 
 
 def parse_sbatch(text: str) -> dict[str, str | bool]:
-    """sbatch's options by their long names, from `--partition=cpu -t 2:00:00 --exclusive`. Raises `BadInput`."""
+    """Parse sbatch's options into values by long name, from `--partition=cpu -t 2:00:00 --exclusive`. Raises
+    `BadInput`.
+    """
     found: dict[str, str | bool] = {}
     try:
         given = list(options_in(shlex.split(text)))
@@ -283,7 +290,7 @@ class SimulateOptions:
     ] = None
 
     def plan(self) -> StudyPlan:
-        """The study that they ask for. Raises `BadInput`."""
+        """Make the study plan from these options. Raises `BadInput`."""
         from slurm_ones.simulate.spec import ClusterSpec
         from slurm_ones.simulate.study.plan import Source, StudyPlan
 
@@ -354,7 +361,7 @@ def simulate(options: SimulateOptions) -> None:
 
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
-    """All runs, as jobs of the site's Slurm."""
+    """Carry out all runs as jobs of the site's Slurm."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
     from slurm_ones.simulate.study.kept import StudyFolder
 
@@ -366,7 +373,7 @@ def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
-    """A study's table: titles, and for each figure its mean with the interval below."""
+    """Print a study's table: titles, and for each figure the mean with its interval below."""
     first, *others = (safe(head, 60) for head in heads)
     table = grid(first, *others, right=others)
     for title, cells in rows:
@@ -375,7 +382,7 @@ def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[s
 
 
 def end(found: Sequence[ContenderSummary]) -> None:
-    """Print all errors; exit code 1 if there are any."""
+    """Print all errors; exit with code 1 if there are any."""
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
     for line in failed:
         complain(line)

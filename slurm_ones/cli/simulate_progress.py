@@ -1,4 +1,4 @@
-"""Progress of a study: a bar on a terminal, lines elsewhere; both on stderr."""
+"""Progress of a study on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Found = TypeVar("Found")
 
 
 class ProgressLines:
-    """Progress without a terminal: a line when a run ends, and in between one every `EVERY_S` seconds."""
+    """Progress without a terminal: a line at the end of each run, and else one every `EVERY_S` seconds."""
 
     EVERY_S = 15.0
 
     def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`runs` is how many there are in all; `write` takes each line."""
+        """`runs` is the total number of runs; `write` is called with each line."""
         self._runs = runs
         self._write = write
         self._clock = clock
@@ -57,8 +57,9 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """Call `run`, which has `runs` runs to do, and show its progress: a bar that fills as jobs end on a terminal, lines
-    elsewhere."""
+    """Call `run`, which does `runs` runs, and show its progress: a bar that advances with ended jobs on a terminal,
+    lines elsewhere.
+    """
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}
@@ -78,5 +79,5 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
 
 
 def inform(line: str) -> None:
-    """Print a sentence on stderr, above the bar if there is one."""
+    """Print a sentence on stderr, above the progress bar if there is one."""
     errors.print(plain(line, 1000), markup=False, soft_wrap=True)

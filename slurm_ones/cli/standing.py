@@ -1,4 +1,4 @@
-"""`slurm-ones guests`: a job's guests without a companion, from a login node."""
+"""Command `slurm-ones guests`: moves a job's waiting blocks to its queue of guests, without a companion."""
 
 from __future__ import annotations
 

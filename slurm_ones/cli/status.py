@@ -1,4 +1,4 @@
-"""`slurm-ones status`: whether the companion does its work, for people and for monitoring."""
+"""Command `slurm-ones status`: health of the companion, for people and for monitoring."""
 
 from __future__ import annotations
 
@@ -39,40 +39,41 @@ if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
-"""Time that an error is worth showing."""
+"""Age up to which the last error is shown, s."""
 WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""Time until a companion that was woken looks, unless it was woken often of late."""
+"""Longest time from a wake-up of the companion to its tick, s, unless it was woken often of late."""
 SEVERAL = 2
-"""Number of jobs with the same fault that make it one of the site."""
+"""Number of jobs with the same fault from which the fault counts as the site's."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """State of the companion of a cluster. Times are Unix seconds, None if there is none."""
+    """State of a cluster's companion. Times are Unix seconds, None if unknown."""
 
     healthy: bool
     problems: tuple[str, ...]
-    """A sentence each; none if it is healthy."""
+    """Problems, a sentence each; empty if healthy."""
     now: float
     cluster: str = ""
     database: str = ""
     schema: str | None = None
     slurm: str = ""
-    """Its release, if it was asked and answers."""
+    """Slurm's release; empty if Slurm was not asked or does not answer."""
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[ResizeRecord, ...] = ()
-    """Those under way; of a user who may not read the database their own."""
+    """Resizes under way; only their own for a user who may not read the database."""
     strategies: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs by training strategy, of those that have one."""
+    """Number of jobs by training strategy, among jobs with a strategy."""
     slow_nodes: tuple[SlowNode, ...] = ()
-    """Those that jobs showed to be slow; a user who may not read the database sees none."""
+    """Slow nodes by the jobs' measurements; empty for a user who may not read the database."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
-    """Look at the database, or at what the companion published for this user, and at Slurm if asked.
+    """Collect the state from the database, or from the file published for this user, and from Slurm if `ask_slurm`.
 
-    Raises nothing of theirs."""
+    Errors of database and Slurm become problems and are not raised.
+    """
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
     now, folder = clock(), published_for(settings)
@@ -119,7 +120,7 @@ def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[Resi
 
 
 def _of_site(store: Store) -> list[str]:
-    """Reasons against jobs that are not one job's fault."""
+    """Problems of the site that keep jobs from being resized."""
     alive = store.jobs(sorted(store.live_jobs())).values()
     left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
     counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
@@ -136,7 +137,7 @@ def _of_site(store: Store) -> list[str]:
 
 
 def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
-    """Problems that keep a companion from looking after jobs, a sentence each."""
+    """Problems that keep a companion from working, a sentence each."""
     if leader is None or last is None:
         return ["no companion has ever led here"]
     if not leader.holder:
@@ -157,7 +158,7 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
 
 
 def next_look() -> str:
-    """Wake the companion, and say when it will see what a user has asked for."""
+    """Wake the companion, and return a sentence about the time of its next tick."""
     woken = False
     try:
         settings = settings_of(None)
@@ -186,7 +187,7 @@ def _time(when: float) -> str:
 
 
 def lines(status: Status, *, asked: bool) -> list[str]:
-    """The status as lines of text."""
+    """Format the status as lines of text."""
     last, leader = status.last, status.leader
     shown = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
     shown.append(

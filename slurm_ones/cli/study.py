@@ -1,4 +1,4 @@
-"""`slurm-ones study`: what elasticity would bring to a cluster, from Slurm's accounting or from a trace."""
+"""Command `slurm-ones study`: estimated benefit of elasticity for a cluster, from Slurm's accounting or a trace."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PAGE = Path("elasticity.html")
 SINCE = "30d"
-"""Default of `--since`."""
+"""Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the GPUs that were held at once, below which a named cluster is likely not the trace's own."""
+"""Peak share of GPUs in use below which the named cluster is probably not the trace's own."""
 
 
 @command
@@ -134,7 +134,7 @@ def _curves(profiles: Path | None) -> Curves:
 
 
 def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
-    """The trace of a file, or what `sacct` says."""
+    """Read the trace from a file, or from `sacct`."""
     from slurm_ones.simulate.workloads.formats import read_sacct, read_trace
     from slurm_ones.slurm.sacct import Sacct
 

@@ -1,7 +1,7 @@
-"""`slurm-ones template`: batch scripts and service files to start from: the package's files, and scripts for sites.
+"""Command `slurm-ones template`: prints the package's batch scripts and service files, and scripts made for sites.
 
-docs/sites.md has the public page, read in November 2026, that says of each site what differs there. Nothing here was
-tried at these sites.
+docs/sites.md names each site's public page, as of November 2026, with the site's differences. Nothing here was
+tested at these sites.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from slurm_ones.simulate import BadInput
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """Differences between sites in a batch script."""
+    """Properties of a site that its batch scripts depend on."""
 
     title: str
     partition: str | None
-    """The default; None if Slurm's own default will do."""
+    """Partition to use by default; None for Slurm's own default."""
     gpus_per_node: int
     asks: Literal["gres", "gpus-per-node", "whole nodes"]
-    """Way to ask for GPUs; `whole nodes`: Slurm knows of none."""
+    """Option that requests GPUs; `whole nodes` if Slurm does not know them."""
     whole_nodes: bool = True
-    """A job gets and pays whole nodes."""
+    """True if a job is allocated, and charged for, whole nodes."""
     arrays: bool = True
     time: str = "24:00:00"
     directives: tuple[str, ...] = ()
-    """Further options of sbatch."""
+    """Additional options of sbatch."""
     scratch: str = ""
-    """Fate of files on $SCRATCH; empty if we know of none."""
+    """Deletion policy for files on $SCRATCH; empty if unknown."""
     account: bool = True
-    """The script names an account: all but the generic one."""
+    """True if scripts must name an account, as at all sites except the generic one."""
 
 
 _TACC_PURGE = "Files not accessed for ten days may be deleted."
@@ -64,15 +64,15 @@ SITES: dict[str, SiteRecord] = {
         scratch="What is deleted when was not found: check with NCSA's help.",
     ),
 }  # fmt: skip
-"""Sites by the name that `slurm-ones template` takes."""
+"""Known sites, by the name that `slurm-ones template` accepts."""
 
 BLOCKS = 8
-"""Tasks of an array of blocks."""
+"""Tasks of a job array of blocks."""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Values that the user fills in; empty if left open."""
+    """Values that the user may fill in; empty ones stay open."""
 
     account: str = ""
     partition: str = ""
@@ -114,7 +114,7 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """The script. Raises `BadInput` for a word that a `#SBATCH` line or the job's comment cannot hold."""
+    """Batch script for a site. Raises `BadInput` for a value that a `#SBATCH` line or the job's comment cannot hold."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
@@ -164,7 +164,7 @@ def _comment(site: SiteRecord, wishes: Wishes) -> str:
 
 
 def _directives(site: SiteRecord, wishes: Wishes) -> str:
-    """Options in which sites differ."""
+    """Directives of sbatch that differ between sites."""
     partition, gpus = wishes.partition or site.partition, site.gpus_per_node if site.whole_nodes else 1
     asked = {"gres": f"--gres=gpu:{gpus}", "gpus-per-node": f"--gpus-per-node={gpus}", "whole nodes": ""}
     options = (
@@ -181,18 +181,18 @@ def _directives(site: SiteRecord, wishes: Wishes) -> str:
 
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
-"""Folders of the package's files: users' batch scripts, what systemd needs, and what Prometheus needs."""
+"""Folders of the package with templates: batch scripts, systemd units and Prometheus files."""
 
 
 def templates() -> dict[str, str]:
-    """The text of every file by its name; `ddp` is `ddp.sbatch`."""
+    """Text of every template by name; `ddp` stands for `ddp.sbatch`."""
     found = [file for folder in FOLDERS for file in files("slurm_ones").joinpath(folder).iterdir()]
     texts = {file.name: file.read_text("utf-8") for file in found} | {dashboard.NAME: dashboard.text()}
     return {name.removesuffix(".sbatch"): texts[name] for name in sorted(texts)}
 
 
 def summary(text: str) -> str:
-    """The first sentence of a file's first comment; of a dashboard what it says of itself."""
+    """First sentence of a file's first comment; of a dashboard, its description."""
     if text.startswith("{"):
         return str(json.loads(text)["description"])
     first = next((line for line in text.splitlines() if line.startswith("# ")), "")
@@ -200,7 +200,7 @@ def summary(text: str) -> str:
 
 
 def completed(incomplete: str) -> list[str]:
-    """Names of templates and sites, for a shell."""
+    """Names of templates and sites that begin with `incomplete`, for shell completion."""
     return [name for name in (*templates(), *SITES) if name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""`slurm-ones web`: the live page."""
+"""Command `slurm-ones web`: server of the live page."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def web(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Ends the command with 1 if one cannot listen there: systemd is to try again, since whoever has it may go."""
+    """Open a listening socket. Exit with code 1 on failure, so that systemd retries until the port is free."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
