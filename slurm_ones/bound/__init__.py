@@ -1,1 +1,1 @@
-"""A bound on the mean JCT that no schedule can beat, and what lies between it and a policy's figure."""
+"""Lower bound on the mean JCT of any schedule, and the gap between this bound and a policy's mean JCT."""

@@ -1,25 +1,25 @@
-"""Three mean JCTs: a lower bound for every schedule, the fluid schedule's, and that of jobs alone on the cluster.
+"""Three mean JCTs: a lower bound for every schedule, the fluid schedule's, and that of jobs by themselves.
 
-The bound holds for every schedule, preemptive and clairvoyant ones included, where
+The bound holds for every schedule, preemptive and clairvoyant ones included, under these assumptions:
 
-- a job makes progress as its application truly does (`training.application`), at the best placement and batch of each
-  moment whatever the others hold. Changes, starts and stops cost nothing, and it may have fractions of GPUs;
-- nodes are at most as fast as the fastest of their kind, and the network as where jobs do not notice it;
-- a job on GPUs of several kinds trains at the pace of the slowest, on nodes as large as the largest;
-- a rigid job has its one batch. Its size is what it asks for, or that rounded up to equally many GPUs on each node,
-  whichever suits it. It may be paused all the same;
-- a job is done when its application is, at the earliest: where patience may end a training, at the least progress at
-  which it ever could.
+- A job progresses as its application truly does (`training.application`), always at its best placement and batch,
+  unaffected by other jobs. Changes, starts and stops cost nothing, and the job may have fractions of GPUs.
+- Nodes are at most as fast as the fastest of their kind, and the network never slows a job.
+- A job on GPUs of several kinds trains at the pace of the slowest kind, on nodes as large as the largest.
+- A rigid job has its one batch. It may be paused. Its size is the requested one, or the requested one rounded up to
+  equally many GPUs on each node, whichever is better.
+- A job is done no earlier than its application is. If patience may end a training, the job is done at the least
+  progress at which patience ever could.
 
-What it leaves out makes it lower than the best schedule's mean JCT. How it is derived: `dual` and `curves`.
+These assumptions lower the bound below the best schedule's mean JCT. Derivation: `dual` and `curves`.
 
-With GPUs of several kinds, one of each has a price. Any prices give a bound. These keep their ratio all the time, so
-that a GPU counts as a fixed number of the fastest kind. The rest works as for one kind. The ratio is sought as well,
-from how much faster the kinds are.
+With several kinds of GPU, each kind has its own price. Any prices give a bound. Here the prices of the kinds keep a
+constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The rest works as for one kind. The ratio
+is optimised too, starting from the relative speeds of the kinds.
 
-Batches are weighed in blocks of 0.4 %, in the job's favour. `dual` names what else is numerical, and a thousandth is
-taken off for it. Prices are sought with few parts of each training and few moments, and the bound is the value that
-they have with many.
+Batches are grouped in blocks of 0.4 %, in the job's favour. `dual` lists the other numerical errors, for which the
+bound is lowered by a thousandth. Prices are optimised with few parts of each training and few moments. The bound is
+their dual value with many parts and moments.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.profiles import Workload
 
 PARTS, MOMENTS = 32, 4
-"""Parts of a training, and moments in an interval, while prices are sought."""
+"""Parts of a training, and moments in each price interval, while prices are optimised."""
 FINE_PARTS, FINE_MOMENTS = 256, 16
-"""Parts and moments for the bound that the prices give."""
+"""Parts of a training, and moments in each price interval, for the final bound."""
 SAFE = 0.999
-"""Safety factor on the computed bound: larger than any numerical error that was seen."""
+"""Safety factor on the computed bound; it covers more than any numerical error observed."""
 INTERVALS = 64
-"""Intervals of equal price, over the time in which jobs are submitted."""
+"""Intervals of constant price between the first and the last submission."""
 LATER = 10
-"""Intervals after the last submission after which their length doubles."""
+"""Number of intervals after the last submission before interval lengths double."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Number of evaluations of the dual function."""
+"""Number of evaluations of the dual function in the search for prices."""
 TRIED, EACH = 8, 12
-"""Ratios of prices that are tried, for each kind but one, and evaluations of each."""
+"""Price ratios tried for each kind but the fastest, and evaluations of the dual function for each ratio."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
@@ -83,7 +83,8 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
-    """(K,) as how many of the fastest kind a GPU of each kind counts, and prices (I,) that go with it."""
+    """Return the weight (K,) of a GPU of each kind in GPUs of the fastest kind, and start prices (I,), None with one
+    kind."""
     weights = _faster(work)
     if len(weights) == 1:
         return weights, None
@@ -104,7 +105,8 @@ def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: KindWork) -> Floats:
-    """(K,) speed of a GPU of each kind over that of one of the fastest, in the middle of the jobs."""
+    """Return (K,) the speed of a GPU of each kind relative to the fastest kind: the jobs' median, halfway through
+    training."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
@@ -115,7 +117,7 @@ def _faster(work: KindWork) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Return the edges of the intervals, up to when all jobs would have ended at half of the GPUs' best speed."""
+    """Return the edges of the price intervals, up to well after the jobs could end at the GPUs' best speed."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

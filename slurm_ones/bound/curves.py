@@ -1,7 +1,7 @@
 """True speed of a job: progress/s at each GPU count of each kind, in each part of its training.
 
-A job on GPUs of several kinds at once trains at the pace of the slowest (`Training`), and on two nodes at least.
-Which others it has is left open: they count as the cheapest of those that are no slower.
+A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on two nodes or more. The mix of
+faster GPUs is left open: they count as the cheapest GPUs that are no slower.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from slurm_ones.simulate.training.application import POWER, Application, Submiss
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Key = tuple[str, float, int, int]
-"""Application, share of its epochs, and of a rigid job its GPUs and its batch (0 and 0 of an elastic one)."""
+"""Key of a curve: application, share of its epochs, GPUs and batch (both 0 for an elastic job)."""
 BLOCK = 1.004
-"""Factor within which batches are taken together: the best speed and the best efficiency among them."""
+"""Factor between the batches of one block; a block counts with the best speed and the best efficiency in it."""
 
 
 class Pool(NamedTuple):
-    """The nodes with GPUs of one kind."""
+    """All nodes with GPUs of one kind."""
 
     nodes: int
     per_node: int
-    """GPUs of the largest of them."""
+    """GPUs of the largest node."""
     gpus: int
     kind: str = ""
 
     @staticmethod
     def of(nodes: int, per_node: int, kind: str = "") -> Pool:
-        """Return a pool of equal nodes."""
+        """Return a pool of `nodes` equal nodes."""
         return Pool(nodes, per_node, nodes * per_node, kind)
 
 
 def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
-    """Return a pool for each kind in the parts (nodes, GPUs of each, kind), slowest first: the order holds for all
-    jobs."""
+    """Return one pool for each kind in `parts` (nodes, GPUs of each node, kind), slowest kind first for every job."""
     found: dict[str, Pool] = {}
     for nodes, per_node, kind in parts:
         before = found.get(kind, Pool(0, 0, 0, kind))
@@ -52,18 +51,18 @@ def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress a second of one kind of job in each of K parts of its training: never less than the truth."""
+    """Progress/s of jobs with one key, in each of K parts of the training: an upper bound of the true speed."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
     sizes: Floats | Ints
-    """(N,) GPUs, without 0: as many of one kind as those that it has count as."""
+    """(N,) GPU counts above 0; GPUs of several kinds are weighted as multiples of the fastest kind."""
     rate: Floats
-    """(K, N) progress/s in each part at its best placement and batch."""
+    """(K, N) progress/s in each part at each size, at the best placement and batch."""
 
     @property
     def alone_s(self) -> float:
-        """Seconds it takes with every GPU that it can use."""
+        """Training time in seconds at the fastest size in each part."""
         return float((self.work / self.rate.max(axis=1)).sum())
 
     @property
@@ -82,19 +81,19 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class KindCurve:
-    """`Curve` for GPUs of one or several kinds."""
+    """Variant of `Curve` that keeps sizes on different kinds of GPU apart."""
 
     work: Floats
     sizes: Ints
-    """(N,) GPUs in all, ascending within a kind."""
+    """(N,) GPUs in total, ascending within a kind."""
     kind: Ints
-    """(N,) the kind that sets the pace: a place among the pools."""
+    """(N,) index of the pool whose kind sets the pace: the slowest in use."""
     mixed: Bools
-    """(N,) whether some of its GPUs are of a faster kind."""
+    """(N,) True if some of the GPUs are of a faster kind."""
     rate: Floats
 
     def counted(self, weights: Floats, there: Ints) -> Curve:
-        """The curve where a GPU of kind k counts as `weights[k]`, of `there[k]` of that kind."""
+        """Return the curve with a GPU of kind k weighted by `weights[k]`; there are `there[k]` of that kind."""
         count = self.sizes * weights[self.kind]
         for k in range(len(there) - 1):
             here = self.mixed & (self.kind == k)
@@ -106,7 +105,7 @@ class KindCurve:
 
 
 def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key, KindCurve]:
-    """The curve of each kind of job in a workload."""
+    """Return the curve of each key in a workload."""
     asked: dict[Key, int] = {}
     for submission in workload.submissions:
         key = key_of(submission, workload.applications[submission.application])
@@ -119,10 +118,10 @@ def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key
 def curve(
     app: Application, epochs: float, asked: int, pools: Sequence[Pool], parts: int, gpus: int = 0, batch: int = 0
 ) -> KindCurve:
-    """The curve of an application over that share of its epochs, in `parts` parts.
+    """Return the curve of an application over a share `epochs` of its epochs, in about `parts` parts.
 
-    `asked` is the most that a user asks for, which runs even if the application is not meant to be run so large. A
-    rigid job has `gpus` GPUs, as they are or rounded up, and only that `batch`.
+    `asked` is the largest request of a user, allowed even above the application's `max_gpus`. A rigid job has only its
+    `batch`, and `gpus` GPUs, exactly or rounded up.
     """
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
@@ -147,7 +146,7 @@ def _together(pools: Sequence[Pool]) -> Pool:
 
 
 def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
-    """(E, N) the most progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return (E, N) the highest progress/s in each epoch at each size, on at least `least` nodes."""
     blocks = _blocks(batches)
     starts = np.concatenate([[0.0], ends[:-1]])
     efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
@@ -161,8 +160,8 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
-    """The curve in K parts that take equally long at the highest rate. It is cut at the ends of epochs as well if these
-    are no more than the parts. A part in several epochs has the best rates of them."""
+    """Divide a curve into `parts` parts of equal time at the highest rate; a part that spans several epochs has their
+    best rates. If there are no more epochs than parts, the ends of epochs are cuts too."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:
@@ -175,8 +174,8 @@ def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Return the columns on the concave hull of the rates (N,) over sizes (N,), ascending. Dividing its time between
-    two of them, a job is as fast as at any size between."""
+    """Return the columns on the concave hull of the rates (N,) over sizes (N,), ascending. By dividing its time between
+    two of these columns, a job is as fast as at any size between them."""
     found: list[int] = []
     size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
     while rate < top:
@@ -189,7 +188,7 @@ def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
 
 
 def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
-    """Every number of GPUs that it may have: those that its strategy knows, else all of them."""
+    """Return all allowed GPU counts: those that the application's strategy supports, or all without a strategy."""
     gpus, per_node = pool.gpus, pool.per_node
     if app.by is not None:
         rows = app.by.limits(min(app.max_gpus, gpus), app.max_local_batch).sizes
@@ -219,7 +218,7 @@ def _count(batches: Ints) -> int:
 def _best(
     app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, pool: Pool, least: int
 ) -> Floats:
-    """(E, N) the most progress/s in each epoch at each size, at least."""
+    """Return (E, N) an upper bound of the progress/s in each epoch at each size, on at least `least` nodes."""
     found = np.empty((len(efficiency), len(sizes)))
     for column, gpus in enumerate(sizes.tolist()):
         # No batch is smaller than the replicas that share it.
@@ -234,8 +233,8 @@ def _best(
 
 
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """GPUs on each node in every way that can make a difference: each number of nodes from `least` on, and each
-    placement of a profile."""
+    """Yield the placements (GPUs on each node) that can differ in speed, on `least` nodes or more: even ones, full
+    nodes, and those of a measured profile."""
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)
     for count in range(fewest, min(gpus, nodes, 2 if known is None else gpus) + 1):
@@ -248,10 +247,10 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 
 
 def _end(app: Application, epochs: float, batches: Ints) -> float:
-    """Return the least progress at which the job can be done.
+    """Return the least progress at which the job can be done, in samples of the base batch.
 
-    The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training once the metric
-    has not risen enough over that many passes. A pass brings the least if the batch is worth least.
+    The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training when the metric
+    has not risen enough over `patience` passes. A pass brings least progress at the batch of lowest efficiency.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:
@@ -266,7 +265,8 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,): the curve of each, and when it is submitted, on `Curve.sizes` GPUs."""
+    """Jobs (J,) of a workload: each one's index into `curves`, and its submission time; `gpus` is the cluster's
+    weighted GPUs."""
 
     curves: Sequence[Curve]
     curve: Ints
@@ -275,14 +275,14 @@ class Work:
 
     @property
     def alone_s(self) -> Floats:
-        """(J,) seconds of each job with every GPU that it can use."""
+        """(J,) training time of each job in seconds by itself on the cluster."""
         each = np.array([curve.alone_s for curve in self.curves])
         return each[self.curve]
 
 
 @dataclass(frozen=True)
 class KindWork:
-    """`Work` on several kinds of GPU: jobs (J,), and the number of GPUs `there` of each kind (K,)."""
+    """Jobs (J,) of a workload on several kinds of GPU; `there` (K,) is the number of GPUs of each kind."""
 
     curves: Sequence[KindCurve]
     curve: Ints
@@ -290,13 +290,13 @@ class KindWork:
     there: Ints
 
     def counted(self, weights: Floats) -> Work:
-        """The work where a GPU of kind k counts as `weights[k]`."""
+        """Return the same jobs with a GPU of kind k weighted by `weights[k]`."""
         curves = [curve.counted(weights, self.there) for curve in self.curves]
         return Work(curves, self.curve, self.submitted, float(weights @ self.there))
 
 
 def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> KindWork:
-    """Return the jobs of a workload with their curves, each training cut into N parts."""
+    """Return the jobs of a workload with their curves, each training divided into about `parts` parts."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions

@@ -1,34 +1,33 @@
 """Dual bound on the sum of JCTs: the least cost of each job by itself when GPUs have a price.
 
-Any schedule of any kind gives job j some numbers of GPUs n_j(t) with Σ n_j(t) ≤ N at every moment. For any prices
-λ(t) ≥ 0
+Any schedule gives job j some number of GPUs n_j(t), with Σ n_j(t) ≤ N at every moment. For any prices λ(t) ≥ 0
 
 Σ JCT_j ≥ Σ [JCT_j + ∫ λ n_j dt] − N ∫ λ dt ≥ Σ V_j(λ) − N ∫ λ dt,
 
-with V_j(λ) the least of a job's own JCT and its bill, over everything that it could do if it had no others. The
-right-hand side is the Lagrangian dual: each value of it is a bound, and it is concave in λ, so prices are improved for
-as long as one likes. Prices are constant in intervals, and 0 after the last.
+with V_j(λ) the least sum of JCT and bill over all ways to run job j by itself. The right-hand side is the Lagrangian
+dual. Each of its values is a bound, and it is concave in λ, so prices can be improved for any number of steps. Prices
+are constant in intervals, and 0 after the last.
 
-GPUs of several kinds count as multiples of one of them (`curves.KindCurve.counted`): the prices of the kinds then are
-λ(t) times these numbers, and what follows is the same.
+GPUs of several kinds count as multiples of one kind (`curves.KindCurve.counted`). The prices of the kinds then are λ(t)
+times these multiples, and all of the following holds unchanged.
 
-The gradient by a price is the GPU-seconds that the jobs would take in that interval less those there are.
+The gradient by a price is the GPU-seconds that the jobs would take in its interval minus the GPU-seconds available.
 
-V_k(t) is the least that a job still costs if it begins part k of its training at time t. Λ(t) is what one GPU costs
-until then, and d = work / rate(n) the seconds of the part on n GPUs (Bellman),
+V_k(t) is the least remaining cost of a job that begins part k of its training at time t. Λ(t) is the cost of one GPU
+until t, and d = work / rate(n) the seconds of the part on n GPUs (Bellman),
 
 V_k(t) = min over s ≥ t and n of  (s − t) + d + n (Λ(s + d) − Λ(s)) + V_{k+1}(s + d),
 
-found backwards from V = 0 after the last part. After the last edge GPUs cost nothing. Forwards, the same choices say
-in which interval of prices the job takes how many GPU-seconds.
+computed backwards from V = 0 after the last part. After the last edge GPUs cost nothing. A forward pass over the same
+choices gives the GPU-seconds that the job takes in each price interval.
 
-Two things are numerical:
+Two errors are numerical:
 
-- V is known at moments, and taken to be linear between two. Mostly it bends downwards, as the least of many ways does,
-  and the line lies below it: more moments have raised the bound wherever we looked.
-- A job keeps its GPUs for a part, and takes only sizes on the concave hull of its rates. It could divide a part between
-  two of them, as it would where the price changes. So few parts make the bound too high: by 0.13 % with 8 parts in two
-  jobs on two GPUs, where the best of all schedules is known, and by nothing from 16 on.
+- V is computed at moments and interpolated linearly. V is a minimum over many ways, so it is mostly concave and the
+  line lies below it: more moments have raised the bound in every case tried.
+- A job keeps its GPUs for a whole part, at a size on the concave hull of its rates. It could divide a part between two
+  sizes, as it would when the price changes. Too few parts therefore make the bound too high: by 0.13 % with 8 parts in
+  two jobs on two GPUs, whose best schedule is known, and by nothing from 16 parts on.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):
-    """Options of a job in one part of its training."""
+    """Sizes that a job can have in one part of its training, and its time at each."""
 
     sizes: Floats
-    """(N,) GPUs."""
+    """(N,) GPUs of each size, ascending."""
     seconds: Floats
     """(N,) seconds that the part takes at each size."""
 
 
 def ways_of(curve: Curve) -> Sequence[Way]:
-    """Return the options in each part of a curve."""
+    """Return the sizes on the concave hull, and their seconds, for each part of a curve."""
     found: list[Way] = []
     columns: list[int] = []
     for k, rate in enumerate(curve.rate):
@@ -64,17 +63,18 @@ def ways_of(curve: Curve) -> Sequence[Way]:
 
 
 class Costs:
-    """Costs of the jobs of one curve at prices that are constant between the edges (I + 1,), in seconds."""
+    """Costs in seconds of all jobs of one curve, at prices that are constant between the edges (I + 1,)."""
 
     def __init__(self, curve: Curve, submitted: Floats, edges: Floats, moments: Floats) -> None:
-        """V is known at the `moments` (G,), ascending from the first edge to the last, with all edges among them."""
+        """Compute V at the `moments` (G,), ascending from the first edge to the last, all edges included."""
         self._ways = ways_of(curve)
         first = int(np.searchsorted(moments, submitted.min(), side="right")) - 1
         self._edges, self._moments = edges, moments[first:]
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """(G,) numbers of `jobs` at each of the times, as parts of two at the moments around it."""
+        """Return (G,) the number of jobs at each moment; jobs between two moments are divided between these
+        linearly."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -83,8 +83,8 @@ class Costs:
         return _sums(floor, jobs - above, count) + _sums(floor + 1, above, count)
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """(cost of all jobs, GPU-seconds that they take in each interval (I,)) at prices (I,): the second is the
-        gradient of the first."""
+        """Return the cost of all jobs at prices (I,), and its gradient: the GPU-seconds that they take in each interval
+        (I,)."""
         moments = self._moments
         paid = np.interp(moments, self._edges, np.append(0.0, np.cumsum(prices * np.diff(self._edges))))
         value, places = np.zeros(len(moments)), np.arange(len(moments))
@@ -101,7 +101,8 @@ class Costs:
         return float(self._begin @ value), self._used(chosen[::-1])
 
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
-        """(I,) GPU-seconds in each interval, of jobs that choose a column and wait until a moment, each (G,) a part."""
+        """Return (I,) the GPU-seconds taken in each interval. `chosen` has, for each part, column and start moment at
+        each moment (G,)."""
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
             there = _sums(until, there, len(until))
@@ -117,7 +118,7 @@ class Costs:
         return np.diff(taken)
 
     def _since(self, times: Floats, gpus: Floats) -> Floats:
-        """(I + 1,) GPU-seconds until each edge, of GPUs that are held from these times on."""
+        """Return (I + 1,) the GPU-seconds used until each edge by GPUs that are held from `times` on."""
         edges = self._edges
         at = np.searchsorted(edges, times, side="left")
         held = np.cumsum(_sums(at, gpus, len(edges) + 1))[: len(edges)]
@@ -132,8 +133,8 @@ class Dual:
     """Dual function of a workload, for prices constant between the `edges` (I + 1,) in seconds, ascending."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
-        """The first edge is no later than the first submission, the last one no earlier than the last. What a job costs
-        is known at `moments` moments in each interval."""
+        """The edges must span the first to the last submission. Job costs are computed at `moments` moments in each
+        interval."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
         every = np.arange(len(self.lengths) * moments + 1) / moments
@@ -146,7 +147,7 @@ class Dual:
         ]
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """(bound on the sum of all JCTs, its gradient by each price (I,)) at prices (I,)."""
+        """Return the bound on the sum of all JCTs at prices (I,), and its gradient by each price (I,)."""
         bill = self.work.gpus * self.lengths
         total, used = -float(prices @ bill), -bill
         for costs in self._costs:
@@ -156,10 +157,10 @@ class Dual:
 
 
 def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
-    """(bound on the sum of JCTs, prices (I,)): the best of `evaluations` evaluations.
+    """Return the best bound on the sum of JCTs found in about `evaluations` evaluations, and its prices (I,).
 
-    Prices begin at the `start`, else at the best of a few that are the same for all intervals, but for those after the
-    last submission.
+    The search begins at prices `start`. Without it, it begins at the best of four constant prices, each a quarter as
+    high after the last submission.
     """
     scale = 1.0 / np.sqrt(dual.lengths)
     best = (-np.inf, np.zeros(len(scale)))

@@ -1,10 +1,10 @@
-"""The fluid schedule: the prices of `ones`, with fractions of GPUs, changes that cost nothing, and true curves.
+"""The fluid schedule: the prices of `ones` with fractional GPUs, free changes and the true speed curves.
 
-It is no schedule that a cluster could run, but one that the bound allows: so the bound lies below its mean JCT. What
-lies between the two is what it costs to decide without knowledge of later arrivals, and what is lost in the bound.
+No real cluster could run the fluid schedule, but the bound covers it, so its mean JCT is at least the bound. Their gap
+has two causes: the fluid schedule does not know later arrivals, and the bound is not tight.
 
-With GPUs of several kinds a linear program divides them among the jobs. As in `ones`, a GPU of each kind counts as much
-as its price there says. A job may have GPUs of several kinds if one has not enough.
+With several kinds of GPU, a linear program divides the GPUs among the jobs. As in `ones`, a GPU of each kind counts as
+its price in that program. A job gets GPUs of several kinds if one kind does not have enough.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from slurm_ones.ones.worth import worth_of_progress
 from slurm_ones.policy.contract import Floats, Ints
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""GPU counts considered, besides those of larger jobs and each job's two smallest sizes."""
+"""GPU counts considered, in addition to the largest count of any job and each job's two smallest."""
 Columns = Sequence[tuple[int, bool, int]]
-"""The kind that sets the pace, whether others are faster, and GPUs in all."""
+"""Sizes of a job: (index of the kind that sets the pace, whether faster kinds are mixed in, GPUs in total)."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
-"""Largest factor between the weights of a kind of GPU and of the fastest kind, either way."""
+"""Largest ratio between the price of a GPU kind and that of the fastest kind, in either direction."""
 STEPS = 1500
-"""Least number of decisions over the time in which jobs are submitted."""
+"""Shortest interval between decisions: the time from first to last submission over this number."""
 SHARE = 0.1
-"""Longest time between decisions, as a share of the shortest remaining time."""
+"""Longest interval between decisions, as a share of the shortest remaining time of a job."""
 
 
 def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
-    """Mean JCT of the fluid schedule, in seconds. A GPU of kind k counts as `weights[k]` at first."""
+    """Return the mean JCT of the fluid schedule in seconds. Initially a GPU of kind k counts as `weights[k]`."""
     columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
     rates = [_rates(curve, columns) for curve in work.curves]
@@ -77,7 +77,7 @@ def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
 
 
 def _columns(work: KindWork) -> tuple[Columns, Ints]:
-    """The columns (U,) that are weighed, the first of them waiting, and their GPUs of each kind (U, K)."""
+    """Return the sizes considered (U,), the first one 0 GPUs, and their GPUs of each kind (U, K)."""
     found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
     for k, here in enumerate(work.there.tolist()):
         for mixed in (False, True):
@@ -94,7 +94,7 @@ def _columns(work: KindWork) -> tuple[Columns, Ints]:
 
 
 def _rates(curve: KindCurve, columns: Columns) -> Floats:
-    """(K, U) progress/s in these columns; 0 if it cannot be."""
+    """Return (K, U) progress/s in each part of the training at each size; 0 if the job has no such size."""
     found = np.zeros((len(curve.rate), len(columns)))
     mine = zip(curve.kind.tolist(), curve.mixed.tolist(), curve.sizes.tolist(), strict=True)
     place = {column: u for u, column in enumerate(columns)}
@@ -105,7 +105,7 @@ def _rates(curve: KindCurve, columns: Columns) -> Floats:
 
 
 class _Way:
-    """Progress of a job at its present sizes: speeds (K,) in the parts that end at `ends` (K,)."""
+    """Progress over time of a job at its present sizes: speeds (K,) in the training parts that end at `ends` (K,)."""
 
     def __init__(self, speed: Floats, ends: Floats, done: float) -> None:
         with np.errstate(divide="ignore"):
@@ -113,14 +113,15 @@ class _Way:
         self._ends, self._done = ends, done
 
     def after(self, seconds: float) -> float:
-        """Return the progress after these seconds."""
+        """Return the job's progress `seconds` from now."""
         if not np.isfinite(self.seconds[-1]):
             return self._done
         return float(np.interp(seconds, np.append(0.0, self.seconds), np.append(self._done, self._ends)))
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """(J, U) share of its time that each job has each size, if each GPU goes to the job that gains most by it."""
+    """Return (J, U) the share of time that each job spends at each size if every GPU goes to the largest gain in
+    worth."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
@@ -139,7 +140,8 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
 
 
 def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
-    """(J, U) shares of its time with which jobs are worth most together, and the price (K,) of a GPU of each kind."""
+    """Return the time shares (J, U) at each size that maximise the jobs' total worth, and the price (K,) of each GPU
+    kind."""
     job, column = np.nonzero(worth > 0)
     whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
     rows: Any = vstack([csr_array(takes[column].T), whole])
