@@ -1,1 +1,1 @@
-"""Policies that `ones` is compared with: one file for each, naming the paper that it follows."""
+"""Policies that `ones` is compared with: one file for each policy, naming the paper that it follows."""

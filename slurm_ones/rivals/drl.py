@@ -1,21 +1,21 @@
 """A small scheduler trained by policy gradient: what ONES was compared with (ONES §4 names it DRL).
 
-Neither its weights nor its code were published, so this one is built after the two that began the line. They are DeepRM
-(Mao et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with nothing and takes one
-action after another until the void action ends the round. Its REINFORCE has the mean of several rollouts of one
-workload as baseline, and the reward is minus the jobs in the system. DL2's jobs grow by steps at the size of their
-users' batch, all decided in each interval.
+Its weights and code were never published, so this one follows the two first schedulers of this kind: DeepRM (Mao et
+al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with nothing and takes one action
+after another until the void action ends the round. It is trained by REINFORCE, with the mean of several rollouts of one
+workload as baseline. Its reward is minus the number of jobs in the system. DL2's jobs grow by steps at their users'
+batch size, all decided in each interval.
 
-`Drl` takes one step after another; `build_steps` says what a job's next step looks like, as figures, and `Perceptron`
-weighs them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` tells the exact command, and how it went.
+`Drl` takes one step after another; `build_steps` makes the features of a job's next step, and `Perceptron` scores them.
+drl.npz was trained by `python -m benchmarks.train_drl`; `load` returns the exact command and the training curve.
 docs/decisions/0010-policy-gradient-rival.md has the figures.
 
-Where it differs from both:
+Differences from both:
 
-1. One network scores every job's step by itself, with figures of the whole queue among its inputs. Theirs have a fixed
-   number of places for jobs. So it is linear in the jobs and takes queues of any length.
+1. One network scores each job's step separately, with features of the whole queue among its inputs. DeepRM and DL2 have
+   a fixed number of places for jobs. Here the time is linear in the jobs, and queues can have any length.
 2. A step doubles the GPUs, or goes to the size that the user asked for: the sizes that Slurm can be asked for.
-3. The void action ends only the growing: a job that has nothing still gets its first step if there is room.
+3. The void action ends only the growth: a job without GPUs still gets its first step if there is room.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ ASKED_LEFT = 11
 CONTEXT = 4
 """Number of inputs of the void action."""
 LOG_SECONDS = 12.0
-"""Scale of times: t seconds become ln(1 + t) over this, the ln of a hundred days and a half."""
+"""Scale of the time features: t seconds become ln(1 + t) / `LOG_SECONDS`. The feature is 1 near two days."""
 LOG_SIZE = 6.0
-"""Scale of ratios of GPUs: a ratio becomes its log2 over this."""
+"""Scale of the features that are ratios of GPUs: a ratio becomes its log2 / `LOG_SIZE`."""
 
 
 @dataclass(frozen=True)
 class GrowthSteps:
-    """Next growth steps of the jobs."""
+    """Possible growth steps of the jobs, from no GPUs on."""
 
     tables: Tables
     sizes: Ints
-    """(J, S) GPUs after each step; 0 if the job has no further one."""
+    """(J, S) GPUs after each step; 0 if the job has fewer steps."""
     extra: Ints
     """(J, S) GPUs that each step adds."""
     features: Floats
-    """(J, S, F), each about within -1 and 1, finite whatever the jobs say."""
+    """(J, S, F) features of each step, about -1 to 1, finite whatever the jobs report."""
     load: float
-    """Jobs per GPU, as a ratio above."""
+    """Jobs per GPU, scaled by log2 / `LOG_SIZE`."""
 
     def context(self, free: float) -> Floats:
-        """(C,) inputs of the void action when this share of the GPUs is left."""
+        """Return the inputs (C,) of the void action if a share `free` of the GPUs is left."""
         return np.array([1.0, free, free * free, self.load])
 
 
@@ -78,8 +78,8 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the job's view with the sizes of steps only: the largest up to each power of two, its request and its
-    present size."""
+    """Return the job's view with only the sizes of growth steps: the largest up to each power of two, the requested and
+    the present size."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):
@@ -89,7 +89,7 @@ def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
 
 
 def _columns(tables: Tables) -> Ints:
-    """(J, S) columns of the tables that each job can have, ascending; 0 beyond the last."""
+    """Return (J, S) the columns of each job's allowed sizes in the tables, ascending; 0 after the last."""
     most = int(tables.allowed.sum(axis=1).max(initial=0))
     order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
     return np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
@@ -169,32 +169,33 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of the parameters: weights and bias of each layer, the last without bias; then the void's."""
+"""Shapes of the parameters: weights and bias of each layer, the last without bias; then the weights of the void
+action."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Scores from features; the parameters are one flat vector, as an optimizer wants them."""
+    """Neural network that scores steps from features; its parameters are one flat vector, as optimizers need."""
 
     flat: Floats
-    """(SIZE,)"""
+    """(SIZE,) all parameters."""
 
     def parameters(self) -> list[Floats]:
-        """The vector in its shapes."""
+        """Return the parameters as arrays of the `SHAPES`."""
         cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(self.flat, cuts), SHAPES, strict=True)]
 
     def scores(self, features: Floats) -> Floats:
-        """(…) from (…, F)."""
+        """Return the scores (…) of features (…, F)."""
         return self.layers(features)[-1]
 
     def void(self, context: Floats) -> float:
-        """Score of the void action from (C,)."""
+        """Return the score of the void action for its inputs (C,)."""
         return float(self.flat[-CONTEXT:] @ context)
 
     def layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
-        """Both hidden layers (…, H) and the scores (…), from (…, F)."""
+        """Return both hidden layers (…, H) and the scores (…) of features (…, F)."""
         first, bias, second, bias2, last, _ = self.parameters()
         one = np.tanh(features @ first + bias)
         two = np.tanh(one @ second + bias2)
@@ -203,27 +204,27 @@ class Perceptron:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network and where it comes from."""
+    """A trained network, and how it was trained."""
 
     network: Perceptron
     command: str
-    """Command that trained it."""
+    """Command that trained the network."""
     seed: int
     curve: Floats
-    """(E, 3) of the training: processor seconds, updates, mean JCT over that of equal shares on the workloads of the
-    validation."""
+    """(E, 3) training curve: processor seconds, updates, and mean JCT on the validation workloads over that of equal
+    shares."""
 
 
 @cache
 def load() -> Trained:
-    """The weights that come with the package."""
+    """Return the trained network that comes with the package."""
     with resources.as_file(resources.files("slurm_ones.rivals") / "drl.npz") as path, np.load(path) as file:
         network = Perceptron(np.asarray(file["flat"], dtype=np.float64))
         return Trained(network, str(file["command"]), int(file["seed"]), np.asarray(file["curve"], dtype=np.float64))
 
 
 def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -> Ints:
-    """Take the best-scored action until `gpus` of `total` GPUs are used; return the steps of each job (J,).
+    """Take best-scored actions while any of the `gpus` free GPUs is left; return each job's number of steps (J,).
 
     Scores are computed once, so a step costs one heap operation.
     """
@@ -246,7 +247,7 @@ def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -
 
 
 def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
-    """Return the GPUs of each job (J,) after its steps; 0 after none."""
+    """Return the GPUs of each job (J,) after `taken` steps; 0 after none."""
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
     last = np.maximum(taken - 1, 0)
@@ -254,7 +255,7 @@ def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
 
 
 class Drl:
-    """Policy gradient, trained in the simulator (see the package). `network` replaces the trained network."""
+    """Policy-gradient scheduler, trained in the simulator (see the module). `network` replaces the trained network."""
 
     name = "drl"
 
@@ -268,7 +269,7 @@ class Drl:
 
 
 class Game:
-    """One round of decisions: the available steps, and the schedule that follows from those taken."""
+    """One decision: the available growth steps, and the schedule that follows from the steps taken."""
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> None:
         self.cluster = cluster
@@ -276,7 +277,7 @@ class Game:
         self.fixed = fixed_jobs(cluster, jobs)
         self.mobile = [job for job in self.jobs if job.job_id not in self.fixed]
         self.gpus = int(free_after_fixed(cluster, jobs, self.fixed).sum())
-        """GPUs that they share."""
+        """GPUs that the jobs in `mobile` share."""
         self.total = max(cluster.gpus, 1)
         self.steps: GrowthSteps = build_steps(cluster, self.mobile, self.gpus, now)
 

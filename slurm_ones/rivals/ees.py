@@ -5,12 +5,12 @@ Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2
 - A job's best batch at each number of GPUs, and its scaling factor: its rate there over its rate on the least GPUs.
 - The optimizer: the sum of scaling factors, each job of the round having at least its least GPUs, by dynamic
   programming over jobs and GPUs: best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
-- The autoscaler: jobs that run are never stopped; a job that arrives takes part if all can still be had, and else
-  waits. It rescales at intervals (`interval_s`). Between them jobs that wait get free GPUs by the same program.
+- The autoscaler: running jobs are never stopped. A new job takes part if the least GPUs of all jobs still fit, and
+  otherwise waits. It rescales at intervals (`interval_s`). In between, waiting jobs get free GPUs by the same program.
 
-Where we differ: there the user's range of batches is taken to keep the accuracy whatever the batch, and the rate is the
-throughput. Here the rate is the goodput, so that a larger batch is worth what its statistical efficiency says: without
-that the policy would be worse. A job that keeps its size stays on its nodes.
+Differences: the paper assumes equal accuracy for all batches in the user's range, so its rate is the throughput. Here
+the rate is the goodput, so a larger batch counts by its statistical efficiency: with throughput the policy would be
+worse. A job that keeps its size stays on its nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Sched
 from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
-"""Bonus on the factor of the current size, so that ties change nothing."""
+"""Bonus on the scaling factor of the current size: a tie keeps this size."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class EesOptions:
     """Options of effective elastic scaling."""
 
     interval_s: float = 0.0
-    """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait for minutes, which
-    makes fewer resizes; where one costs half a minute the mean completion time is better without."""
+    """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait minutes, which makes
+    fewer resizes. If a resize costs half a minute, the mean JCT is better with 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_s < float("inf"):
@@ -43,7 +43,7 @@ class EesOptions:
 
 
 class Ees:
-    """Effective elastic scaling. It remembers when it last rescaled."""
+    """Effective elastic scaling. It remembers the time of its last rescaling."""
 
     name = "ees"
     options_type = EesOptions
@@ -74,7 +74,7 @@ class Ees:
 
 
 def scaling_factors(tables: Tables) -> Floats:
-    """(J, U) goodput over that at the least size; -inf where a size is not allowed."""
+    """Return (J, U) the goodput at each size over the goodput at the smallest; -inf at sizes that are not allowed."""
     least = tables.goodput[np.arange(len(tables.jobs)), tables.allowed.argmax(axis=1)]
     factors = tables.goodput / np.where(least > 0, least, 1.0)[:, None]
     current = np.arange(len(tables.sizes)) == tables.current[:, None]
@@ -82,11 +82,11 @@ def scaling_factors(tables: Tables) -> Floats:
 
 
 def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
-    """(J,) the column of each job's size such that the sum of factors is largest, and that sum.
+    """Return the column of each job's size (J,) that maximises the sum of factors, and this sum.
 
-    `sizes` (U,), `factors` (J, U), -inf for what a job cannot have. Jobs come in the order in which they are admitted:
-    one whose least size no longer fits next to the least sizes of those before gets column 0. O(J·U·`free`), vectorised
-    over GPUs.
+    `factors` (J, U) at `sizes` (U,) are -inf for sizes that a job cannot have. Jobs are admitted in their order: a job
+    gets column 0 if its smallest size does not fit next to those of the jobs admitted before it. O(J·U·`free`),
+    vectorised over GPUs.
     """
     columns = np.zeros(len(factors), dtype=np.int64)
     admitted, needed = [], 0

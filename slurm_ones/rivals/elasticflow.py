@@ -1,19 +1,21 @@
-"""ElasticFlow: jobs are admitted where all deadlines can be met; they get the fewest GPUs for that, then what is left.
+"""ElasticFlow: admits jobs whose deadlines can be met; each gets the fewest GPUs for that, then a part of the rest.
 
-Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Its
-abstract, others' accounts of §4 and its authors' released scheduler were read, not the paper itself. Taken from there:
+Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Our
+sources are its abstract, other authors' accounts of §4 and the released scheduler, not the paper itself. Taken from
+there:
 
 - Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`policy.timeline`). A
   new job is admitted if it and all jobs admitted before it end in time.
-- Allocation: every admitted job gets its share. GPUs that are left go, one size at a time, to the job whose GPU-seconds
-  grow least for each of them. Jobs without any GPU come first; it ends when no job becomes faster.
-- Sizes are powers of two of the GPUs of a node, and whole nodes by powers of two; the global batch is its user's.
+- Allocation: every admitted job gets its share. Remaining GPUs go, one size at a time, to the job whose GPU-seconds
+  grow least for each added GPU. Jobs without any GPU come first; it ends when no job becomes faster.
+- Sizes are powers of two within a node, and powers of two of whole nodes; the global batch is the user's.
 - Running jobs may be stopped.
 
-Derived, because this is Slurm: a job that is not admitted is dropped there. Here it runs with what is left, as jobs
-without a deadline do, which the released code treats alike. What a job still has to do and how fast it is are what the
-caller knows, without doubts. Its buddy allocation migrates jobs so that there is always room. Here jobs that keep their
-size keep their nodes, so that fragments may be in the way. Jobs that are admitted stay so (`JobView.promised`).
+Differences because of Slurm: ElasticFlow drops a job that it does not admit. Here the job runs on remaining GPUs like
+jobs without a deadline; the released code treats both alike. Remaining work and speed of a job are the caller's
+predictions, taken as certain. ElasticFlow's buddy allocation migrates jobs against fragmentation. Here jobs that keep
+their size keep their nodes, so fragmentation may prevent a placement. An admitted job stays admitted
+(`JobView.promised`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
-"""Seconds that stand for no deadline."""
+"""Seconds until the deadline of a job that has none."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class ElasticFlowOptions:
     """Options of ElasticFlow."""
 
     slot_s: float = 60.0
-    """Seconds from one decision to the next, for which GPUs that are left are lent; its authors' value."""
+    """Seconds from one decision to the next, for which remaining GPUs are lent; the authors' value."""
 
     def __post_init__(self) -> None:
         if not 0 < self.slot_s < float("inf"):
@@ -48,7 +50,7 @@ class ElasticFlowOptions:
 
 
 class ElasticFlow:
-    """ElasticFlow (ASPLOS 2023). It is stateless: the views show which jobs were admitted."""
+    """ElasticFlow (ASPLOS 2023). It is stateless: `JobView.promised` holds the earlier admissions."""
 
     name = "elasticflow"
     options_type = ElasticFlowOptions
@@ -80,7 +82,7 @@ class ElasticFlow:
     def _wanted(
         self, timeline: FreeTimeline, curves: Sequence[SpeedCurve], promised: Sequence[int], mobile: Sequence[JobView]
     ) -> Mapping[int, int]:
-        """Return the GPUs of each job now, jobs with a promise first."""
+        """Return the GPUs of each job now, by job id, admitted jobs first."""
         shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
         gpus = {j: int(shares[j].gpus[0]) if j in shares else 0 for j in range(len(mobile))}
         left = int(timeline.free[0]) - sum(gpus.values())
@@ -132,7 +134,7 @@ def _next(curve: SpeedCurve, gpus: int) -> int:
 
 
 def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
-    """Return the change of a job's GPU-seconds for each additional GPU now; 0 if it can have none."""
+    """Return the increase of a job's GPU-seconds per GPU of its next larger size; 0 if it has no larger size."""
     size = _next(curve, gpus)
     if not size:
         return 0.0

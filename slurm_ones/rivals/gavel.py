@@ -1,17 +1,17 @@
-"""Gavel: rigid jobs share GPUs of several kinds over time, each as its speeds there say.
+"""Gavel: rigid jobs share GPUs of several kinds over time, by their speeds on each kind.
 
-Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Read of it
-were the abstract, the talk's outline and summaries of its public code, not the text. Taken from there:
+Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Our sources
+are the abstract, the talk's outline and summaries of the public code, not the paper itself. Taken from there:
 
 - An allocation X: the share of its time that job j has its GPUs of kind k. A job's effective throughput is
   Σ_k X_jk T_jk; no job has more than all its time, no kind more GPUs than there are.
-- `max_min` makes the least effective throughput largest, each relative to what the job has on an equal share of every
-  kind. `max_sum` makes the sum of these largest.
+- `max_min` maximises the least effective throughput, relative to that of an equal share of every kind. `max_sum`
+  maximises the sum of these.
 - Rounds: a job's priority on a kind is X_jk over the share of rounds that it has had there. Jobs get their GPUs in that
   order.
 
-Where we differ: jobs start at what their users ask for, at their own batch, and T_jk is their goodput there. What equal
-allocations leave over, the sum decides. There is no sharing of one GPU by two jobs.
+Differences: jobs start at their requested size and batch, and T_jk is their goodput there. With `max_min`, the sum
+decides about GPUs left over. Two jobs never share one GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GavelOptions:
     """Options of Gavel."""
 
     objective: Objective = "max_min"
-    """Objective to maximise: the least of the jobs' relative throughputs, or their sum."""
+    """Objective to maximise: the minimum of the jobs' relative throughputs, or their sum."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -83,7 +83,8 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Choose kind and GPUs of the jobs that run in this round, by the time each is owed on each kind."""
+        """Return kind and GPUs of each job that runs in this round, by job id; jobs owed most time on a kind come
+        first."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):
@@ -100,7 +101,7 @@ class Gavel:
 
 
 def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats]:
-    """(J, K) GPUs that each job asks for, as far as each kind has them, and its goodput on those; 0 for none."""
+    """Return (J, K) the GPUs that each job requests on each kind, and its goodput there; 0 if the kind has too few."""
     gpus = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
     speeds = np.zeros(gpus.shape)
     for k, kind in enumerate(cluster.kinds):
@@ -115,8 +116,8 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
 
 
 def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> Floats:
-    """X (J, K): the share of its time that each job has its `gpus` (J, K), at `speeds` (J, K), of each kind. `there`
-    (K,) are the GPUs of the cluster."""
+    """Return X (J, K), the share of time of each job on each kind. `gpus` and `speeds` (J, K) are its GPUs and goodput
+    there; `there` (K,) are the GPUs available."""
     jobs, kinds = gpus.shape
     if not jobs or not kinds:
         return np.zeros((jobs, kinds))

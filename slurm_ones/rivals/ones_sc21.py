@@ -1,17 +1,15 @@
 """ONES as published: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
 
-The baseline, which must not be improved. ones_sc21.py is the policy, its limits and its reasons. space.py has the
-search space of one decision, its candidates and their costs; generation.py the steps of a generation. Only what a real
-Slurm forces differs from the paper:
+This is the baseline and must not be improved. It differs from the paper only as a real Slurm requires:
 
 1. A size is one that Slurm can be asked for, part of a node or whole nodes (`policy.shapes`). A candidate counts only
    if it can be placed. Unchanged jobs stay on their nodes, as Slurm does not move them. If shapes need not be uniform,
    any count will do, as in the paper.
-2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
-3. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
-4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs by the paper's
-   order of filling: Slurm would start them there anyhow.
-5. The samples that a job has used are known as its progress, samples of its base batch (`JobView.samples`).
+2. A new job's first limit is the paper's 1 GPU, or its smallest size if it cannot run on one.
+3. Jobs that must keep their shape take no part: their GPUs are not in the search space (`Space`).
+4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs in the paper's
+   order of filling: Slurm would start these jobs anyhow.
+5. The samples that a job has used are its progress in samples of its base batch (`JobView.samples`).
 
 Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed candidate leaves out are parked.
 """
@@ -42,9 +40,9 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables
 
 LARGEST = 1e15
-"""Upper limit on any job's samples."""
+"""Upper limit of a job's samples, and of its α and β."""
 LEAST_PROGRESS = 1e-3
-"""Lower limit of a drawn ρ: a draw near 0 would decide a whole generation."""
+"""Lower limit of a drawn ρ: a draw near 0 would dominate the score of a whole generation."""
 
 
 @dataclass(frozen=True)
@@ -53,33 +51,34 @@ class Space:
 
     cluster: ClusterView
     tables: Tables
-    """Their sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds."""
+    """Sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds of these jobs."""
     fixed: Mapping[int, Reason]
-    """Reason for each other job to keep its place or its wait, by job id."""
+    """Reason of each job outside the space to keep its GPUs or to wait, by job id."""
     waiting_fixed: int
 
     free: Ints
-    """(N,) GPUs of each node that fixed jobs leave."""
+    """(N,) GPUs of each node that are not held by fixed jobs."""
     held: Ints
-    """(E, 3) job, node and GPUs of what the jobs hold now."""
+    """(E, 3) job, node and GPUs of everything that the jobs hold now."""
     slots: Ints
     """(GPUs,) job that holds each GPU now, in node order; J if idle."""
     ordinal: Ints
-    """(GPUs,) number of the GPU among those of its job, from 0."""
+    """(GPUs,) number of each GPU among the GPUs of its job, from 0."""
     current: Ints
     """(J,) GPUs held now; 0 for a waiting job."""
     smallest: Ints
-    """(J,) smallest size, the current one counted; 0 if no size of the job exists on this cluster."""
+    """(J,) smallest size of each job, its current size included; 0 if none of its sizes exists on this cluster."""
     below: Ints
-    """(J, U) the job's largest size up to each size; 0 if it has none."""
+    """(J, U) largest size of the job up to the size of column U; 0 if there is none."""
     column: Ints
-    """(GPUs + 1,) column of the largest size up to each count."""
+    """(GPUs + 1,) column of the largest size up to each GPU count."""
 
     samples: Floats
-    """(J,) samples used so far."""
+    """(J,) samples used so far by each job."""
     alpha: Floats
     beta: Floats
-    """(J,) parameters of ρ."""
+    """(J,) second parameter of the Beta distribution of ρ, the share of its work that a job has done; `alpha` is the
+    first."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
@@ -87,7 +86,7 @@ class Space:
 
     @property
     def running(self) -> Bools:
-        """(J,)"""
+        """(J,) True for jobs that hold GPUs."""
         return self.current > 0
 
     def largest(self, bound: Ints) -> Ints:
@@ -95,11 +94,11 @@ class Space:
         return self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
 
     def speed(self, counts: Ints) -> Floats:
-        """(…, J) samples/s at sizes (…, J); 0 at size 0."""
+        """Return (…, J) the samples/s of each job at `counts` GPUs (…, J); 0 at 0 GPUs."""
         return self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
 
     def allocation(self, j: int, gpus: int) -> Allocation:
-        """Allocation of job j at a size: the current size keeps the current shape."""
+        """Return the allocation of job j at `gpus` GPUs; the current size keeps the current shape."""
         job = self.jobs[j]
         kept = job.shape if gpus == self.current[j] else None
         shape = kept or shape_of(self.cluster, gpus)
@@ -143,7 +142,7 @@ def _slots(on_node: Ints, free: Ints) -> Ints:
 
 
 def _ordinal(slots: Ints, jobs: int) -> Ints:
-    """Number of GPUs with the same job that come before each GPU."""
+    """Return for each GPU the number of earlier GPUs with the same job."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
     ordinal = np.empty(len(slots), dtype=np.int64)
@@ -152,8 +151,8 @@ def _ordinal(slots: Ints, jobs: int) -> Ints:
 
 
 def genes(space: Space, counts: Ints) -> Ints:
-    """(K, GPUs) from (K, J), with as few occupied GPUs changed as possible: a job keeps those it holds now as far as it
-    keeps its count, and its others lie together on those that are left."""
+    """Return the genomes (K, GPUs) of candidates with GPU counts (K, J), changing as few occupied GPUs as possible. A
+    job keeps the GPUs it holds up to its count; its additional ones lie together on the remaining GPUs."""
     candidates, jobs = counts.shape
     bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
     kept = space.ordinal < bound[:, space.slots]
@@ -166,22 +165,22 @@ def genes(space: Space, counts: Ints) -> Ints:
 
 
 def gpus_of_jobs(space: Space, population: Ints) -> Ints:
-    """(K, J) GPUs that each candidate gives each job."""
+    """Return (K, J) the GPUs that each genome of a population gives each job."""
     candidates, wide = len(population), len(space.jobs) + 1
     flat = population + wide * np.arange(candidates)[:, None]
     return np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
 
 
 def sample_progress(space: Space, rng: np.random.Generator) -> Floats:
-    """(J,) one draw of ρ for each job."""
+    """Return (J,) one draw of each job's ρ from its Beta distribution."""
     return np.clip(np.nan_to_num(rng.beta(space.alpha, space.beta), nan=0.5), LEAST_PROGRESS, 1.0)
 
 
 def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
-    """(K,) GPU-seconds to come of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
+    """Return (K,) the remaining GPU-seconds of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
 
-    Y are the samples used, X the samples/s. A job left out costs nothing, nor does one that has not begun: the score
-    prefers empty schedules, and only filling hides that.
+    Y are the samples used, X the samples/s. A job without GPUs costs nothing, nor does a job that has not begun. So the
+    score prefers empty schedules, and only filling hides that.
     """
     speed = space.tables.speed
     per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
@@ -191,10 +190,10 @@ def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
 
 
 def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
-    """Counts (K, J) that can be placed and the free nodes (K, P + 1) then, from wanted ones.
+    """Return counts (K, J) near `wanted` that can be placed, and (K, P + 1) the nodes with each number of free GPUs.
 
-    Unchanged jobs are in place. The others are placed largest first on the fullest nodes they fit on; without room they
-    shrink, possibly to 0. A running job that was to grow and cannot stays as it is.
+    Unchanged jobs keep their nodes. The others are placed largest first on the fullest nodes they fit on. A job without
+    room shrinks, possibly to 0. A running job that was to grow and cannot stays as it is.
     """
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
@@ -209,7 +208,8 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place counts as `place_counts` does, but jobs that were to grow may shrink; they are the third (K, J)."""
+    """Place counts like `place_counts`, except that growing jobs may shrink; return also which could not grow (K,
+    J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -234,8 +234,8 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
 
 
 def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
-    """Place jobs of one node or more, largest first; those that do not fit shrink, in `moving`, below a node if need
-    be."""
+    """Place jobs of at least one node, largest first. Jobs without room shrink in `moving`, if necessary below one
+    node."""
     large = (moving >= per_node) & (per_node > 0)
     while large.any():
         order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
@@ -255,8 +255,8 @@ def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node:
 
 
 def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints) -> Ints:
-    """Counts (K, J) after jobs that have nothing were offered the GPUs left on the free nodes. They come in `order`
-    (J,), each up to its `limit` (J,). A running job's old size is not among the offers: its GPUs went to others."""
+    """Return counts (K, J) after offering the GPUs left to jobs without any, in `order` (J,), each up to its `limit`
+    (J,). A running job is not offered its old size, since others took those GPUs."""
     counts, free, per_node = counts.copy(), free.copy(), space.cluster.gpus_per_node
     blocks = np.arange(per_node + 1)
     while True:
@@ -278,10 +278,9 @@ def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints)
 
 
 def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
-    """Counts (K, J) of an older population for today's jobs: cut to the limits (J,) and to valid sizes, and then, the
-    last jobs first, to the GPUs that there are.
+    """Return counts (K, J) of a remembered population, cut to the limits (J,), valid sizes and the GPUs of the cluster.
 
-    Finished jobs are dropped before, by the caller's mapping of job ids.
+    If the GPUs do not suffice, later jobs get 0. The caller drops finished jobs first.
     """
     counts = space.largest(np.minimum(remembered, limit))
     fits = np.cumsum(counts, axis=1) <= len(space.slots)
@@ -289,7 +288,7 @@ def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
 
 
 def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Generator) -> Ints:
-    """Uniform mutation: each job that is `removable` (J,) leaves all its GPUs with this chance."""
+    """Uniform mutation: each `removable` job (J,) loses all its GPUs with probability `chance`."""
     jobs = len(removable)
     gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column is the idle GPUs'
     gone[:, :jobs] = (rng.random((len(parents), jobs)) < chance) & removable
@@ -297,7 +296,7 @@ def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Genera
 
 
 def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints:
-    """Counts (K, J) from wanted ones: idle GPUs filled, everything placed, and what is left over filled again."""
+    """Return counts (K, J) near `wanted`: idle GPUs filled, everything placed, and remaining GPUs filled again."""
     counts = fill(space, space.largest(np.minimum(wanted, limit)), limit, order)
     if not space.cluster.uniform:
         return counts
@@ -306,9 +305,10 @@ def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints
 
 
 def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
-    """Counts (K, J) with idle GPUs given to the jobs in `order` (J,), each up to its `limit` (J,) (ONES §3.2).
+    """Return counts (K, J) with idle GPUs given to jobs in `order` (J,), each up to its `limit` (J,) (ONES §3.2).
 
-    All at once: each job gets what those before it leave. GPUs that make no whole size are offered again.
+    Each round serves all jobs at once: a job gets what earlier jobs leave. GPUs that make no whole size are offered
+    again.
     """
     counts = counts.copy()
     while True:
@@ -323,10 +323,10 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 
 
 def fill_order(space: Space, rho: Floats) -> Ints:
-    """Order in which jobs are offered idle GPUs: new jobs first come first served, then started jobs by remaining time.
+    """Return the order in which jobs are offered idle GPUs: new jobs by arrival, then started jobs by remaining time.
 
-    Remaining time at the current size, or at the smallest for a stopped job, with the progress `rho` (J,) of this
-    generation.
+    The remaining time is at the current size, or at the smallest size of a stopped job, with this generation's draw
+    `rho` (J,).
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)
@@ -335,11 +335,11 @@ def fill_order(space: Space, rho: Floats) -> Ints:
 
 
 class SizeBounds:
-    """R, the most GPUs that a job may have now (ONES §3.3), remembered between decisions by job id: jobs earn larger
-    sizes by running at the ones they have.
+    """Limits R on each job's GPUs (ONES §3.3), remembered by job id: a job earns a larger limit by running at its
+    present one.
 
-    With sizes that Slurm can be asked for, a new job's first limit is its smallest one if that is not the paper's 1
-    GPU. Doubling goes at least to the next one.
+    On Slurm a new job's first limit is its smallest size if that is above the paper's 1 GPU. Doubling goes at least to
+    the next larger size.
     """
 
     def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:
@@ -348,7 +348,7 @@ class SizeBounds:
         self._remembered: dict[int, int] = {}
 
     def update(self, space: Space, jobs: Sequence[JobView]) -> Ints:
-        """Return the present limit of each job of the space: (J,). `jobs` are all jobs, fixed ones included."""
+        """Return the present limit (J,) of each job of the space. `jobs` are all jobs, fixed ones included."""
         total = space.cluster.gpus
         limit = np.array([self._limit(space, j, total) for j in range(len(space.jobs))], dtype=np.int64)
         self._scale_down(space, limit, jobs, total)
@@ -374,8 +374,8 @@ class SizeBounds:
 
     @staticmethod
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
-        """Cut the largest job to int(2n/(T/median + 1)): it must hold half the cluster or more, and have run longer
-        than the median."""
+        """Cut the largest job's limit to int(2n/(T/median + 1)) if it holds half the cluster and has run longer than
+        the median."""
         if not space.running.any():
             return
         j = int(np.argmax(space.current))
@@ -386,7 +386,7 @@ class SizeBounds:
 
 
 def stopped(job: JobView) -> bool:
-    """Tell whether the job has run and waits again."""
+    """Return True if the job ran before and waits again."""
     return job.shape is None and (job.samples > 0 or job.running_s > 0)
 
 
@@ -398,19 +398,20 @@ class OnesSc21Options:
     """Settings of the search; the defaults are the paper's."""
 
     population: int = 16
-    """Candidates kept (K)."""
+    """Candidates kept from each generation (K)."""
     generations: int = 30
-    """Per decision; the population lives on, so the paper's endless run is many decisions."""
+    """Generations in each decision. The population survives decisions, which together are the paper's endless run."""
     mutation: float = 0.3
-    """Chance of each job to be removed in a mutation."""
+    """Probability that a mutation removes a job."""
     epochs_before_removal: int = 2
-    """Epochs a job has done before a mutation may remove it."""
+    """Epochs that a job must have done before a mutation may remove it."""
     epochs_before_doubling: int = 2
-    """Epochs at its limit after which a job's limit doubles."""
+    """Epochs that a job runs at its limit before the limit doubles."""
     cap_over_request: float = 4.0
-    """A job never gets more than this multiple of the GPUs it asked for."""
+    """Upper limit of a job's GPUs, as a multiple of its requested GPUs."""
     min_epochs_since_change: int = 1
-    """Epochs that every job which a schedule changes must have done since its last change, before it is deployed."""
+    """A schedule is deployed only if every running job that it changes has done this many epochs since its last
+    change."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -427,7 +428,7 @@ class OnesSc21:
         self._limits = SizeBounds(self.options.epochs_before_doubling, self.options.cap_over_request)
         self._known: dict[int, int] = {}
         self._population = np.zeros((self.options.population, 0), dtype=np.int64)
-        """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
+        """(K, jobs of the last decision) GPUs of each job; `_known` maps job ids to columns."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.policy.contract.Policy`."""
@@ -450,7 +451,7 @@ class OnesSc21:
         return Schedule(allocations, explain(space, jobs, chosen, best, settled), cost, parked)
 
     def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
-        """Counts (J,) of the best candidate after all generations, and its score."""
+        """Return the GPU counts (J,) of the best candidate after all generations, and its score."""
         options = self.options
         done = [job.epochs >= options.epochs_before_removal for job in space.jobs]
         removable = np.array(done, dtype=np.bool_)
@@ -475,7 +476,8 @@ class OnesSc21:
         return counts[best], float(costs[best])
 
     def _recalled(self, space: Space) -> Ints:
-        """The remembered population as counts (K, J) of today's jobs; the first is the current allocation."""
+        """Return the remembered population as counts (K, J) of today's jobs; the first row is the current
+        allocation."""
         recalled = np.tile(space.current, (self.options.population, 1))
         for j, job in enumerate(space.jobs):
             if job.job_id in self._known:
@@ -484,9 +486,10 @@ class OnesSc21:
 
 
 def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
-    """Return the best candidate's counts (J,) if every job that they change has run long enough since its last change.
+    """Return the best candidate's counts (J,) if all running jobs that it changes have run long enough since their last
+    change.
 
-    Until then running jobs keep what they have, and those who wait start on what is idle, up to their limits (J,).
+    Otherwise running jobs keep their GPUs, and waiting jobs start on idle ones, up to their limits (J,).
     """
     settled = np.array([job.epochs_since_change >= min_epochs for job in space.jobs], dtype=np.bool_)
     if (settled | ~space.running | (best == space.current)).all():
@@ -498,10 +501,10 @@ def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
 
 
 def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, min_epochs: int) -> dict[int, Reason]:
-    """The reason of each job, by job id.
+    """Return the reason of each job's allocation, by job id.
 
-    `chosen` and `best` (J,) are the sizes in force and those of the best candidate. Where they differ, a job that the
-    best one changes has had its size for less than `min_epochs`.
+    `chosen` and `best` (J,) are the deployed counts and those of the best candidate. They differ while a job that the
+    best candidate changes has had its size for less than `min_epochs`.
     """
     reasons = {job.job_id: space.fixed[job.job_id] for job in jobs if job.job_id in space.fixed}
     left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]

@@ -1,13 +1,13 @@
-"""Optimus: GPUs one by one to the job whose remaining time they shorten most (Peng et al., EuroSys 2018, §3-4.1).
+"""Optimus: each further GPU goes to the job whose remaining time falls most (Peng et al., EuroSys 2018, §3-4.1).
 
-Every job gets one worker in order of arrival. Then each further GPU goes where the predicted completion time falls
-most, until none falls any more or no GPUs are left. The remaining epochs come from the loss curve (§3.1, `losscurve`)
-once enough losses were reported, before that from the progress model. The speed at each size comes from the caller's
-throughput model, not the paper's parameter-server one (§3.2). Each job keeps the batch it asked for.
+Every job gets one worker in order of arrival. Each further GPU then goes to the job whose predicted completion time
+falls most. This ends when no completion time falls or no GPUs are left. The remaining epochs come from the loss curve
+(§3.1, `LossCurve`) once enough losses were reported, before that from the progress model. The speed at each size comes
+from the caller's throughput model, not the paper's parameter-server model (§3.2). Each job keeps its requested batch.
 
-Jobs are re-allocated every `interval_s`, ten minutes as its authors did (§6), since each change is a restart. In
-between running jobs stay and waiting ones start on their smallest size where GPUs are free. Pollux's study (OSDI
-2021, §5) re-allocates every minute and tells the true remaining steps: `interval_s=0, told=True`. Not taken: the
+Jobs are re-allocated every `interval_s`, ten minutes by default as in §6, since each change is a restart. In between,
+running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free. Pollux's study (OSDI 2021,
+§5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0, told=True`. Not taken: the
 placement of parameter servers (§4.2). On Slurm a step is from one valid size to the next, weighed per GPU.
 """
 
@@ -27,30 +27,30 @@ from slurm_ones.policy.figures import LONGEST, to_come
 from slurm_ones.policy.tables import Tables, build_tables
 
 Losses = tuple[tuple[float, float], ...]
-"""(epochs done, loss) in order."""
+"""Reported losses of a job, (epochs done, loss), in order."""
 
 ENOUGH = 5
-"""Reported losses below which nothing is fitted."""
+"""Least number of reported losses for a fit."""
 MOST = 64
-"""Losses that enter a fit, spread evenly over those reported."""
+"""Largest number of losses in a fit, spread evenly over all reported losses."""
 FLOORS = 24
-"""Values tried for the final loss."""
+"""Number of final losses that a fit tries."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Loss after k epochs: 1/(slope · k + offset) + floor, as a fraction of the largest loss reported."""
+    """Fitted loss after k epochs, 1/(slope · k + offset) + floor, as a fraction of the largest reported loss."""
 
     slope: float
     offset: float
     floor: float
 
     def loss(self, epochs: Floats) -> Floats:
-        """Return the loss after these epochs."""
+        """Return the loss after `epochs` epochs."""
         return 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
 
     def converged(self, drop: float) -> float:
-        """Epochs after which an epoch lowers the loss by less than `drop`."""
+        """Return the number of epochs from which on each further epoch lowers the loss by less than `drop`."""
         if self.slope <= 0.0:
             return 0.0
         # slope / (slope · k + offset)² is what the epoch around k brings.
@@ -58,10 +58,10 @@ class LossCurve:
 
 
 def fit(losses: Losses) -> LossCurve | None:
-    """The curve through them; None if too few of them make sense.
+    """Return the loss curve fitted to `losses`; None if fewer than `ENOUGH` of them are valid.
 
-    Nonnegative least squares for each of several floors, the best of them kept. Each loss is first replaced by the
-    median of itself and its neighbours, against outliers.
+    For each of several floors, nonnegative least squares fits slope and offset; the fit of least error is returned. A
+    running median over three losses comes first, against outliers.
     """
     points = np.array([p for p in losses if all(map(math.isfinite, p)) and p[0] >= 0 and 0 < p[1] < 1e12])
     if len(points) < ENOUGH:
@@ -79,9 +79,9 @@ def fit(losses: Losses) -> LossCurve | None:
 
 
 def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """(F, 1) a and b ≥ 0 that minimise Σ weight · (a·x + b − y)² in each row of y, which is positive.
+    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² in each row of the positive y.
 
-    An error in 1/l counts as what it is in l: weights are the fourth power of l.
+    With y = 1/l and weights l⁴, an error in y counts as the error in l.
     """
     w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
     wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
@@ -103,7 +103,7 @@ class OptimusOptions:
     interval_s: float = 600.0
     """Seconds between two re-allocations."""
     converged: float = 0.01
-    """Fraction of the largest loss below which the gain of an epoch ends a job."""
+    """A job is done when an epoch lowers its loss by less than this fraction of its largest loss."""
     told: bool = False
     """Use the true remaining time if a simulator gives it."""
 
@@ -125,7 +125,7 @@ class Optimus:
         self.options = options
         self._last = -math.inf
         self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
-        """The last fit to each job's losses, good until it reports another."""
+        """Losses of each job at its last fit, and the fit, valid until the job reports another loss."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.policy.contract.Policy`."""
@@ -147,12 +147,13 @@ class Optimus:
         return _schedule(cluster, queue, fixed, table, wanted)
 
     def _seconds(self, table: Tables) -> Floats:
-        """(J, U) seconds to the end at each size, infinite at those not allowed."""
+        """Return (J, U) the remaining seconds of each job at each size, infinite at sizes that are not allowed."""
         work = np.array([self._work(job, table, j) for j, job in enumerate(table.jobs)])
         return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
-        """Progress still to come, in samples of the base batch: whole epochs, so that plans change when one ends."""
+        """Return a job's remaining progress in samples of the base batch, in whole epochs so that plans change only
+        when one ends."""
         epoch = max(job.dataset, 1)
         at = np.flatnonzero(table.allowed[j])
         if self.options.told and not math.isnan(job.true_remaining_s) and len(at):
@@ -173,9 +174,9 @@ class Optimus:
 
 
 def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
-    """Column of each job's size, 0 for those left out: smallest first, then by marginal gain per GPU.
+    """Return the column of each job's size, 0 for no GPUs: smallest sizes first, then by marginal gain per GPU.
 
-    `table.jobs` in order of arrival. Infinite `seconds` leave everybody at the smallest size.
+    `table.jobs` are in order of arrival. With infinite `seconds` every job stays at its smallest size.
     """
     sizes = table.sizes.tolist()
     chains = [np.flatnonzero(row).tolist() for row in table.allowed]
@@ -209,7 +210,8 @@ def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 def _schedule(
     cluster: ClusterView, queue: Sequence[JobView], fixed: dict[int, Reason], table: Tables, wanted: dict[int, int]
 ) -> Schedule:
-    """Placeable shapes for the sizes wanted, small ones first; who finds no room is parked."""
+    """Return a schedule that can be placed, as near to the `wanted` sizes as possible; jobs that cannot be placed are
+    parked."""
     row = {job.job_id: j for j, job in enumerate(table.jobs)}
     column = {int(n): u for u, n in enumerate(table.sizes)}
     views = []

@@ -27,10 +27,10 @@ class FifoOptions:
 
 
 class Fifo:
-    """First in, first out, with or without backfill: what Slurm itself does with rigid jobs; none is ever interrupted.
+    """First in, first out, with or without backfill, as Slurm runs rigid jobs; no job is ever interrupted.
 
-    Backfill is Slurm's without time limits (`sched/backfill` where every job may run for ever): a later job starts
-    wherever it fits, and nothing is reserved for the first in the queue. That keeps GPUs busy and lets large jobs wait.
+    Backfill is Slurm's `sched/backfill` for jobs without time limits: a later job starts as soon as it fits, and
+    nothing is reserved for the first in the queue. That keeps GPUs busy but lets large jobs wait.
     """
 
     name = "fifo"
@@ -68,11 +68,11 @@ class Fifo:
 
 
 class Srtf:
-    """Shortest remaining time first: a yardstick that has to know the future.
+    """Shortest remaining time first: an ideal that has to know the future.
 
-    The classical optimum for the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias
-    (NSDI 2019) is held against it and against `Srsf`. A simulator tells the true remaining time; on a real cluster
-    nobody does, and the job's predicted progress and speed take its place.
+    It minimises the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias (NSDI 2019)
+    is compared with it and with `Srsf`. A simulator gives the true remaining time. On a real cluster it is predicted
+    from the job's progress and speed.
     """
 
     name = "srtf"
@@ -94,7 +94,8 @@ class Srtf:
 
 
 def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Return the remaining seconds of a job at its request: the true ones if a simulator gives them, else predicted."""
+    """Return the remaining seconds of a job at its request `asked`: the true value if a simulator gives one, else the
+    predicted value."""
     if not math.isnan(job.true_remaining_s):
         return min(max(job.true_remaining_s, 0.0), LONGEST)
     gpus = np.array([asked.shape.gpus])
@@ -104,7 +105,7 @@ def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> 
 
 
 class Srsf(Srtf):
-    """Shortest remaining service first: jobs in the order of their remaining time × GPUs."""
+    """Shortest remaining service first: jobs in the order of remaining time × GPUs."""
 
     name = "srsf"
     first = "jobs with the fewest GPU-seconds to come"
@@ -114,10 +115,10 @@ class Srsf(Srtf):
 
 
 class Edf(Srtf):
-    """Earliest deadline first, with what each job asked for; jobs without a deadline follow in order of submission.
+    """Earliest deadline first, at each job's requested size; jobs without a deadline follow in order of submission.
 
-    The classical optimum for one machine (Liu and Layland, Journal of the ACM 20, 1973), and what deadlines are without
-    admission and without other sizes. It promises nothing.
+    It is optimal on one machine (Liu and Layland, Journal of the ACM 20, 1973), and the baseline for deadlines without
+    admission or resizing. It promises nothing.
     """
 
     name = "edf"
@@ -132,7 +133,7 @@ class TiresiasOptions:
     """Options of Tiresias."""
 
     thresholds: tuple[float, ...] = (16 * 3600.0,)
-    """GPU-seconds of service at which a job goes down a queue, ascending; one queue more than thresholds."""
+    """Ascending GPU-seconds of service; at each threshold a job moves down one queue."""
 
     def __post_init__(self) -> None:
         found = self.thresholds
@@ -143,14 +144,14 @@ class TiresiasOptions:
 class Tiresias:
     """Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019, §3.2-3.3).
 
-    Nothing is known of how long a job will run. A job's attained service is its GPUs × the seconds it has run; a job
-    that has attained a threshold goes down one queue. Higher queues are served first, each in order of submission, and
-    running jobs of lower queues are interrupted.
+    The policy does not know how long a job will run. A job's attained service is its GPUs × the seconds it has run. At
+    each threshold a job moves down one queue. Higher queues are served first, each in order of submission, and running
+    jobs of lower queues are interrupted.
 
-    Tuned as in Pollux's study (OSDI 2021, §5 and its public simulator): two queues, the threshold 16 GPU-hours, and no
-    promotion of starved jobs (PROMOTEKNOB off). A queue's order is that of submission there too, but jobs that went
-    down follow in the order in which they did. Here no such memory is kept. Not taken: placement by a profile of the
-    model, since Slurm places jobs. A shape that was changed under another policy counts at what the job asked for.
+    The settings are those of Pollux's study (OSDI 2021, §5 and its public simulator): two queues, the threshold 16
+    GPU-hours, and no promotion of starved jobs (PROMOTEKNOB off). In that simulator, jobs that moved down follow in the
+    order of moving; here every queue is in order of submission. Not taken: placement by a profile of the model, since
+    Slurm places jobs. If another policy changed a job's shape, its service counts at the requested size.
     """
 
     name = "tiresias"
@@ -165,6 +166,6 @@ class Tiresias:
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
-        """Return the number of the job's queue; 0 is served first."""
+        """Return the number of the job's queue; queue 0 is served first."""
         service = job.running_s * max(job.requested, 1)
         return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

@@ -9,18 +9,18 @@ Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep 
 - At most twice the most GPUs that the job has had (§4.1), one GPU at first.
 - The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations. It begins with the
   last decision's population and has tournament, one-point crossover over jobs, three mutations, repair. Rates, order of
-  jobs (least attained service first) and the second aim (NSGA-II, for various candidates) are those of its authors'
-  public simulator. Their figures come from it.
+  jobs (least attained service first) and the second aim (NSGA-II, for diverse candidates) are those of the authors'
+  public simulator, which gave the paper's figures.
 
-Where we differ, because this is Slurm:
+Differences because of Slurm:
 
-- A job that keeps its size stays on its nodes and pays nothing; there every change of nodes is a re-allocation. A
-  schedule says sizes, and Slurm chooses the nodes.
+- A job that keeps its size stays on its nodes and pays nothing; in Pollux every change of nodes is a
+  re-allocation. A schedule has sizes, and Slurm chooses the nodes.
 - Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
-- A first start is weighed like a re-allocation, as there. If this makes two candidates equal, the one that uses more of
-  the cluster is taken, so that a job of age 0 may start.
+- A first start is weighed like a re-allocation, as in Pollux. If this makes two candidates equal, the one that uses
+  more of the cluster is taken, so that a job of age 0 may start.
 - The matrices are kept sparse (`Rows`), so that a decision costs a fraction of the authors' 1.5 to 3 s.
-- Throughput and efficiency come from whatever models the caller has, not from Pollux's own fit.
+- Throughput and efficiency come from the caller's models, not from Pollux's own fit.
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 @dataclass(frozen=True)
 class Rows:
-    """R rows of E elements in all, nodes ascending within a row."""
+    """Sparse matrix of GPUs, rows × nodes: R rows with E nonzero elements in total, nodes ascending within a row."""
 
     starts: Ints
-    """(R + 1,) where each row's elements begin."""
+    """(R + 1,) index of each row's first element."""
     node: Ints
-    """(E,)"""
+    """(E,) node of each element."""
     gpus: Ints
-    """(E,) above 0."""
+    """(E,) GPUs of each element, above 0."""
 
     @cached_property
     def counts(self) -> Ints:
-        """(R,) nodes that each row uses."""
+        """(R,) number of nodes in each row."""
         return self.starts[1:] - self.starts[:-1]
 
     @cached_property
     def row(self) -> Ints:
-        """(E,) the row of each element."""
+        """(E,) row of each element."""
         return np.repeat(np.arange(len(self.starts) - 1), self.counts)
 
     @cached_property
     def totals(self) -> Ints:
-        """(R,) GPUs of each row."""
+        """(R,) sum of the GPUs of each row."""
         sums = running_sum(self.gpus)[self.starts]
         return sums[1:] - sums[:-1]
 
     def take(self, rows: Ints) -> Rows:
-        """The given rows, in that order."""
+        """Return the given rows in the given order."""
         counts = self.counts[rows]
         starts = running_sum(counts)
         at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
         return Rows(starts, self.node[at], self.gpus[at])
 
     def over(self, other: Rows) -> Rows:
-        """These rows, then the other's."""
+        """Return these rows followed by the rows of `other`."""
         return Rows(
             np.concatenate([self.starts, other.starts[1:] + self.starts[-1]]),
             np.concatenate([self.node, other.node]),
@@ -87,7 +87,8 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """These and further elements (F,), ascending by row and node, each before the element at its `place`."""
+        """Return these rows with new elements (F,), ascending by row and node, each inserted before the element at
+        `place`."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -97,7 +98,7 @@ class Rows:
         return Rows(self.starts + running_sum(np.bincount(row, minlength=len(self.starts) - 1)), nodes, amounts)
 
     def holding(self, gpus: Ints) -> Rows:
-        """The same elements with other GPUs (E,); those of 0 are gone."""
+        """Return the same elements with other GPUs (E,); elements of 0 GPUs are removed."""
         kept = gpus > 0
         if kept.all():
             return Rows(self.starts, self.node, gpus)
@@ -105,7 +106,7 @@ class Rows:
 
     @cached_property
     def digest(self) -> npt.NDArray[np.uint64]:
-        """(R,) a number for each row, equal for equal rows and for practically no others."""
+        """(R,) hash of each row: equal for equal rows, and practically never for different ones."""
         mixed = (self.node.astype(np.uint64) << np.uint64(24)) + self.gpus.astype(np.uint64)
         for factor in _MIX:
             mixed = (mixed ^ (mixed >> np.uint64(29))) * factor
@@ -116,14 +117,14 @@ class Rows:
 
 
 def running_sum(values: npt.NDArray[np.integer[Any] | np.bool_]) -> Ints:
-    """(V + 1,) the sum of all values before each place."""
+    """Return (V + 1,) the sums of all values before each index."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
 def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
-    """`count` rows from elements in any order, no two at one place."""
+    """Return `count` rows made of elements in any order, at most one for each row and node."""
     width = int(node.max(initial=0)) + 1
     order = np.argsort(row * width + node)
     starts = running_sum(np.bincount(row, minlength=count))
@@ -131,9 +132,9 @@ def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
 
 
 def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
-    """Cap the GPUs of each group at its `limit`, first come first served; return what is left of each element: (E,).
+    """Cap each group's total GPUs at its `limit`, first come first served; return the GPUs left to each element (E,).
 
-    Elements of one group lie side by side; `limit` is per element.
+    Elements of one group are consecutive; `limit` is per element.
     """
     if not len(group):
         return gpus
@@ -144,7 +145,7 @@ def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
 
 
 LEAST_SPEEDUP = 1e-3
-"""Added to every speed-up, so that one job without GPUs does not make the power mean 0."""
+"""Constant added to every speed-up, so that one job without GPUs does not make the power mean 0."""
 
 
 @dataclass(frozen=True)
@@ -153,37 +154,37 @@ class Problem:
 
     cluster: ClusterView
     tables: Tables
-    """Tables of the jobs, their limits cut to the sizes they may have now."""
+    """Tables of the jobs, cut to the sizes that each may have now."""
     capacity: Ints
-    """(N,) GPUs that fixed jobs leave."""
+    """(N,) GPUs of each node that are not held by fixed jobs."""
     crossed: Bools
-    """(N,) whether a fixed multi-node job uses the node: no other such job goes there."""
+    """(N,) True if a fixed multi-node job uses the node, which then takes no other multi-node job."""
     home: Rows
-    """(J rows) what each job holds now."""
+    """Rows (J) of the GPUs that each job holds now."""
     held: Ints
-    """(J,) GPUs in it."""
+    """(J,) number of GPUs that each job holds now."""
     snap: Ints
-    """(J, G + 1) the largest size up to each number of GPUs that the job may have, else 0."""
+    """(J, G + 1) largest size of the job up to each GPU count; 0 if there is none."""
     column: Ints
-    """(G + 1,) column of a size in the tables; only those of sizes mean anything."""
+    """(G + 1,) column of each size in the tables; meaningless for counts that are not sizes."""
     together: Floats
     apart: Floats
-    """(J, U) speed-up over the fair share on as few nodes as possible, and on several."""
+    """(J, U) speed-up relative to the fair share on several nodes; `together` is that on as few nodes as possible."""
     factor: Floats
-    """(J,) what a re-allocation leaves of the speed-up: (T - R·δ) / (T + δ)."""
+    """(J,) factor by which a re-allocation lowers the speed-up: (T - R·δ) / (T + δ)."""
     power: float
-    """Exponent of the mean over jobs."""
+    """Exponent p of the power mean over jobs."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
         return self.tables.jobs
 
     def evaluate(self, rows: Rows) -> tuple[Floats, Floats]:
-        """Fitness and use of the cluster (K,) of candidates (K · J rows), both better the larger.
+        """Return fitness and cluster use (K,) of candidates (K · J rows); for both, larger is better.
 
-        Fitness: the power mean over jobs of speed-ups, each times its factor where the job changes (§4.2.1 and 4.2.2).
-        Use: speed-ups over the GPUs of the nodes in use. §4.2.3 sizes a cloud by it; here it keeps candidates various,
-        as in the authors' search.
+        Fitness: power mean over jobs of the speed-ups, times the re-allocation factor for jobs that change (§4.2.1,
+        §4.2.2). Use: speed-ups over the GPUs of the nodes in use. §4.2.3 sizes a cloud by it; here it keeps candidates
+        diverse, as in the authors' search.
         """
         jobs = len(self.jobs)
         column = self.column[rows.totals].reshape(-1, jobs)
@@ -209,7 +210,7 @@ def build(
     now: float,
     power: float,
 ) -> Problem:
-    """The problem of one decision; jobs named in `fixed` keep what they have."""
+    """Return the problem of one decision; jobs in `fixed` keep their GPUs."""
     mobile = sorted(
         (job for job in jobs if job.job_id not in fixed),
         key=lambda job: (history.service(job), job.submitted, job.job_id),
@@ -254,7 +255,7 @@ def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
 
 
 def _fair_goodput(tables: Tables, fair: int) -> Floats:
-    """(J,) goodput at the largest size within the fair share, else at the smallest."""
+    """Return (J,) the goodput at each job's largest size within the fair share, else at its smallest size."""
     share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
     column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
     found = tables.goodput[np.arange(len(column)), column]
@@ -262,7 +263,8 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
-    """(J, U) goodput where a job that one node could take is spread over two; elsewhere as in the tables."""
+    """Return (J, U) the goodput of jobs that fit on one node but are spread over two; at other sizes that of the
+    tables."""
     apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart
@@ -275,15 +277,16 @@ def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
 
 
 CROSSED = 0.9
-"""Chance of a pair of parents to be crossed."""
+"""Probability that a pair of parents is crossed."""
 RESET = 0.1
-"""Chance of a row to go back to what the job holds now."""
+"""Probability that a row is reset to the GPUs that the job holds now."""
 THINNED = 0.1
-"""Chance of a row to be thinned, and then of each of its elements to be removed."""
+"""Probability that a row is thinned, and then that each of its elements is removed."""
 
 
 def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
-    """Two children of each pair of candidates in `parents` (P, 2): one-point crossover over jobs, then mutation."""
+    """Return two children of each pair of candidates in `parents` (P, 2): one-point crossover over jobs, then
+    mutation."""
     jobs = len(problem.jobs)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
@@ -302,9 +305,9 @@ def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Raise some elements on nodes with free GPUs to any number up to the whole node.
+    """Mutate elements on nodes with free GPUs: raise a job's GPUs there to a random number up to the whole node.
 
-    Of each such node one job of all is expected to be, and one of those that are there already.
+    On each such node, one of all jobs is expected to be raised, and one of the jobs already on it.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
@@ -333,7 +336,8 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Make candidates feasible: allowed sizes, no node overfull, at most one multi-node job on a node.
 
-    Jobs with less attained service go first. A job that keeps its size keeps its nodes: Slurm is not asked to move it.
+    Jobs with less attained service have precedence. A job that keeps its size keeps its nodes, as Slurm does not move
+    jobs.
     """
     jobs = len(problem.jobs)
     job = np.arange(len(rows.starts) - 1) % jobs
@@ -355,7 +359,8 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
-    """An order of the elements by candidate, node and job, and the (candidate, node) of each in it."""
+    """Return an order of the elements by candidate, node and job, and the (candidate, node) index of each element in
+    it."""
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
     order = np.argsort(node * jobs + rows.row % jobs)
@@ -363,7 +368,8 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """(E,) GPUs when of the jobs of several nodes that meet on a node the first unchanged (§4.2.2, interference)."""
+    """Return GPUs (E,) such that of the multi-node jobs on one node only the first keeps its GPUs (§4.2.2,
+    interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = cap_groups(node, several.astype(np.int64), free)
@@ -373,14 +379,14 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
 
 
 def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """(E,) GPUs when no node gives more than it has."""
+    """Return GPUs (E,) such that no node gives more than it has."""
     gpus = np.empty_like(rows.gpus)
     gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
     return gpus
 
 
 def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
-    """(E,) GPUs when every row is brought down to a size that its job may have, on nodes drawn by chance."""
+    """Return GPUs (E,) such that every row's total is an allowed size of its job, reduced on random nodes."""
     totals = rows.totals
     job = np.arange(len(totals)) % len(problem.jobs)
     target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]
@@ -396,13 +402,13 @@ def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
 
 @dataclass(frozen=True)
 class PolluxOptions:
-    """Settings of the search; the defaults are its authors'."""
+    """Settings of the search; the defaults are the authors'."""
 
     population: int = 100
     generations: int = 100
-    """Per decision."""
+    """Generations in each decision."""
     power: float = -1.0
-    """Exponent of the mean over jobs: the more negative, the fairer."""
+    """Exponent p of the power mean over jobs: the more negative, the fairer."""
 
     def __post_init__(self) -> None:
         for name, least in (("population", 2), ("generations", 0)):
@@ -419,18 +425,18 @@ class Candidates:
 
     rows: Rows
     digest: Ints
-    """(K,) equal for equal candidates."""
+    """(K,) hash of each candidate, equal for equal candidates."""
     fitness: Floats
     use: Floats
-    """(K,) each."""
+    """(K,) cluster use of each candidate; `fitness` likewise."""
 
     def take(self, chosen: Ints, jobs: int) -> Candidates:
-        """The chosen candidates, in that order."""
+        """Return the chosen candidates in the given order."""
         rows = self.rows.take((chosen[:, None] * jobs + np.arange(jobs)).ravel())
         return Candidates(rows, self.digest[chosen], self.fitness[chosen], self.use[chosen])
 
     def over(self, other: Candidates) -> Candidates:
-        """These, then the others."""
+        """Return these candidates followed by the `other` ones."""
         return Candidates(
             self.rows.over(other.rows),
             np.concatenate([self.digest, other.digest]),
@@ -440,7 +446,7 @@ class Candidates:
 
 
 class Pollux:
-    """Pollux (OSDI 2021). It remembers its population, and of each job the most GPUs and the GPU-seconds it had."""
+    """Pollux (OSDI 2021). It remembers its population, and the most GPUs and the GPU-seconds of each job."""
 
     name = "pollux"
     options_type = PolluxOptions
@@ -462,7 +468,7 @@ class Pollux:
         return build_schedule(cluster, jobs, fixed, problem.tables, wanted, why, score)
 
     def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:
-        """GPUs of each job in the best candidate, and its fitness."""
+        """Return the GPUs of each job in the best candidate by job id, and the fitness of that candidate."""
         jobs = len(problem.jobs)
         if not jobs or not problem.capacity.any():
             self._rows = None
@@ -476,7 +482,7 @@ class Pollux:
         return wanted, float(found.fitness[best])
 
     def _recalled(self, problem: Problem) -> Rows:
-        """The last population with today's jobs and nodes, what is in force at its head."""
+        """Return the last population with today's jobs and nodes; the first candidate is the current allocation."""
         if self._rows is None:
             return problem.home
         before, jobs = len(self._jobs), len(problem.jobs)
@@ -493,7 +499,7 @@ class Pollux:
 
 
 def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.Generator) -> Candidates:
-    """Return the population after all generations. The best fitness in it never falls from one to the next."""
+    """Return the population after all generations. The best fitness never falls from one generation to the next."""
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):
@@ -511,7 +517,7 @@ def _assess(problem: Problem, rows: Rows) -> Candidates:
 
 
 def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, Floats]:
-    """The best `most` candidates, each once, their fronts and crowding."""
+    """Return the best `most` distinct candidates, their fronts and their crowding distances."""
     first = np.sort(np.unique(found.digest, return_index=True)[1])
     fitness, use = found.fitness[first], found.use[first]
     rank = ranks(fitness, use)
@@ -521,8 +527,8 @@ def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, 
 
 
 def ranks(first: Floats, second: Floats) -> Ints:
-    """(M,) front of each point (NSGA-II, Deb et al., IEEE TEC 2002): 0 for those that no other beats in one aim without
-    losing in the other."""
+    """Return the front (M,) of each point (NSGA-II, Deb et al., IEEE TEC 2002): 0 for points that no other beats in one
+    aim without losing in the other."""
     order = np.lexsort((-second, -first))
     result = np.zeros(len(first), dtype=np.int64)
     best: list[float] = []  # of each front, the negative of the most in the second aim so far
@@ -538,7 +544,8 @@ def ranks(first: Floats, second: Floats) -> Ints:
 
 
 def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
-    """(M,) how far apart a point's neighbours in its front are, in shares of the front; infinite at its ends."""
+    """Return the crowding distance (M,) of each point: the gap between its neighbours in the front, as a share of the
+    front; infinite at its ends."""
     order = np.lexsort((-second, first, rank))
     front = rank[order]
     ends = np.flatnonzero(np.concatenate([[True], front[1:] != front[:-1], [True]]))
@@ -557,7 +564,7 @@ def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
 
 
 def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) -> Ints:
-    """(count,) winners of pairs drawn by chance: the better front, then the less crowded."""
+    """Return (count,) winners of random pairs: the candidate of the better front, else the less crowded."""
     one, other = rng.integers(len(rank), size=(2, count))
     wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
     winners: Ints = np.where(wins, one, other)

@@ -4,18 +4,17 @@ Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-clust
 there:
 
 - Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
-- A job's goodputs are divided by its least one. Those of configurations other than its current one are multiplied by (T
-  - R·S) / (T + S), with T its age, R its restarts, S what one costs. That begins when it is as old as a restart takes
-  (§3.4).
+- A job's goodputs are divided by its least one. Those of configurations other than its current one are multiplied by
+  (T - R·S) / (T + S), with T its age, R its restarts and S the seconds of a restart, once T is at least S (§3.4).
 - The program: at most one configuration a job, no more GPUs than there are. Σ goodput^p over the chosen plus λ for each
   job without one is minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
-- Where GPUs are of several kinds a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
+- With several kinds of GPU a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
 
-Where we differ, because this is Slurm: a job that keeps its size stays on its nodes, so
-fragments may be in the way of what the program wants: then a growing job stays as it is and a starting one gets less.
-Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
-none of these configurations (a rigid count) is offered its own.
+Differences because of Slurm: a job that keeps its size stays on its nodes, so fragmentation may prevent the program's
+solution. Then a growing job stays as it is, and a starting job gets fewer GPUs. Whole nodes are a second constraint,
+since rigid jobs may hold parts of some. The solver is HiGHS, not CBC. A job that allows none of these configurations is
+offered its own sizes.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import Tables, build_tables, side_by_side
 
 SCALE = 1000.0
-"""Factor on the costs in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to standard
-output whenever it does."""
+"""Factor on the costs in the program. With costs near 1, HiGHS solves more programs twice, and its version 1.12 then
+prints a line each time."""
 LARGEST_COST = 3000.0
-"""Upper limit of a configuration's cost in the program; its authors' value."""
+"""Upper limit of a configuration's cost in the program; the authors' value."""
 TOTAL = "the sum of all jobs' goodputs, each to its power"
 BEST = reason("best_total", total=TOTAL)
 
 
 @dataclass(frozen=True)
 class SiaOptions:
-    """Settings; the defaults are its authors', but for the last."""
+    """Settings of Sia; the defaults are the authors', except for `time_limit_s`."""
 
     power: float = -0.5
-    """p: the more negative, the fairer."""
+    """p, the exponent of goodputs in the objective: the more negative, the fairer."""
     left_out: float = 1.1
-    """λ for each job without GPUs."""
+    """λ, the cost of each job without GPUs."""
     gap: float = 1e-4
-    """Relative gap to the best possible at which the solver stops."""
+    """Relative gap to the optimum at which the solver stops."""
     time_limit_s: float = 20.0
-    """The solver stops here, with the best found; the reasons then say so."""
+    """Seconds after which the solver stops with the best solution found; the reasons then mention the gap."""
 
     def __post_init__(self) -> None:
         if not -100 <= self.power < 0:
@@ -66,7 +65,7 @@ class SiaOptions:
 
 
 class Sia:
-    """Sia (SOSP 2023). It remembers the most GPUs of each job."""
+    """Sia (SOSP 2023). It remembers the most GPUs that each job has had."""
 
     name = "sia"
     options_type = SiaOptions
@@ -111,7 +110,7 @@ def _power_of_two(n: int) -> bool:
 
 
 def _costs(tables: Tables, now: float, power: float) -> Floats:
-    """(J, U) cost of each allowed configuration; elsewhere infinite."""
+    """Return (J, U) the cost of each allowed configuration; infinite for others."""
     costs = np.full(tables.allowed.shape, np.inf)
     for j, job in enumerate(tables.jobs):
         at = np.flatnonzero(tables.allowed[j])
@@ -133,7 +132,7 @@ class Solved:
     """(J,) column of each job's configuration; 0 for none."""
     cost: float
     reason: Reason = BEST
-    """Reason for these configurations: whether the program was solved to its gap."""
+    """Reason given for these configurations: optimal, nearly optimal, or no solution found."""
 
 
 class RoomOfKind(NamedTuple):
@@ -146,7 +145,7 @@ class RoomOfKind(NamedTuple):
 
 
 def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: SiaOptions) -> Solved:
-    """Return the configurations of least cost that fit the `room` on each kind of GPU."""
+    """Return the configurations of least total cost that fit the `room` on each kind of GPU."""
     needs, there = [], []
     for k, (gpus, whole, per_node) in enumerate(room):
         sizes = np.where(tables.kind == k, tables.sizes, 0)
@@ -159,7 +158,8 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
-    """Solve the integer program: configurations of least cost (J, U) within all limits."""
+    """Solve the integer program: the configurations of least total cost (J, U), whose `needs` stay within what is
+    `there`."""
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)
     if not count:

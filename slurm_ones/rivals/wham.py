@@ -1,20 +1,21 @@
 """WHAM: each GPU goes to the job with the highest Whittle index. (Li, Harchol-Balter, Berg, "Mean field optimal Core
 Allocation across Malleable jobs", arXiv 2602.01411, 2026).
 
-Only its abstract and summaries were read. Taken from there: jobs keep coming, each with a concave speed s(k) on k cores
-and a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, in which the sizes of jobs do not
-matter. It changes allocations at no cost. The index itself is **derived** here, as Whittle's definition has it. By
-itself a job pays w a second and λ a core and second. So a unit of its progress costs (w + λ k) / s(k), however much is
-left of it. The index of the step from a to b cores is the price λ at which both cost the same:
+Our sources are its abstract and summaries. Taken from there: jobs keep coming, each with a concave speed s(k) on k
+cores and a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, in which the sizes of jobs
+do not matter. It changes allocations at no cost. The index itself is **derived** here from Whittle's definition. A job
+pays w per second and λ per core-second. So a unit of its progress costs (w + λ k) / s(k), whatever its remaining work.
+The index of the step from a to b cores is the price λ at which both cost the same:
 
     λ = w (s(b) - s(a)) / (b s(a) - a s(b)),    for small steps  w s'(k) / (s(k) - k s'(k)).
 
-It falls along the concave hull of s. Giving cores in its order solves the program of BOA (arXiv 2602.01404, read
-likewise) for one job of each kind: least Σ w / s(k) within a budget of Σ k / s(k), the cores that are used on average.
+The index falls along the concave hull of s. Giving out cores by index solves the program of BOA (arXiv 2602.01404,
+known from its abstract and summaries) for one job of each kind. It minimises Σ w / s(k) within a budget of Σ k / s(k),
+the cores used on average.
 
-Derived as well: steps of infinite index are the first of every job and all of linear ones. They go to jobs in the order
-of w over the least GPU-seconds still needed, in which the discounted index grows. Weights are all 1, and sizes that do
-not fit any more are passed over. On Slurm a job's speed is its goodput at its best batch.
+Derived as well: every job's first step has infinite index, and so has each step of a job of linear speed. These steps
+go to jobs by w over the least GPU-seconds still needed, the order of the discounted index. Weights are all 1, and sizes
+that no longer fit are passed over. On Slurm a job's speed is its goodput at its best batch.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ class Step:
     """A step from one size of a job to its next on the concave hull of its speed."""
 
     index: float
-    """Whittle index: seconds of waiting that a GPU-second saves; infinite for the first step."""
+    """Whittle index: seconds of waiting saved per GPU-second; infinite for the first step."""
     job: int
-    """Row of the job."""
+    """Row of the job in the tables."""
     column: int
     gpus: int
-    """GPUs that the step adds."""
+    """Number of GPUs that the step adds."""
 
 
 class Wham:
-    """WHAM (arXiv 2602.01411): GPUs go to jobs by Whittle index, as jobs keep coming."""
+    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, on the assumption that jobs keep
+    coming."""
 
     name = "wham"
 
@@ -60,7 +62,7 @@ class Wham:
 
 
 def allocate(tables: Tables, gpus: int) -> Ints:
-    """Give out the GPUs in the order of the index; return each job's column (J,), 0 for none."""
+    """Allocate the GPUs in the order of the index; return the column (J,) of each job's size, 0 for no GPUs."""
     column: Ints = np.zeros(len(tables.jobs), dtype=np.int64)
     least = _least_gpu_seconds(tables)
     steps = [step for j in range(len(column)) for step in steps_of(j, tables.sizes, tables.goodput[j])]
@@ -76,7 +78,8 @@ def allocate(tables: Tables, gpus: int) -> Ints:
 
 
 def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
-    """The steps of a job in row `job`, along the concave hull through 0 of its `goodput` (U,) at the `sizes` (U,)."""
+    """Return the steps of the job in row `job`, along the concave hull through 0 of its `goodput` (U,) at the `sizes`
+    (U,)."""
     found: list[Step] = []
     at, gpus, speed, last = 0, 0, 0.0, np.inf
     while True:
@@ -96,7 +99,7 @@ def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
 
 
 def _least_gpu_seconds(tables: Tables) -> Floats:
-    """(J,) GPU-seconds that each job still needs at the size where a GPU brings most."""
+    """Return (J,) the GPU-seconds that each job still needs at its most efficient size."""
     with np.errstate(divide="ignore"):
         cost = np.where(tables.allowed, tables.sizes / np.where(tables.allowed, tables.goodput, 1.0), np.inf)
     work = np.array([to_come(job) for job in tables.jobs])
