@@ -2,4 +2,5 @@
 
 
 class BadInput(Exception):
-    """A workload, profile or option that cannot be used; of a file, the message names file, line and column."""
+    """Error of a workload, profile or option that cannot be used; for a file, the message names file, line and
+    column."""

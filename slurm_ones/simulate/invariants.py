@@ -12,19 +12,20 @@ from slurm_ones.slurm.model import JobState
 
 
 class InvariantViolated(Exception):
-    """A job was lost or left held, work was skipped or repeated, or the database disagrees with the cluster."""
+    """Error of a simulation: a job lost or left held, work skipped or repeated, or a database that disagrees with the
+    cluster."""
 
 
 FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
 """End states of a job that are no violation: a time limit and a node failure are not the companion's doing."""
 OF_BLOCKS = FATAL | {JobState.CANCELLED, JobState.PREEMPTED}
-"""End states of a block that are no violation: also cancelled while it waited, or preempted as a guest."""
+"""End states of a block that are no violation: those of a job, cancelled while waiting, or preempted as a guest."""
 
 
 def violations(world: World, store: Store) -> list[str]:
-    """Violations, in words; empty without any.
+    """Return a description of each violation; an empty list if there is none.
 
-    A job that ended by its time limit or with its node was not lost by the companion.
+    A job that ends by its time limit or a node failure is no violation.
     """
     return [*_lost(world), *misplaced(world, world.trainings), *_disagreements(world, store), *_skipped(world)]
 
@@ -45,14 +46,14 @@ def _lost(world: World) -> Iterator[str]:
 
 
 def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
-    """Describe the runs of these jobs at a size outside their strategy's limits."""
+    """Describe each run of these jobs at a size that their strategy cannot use."""
     for job_id in job_ids:
         for where in world.trainings[job_id].misplaced:
             yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
 
 
 def busy_nodes(world: World) -> Iterator[str]:
-    """Nodes that are in use though no job runs."""
+    """Describe each node that is in use at the end."""
     for node in world.cluster.nodes.to_model().values():
         if not node.idle:
             yield f"node {node.name} is {node.state} at the end"
@@ -77,7 +78,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe how the database's job and runs differ from the cluster's job and the GPUs that it held."""
+    """Describe each difference between the database's record of a job and the cluster's job with its allocations."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if training.hot is not None:
         yield from blocks_differ(training, record, store)
@@ -95,7 +96,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
 
 
 def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe how a job of blocks differs from its record: its runs are terms, with one membership at a time."""
+    """Describe each difference between a job of blocks and its record, whose runs are the job's terms."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
         yield f"job {job_id} is {record.state} in the database, and has trained to its end"
@@ -118,10 +119,10 @@ def _skipped(world: World) -> Iterator[str]:
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
-    """Check by its reports that each run starts at the newest checkpoint and uses each epoch's samples once, in order.
+    """Check a job's reports: each run starts at the newest checkpoint and uses each epoch's samples once, in order.
 
-    So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so. A job of
-    `blocks` goes on where its leader left it; where the leader was lost, what it had not reported yet is not repeated.
+    So only a run that ended without a checkpoint may be repeated, and a drained run never ends so. A job of `blocks`
+    continues at its leader's position. If the leader was lost, samples that it had not yet reported may be missing.
     """
     newest, durable, left = (0, 0), (0, 0), False
     for restart, reports in enumerate(runs):

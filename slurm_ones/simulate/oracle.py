@@ -1,7 +1,7 @@
 """An oracle in the companion's place: the policy is given true curves, and its schedule takes effect at once.
 
-These are the assumptions of the published studies: cluster and jobs are the same, but nobody waits for Slurm, nothing
-is learned, and a checkpoint costs nothing but the start that follows.
+The published studies make the same assumptions. Cluster and jobs are those of other simulations, but there is no wait
+for Slurm and no learning. A checkpoint costs nothing but the start that follows.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from slurm_ones.simulate.training.training import Phase, Training
 from slurm_ones.simulate.world import World
 
 Placement = Literal["pack", "spread"]
-"""Packed: the largest job first, each on the nodes that it leaves with the fewest free GPUs. Spread: each on the
-emptiest nodes, in the order of the schedule, as Pollux's study places the jobs of its rivals."""
+"""Placement rule. Pack: largest job first, each on nodes that it leaves with the fewest free GPUs. Spread: each on the
+emptiest nodes, in the order of the schedule, as Pollux's study places rival policies' jobs."""
 IMMEDIATE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
-"""Nothing takes time but a start."""
+"""Cluster settings in which only starts take time."""
 SETTLED_S = 120.0
-"""A hot job moves to fewer nodes this long after it was last given any."""
+"""Seconds after its last placement from which a hot job may move to fewer nodes."""
 
 
 @dataclass
@@ -56,12 +56,12 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """Shape that it has, or will have once what is under way is done."""
+    """Present shape of the job; the new shape while it changes, None if it has no GPUs."""
     target: dict[str, int] | None = None
-    """GPUs that the job will have once the new ones are ready."""
+    """GPUs on each node that the job will have once the new ones are ready; None if no change is under way."""
     changed_epoch: int = 0
     placed: float = 0.0
-    """Time at which it was last given nodes."""
+    """Time at which the job was last given nodes."""
     promised: bool | None = None
 
     def __post_init__(self) -> None:
@@ -74,12 +74,12 @@ class _OracleJob:
 
     @property
     def own(self) -> dict[str, int]:
-        """GPUs that train."""
+        """GPUs on each node that train."""
         return {} if self.shape is None else dict(self.training.nodes)
 
     @property
     def kind(self) -> str:
-        """The kind of its GPUs that sets the pace; if it has none, the most frequent one."""
+        """Kind that sets the pace among the job's GPUs; without GPUs, the cluster's most frequent kind."""
         kinds = {self.training.kinds[name] for name in self.own}
         if len(kinds) == 1:
             return kinds.pop()
@@ -89,16 +89,16 @@ class _OracleJob:
         return min(kinds, key=self.training.speed_on)
 
     def differs(self, got: Allocation) -> bool:
-        """Tell whether the allocation differs from the GPUs that the job has."""
+        """Return True if the allocation differs from the job's GPU count or kind."""
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Tell whether the job has been on more nodes than it needs for a while."""
+        """Return True if the elastic job has been on more nodes than it needs for `SETTLED_S` seconds."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
     def view(self, world: World) -> JobView:
-        """View of the job for a policy; what is under way is shown as done."""
+        """Return the job's view for a policy; a change under way is shown as done."""
         training, mechanism = self.training, self.mechanism
         app, asked, done = training.application, training.submission, training.position.progress
         epochs, left = done / app.dataset, max(app.total * asked.epochs - done, 1.0) / app.dataset
@@ -138,15 +138,15 @@ class _OracleJob:
 
     @property
     def busy(self) -> bool:
-        """True while it starts, or while GPUs prepare for it."""
+        """True while the job starts, or while new GPUs prepare for it."""
         return self.target is not None or self.training.phase is Phase.LAUNCHING
 
 
 class Oracle:
     """Places the jobs of a world by the schedules of a policy that is given their true curves.
 
-    A job whose GPU count stays does not move. A hot job trains on while the GPUs that it gains prepare; it holds them
-    from the decision on.
+    A job whose GPU count stays does not move. A hot job trains on while its new GPUs prepare; it holds them from the
+    decision on.
     """
 
     def __init__(self, world: World, policy: Policy, placement: Placement, seed: int) -> None:
@@ -160,11 +160,12 @@ class Oracle:
 
     @property
     def promises(self) -> dict[int, bool]:
-        """Promises and refusals of deadlines so far, by job."""
+        """Deadlines promised (True) or refused (False) so far, by job id."""
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and apply its schedule; return the real seconds of the decision, if one was made."""
+        """Let the policy decide, and apply its schedule; return the real seconds of the decision, or nothing without
+        jobs."""
         live = self._live()
         if not live:
             return []
@@ -189,7 +190,7 @@ class Oracle:
         return _OracleJob(self._world.cluster.jobs[job_id], training, self._cluster, self._world.mechanism)
 
     def _apply(self, schedule: Schedule, live: Sequence[_OracleJob]) -> None:
-        """Apply the schedule, except for jobs that are still changing."""
+        """Apply the schedule, except to jobs that are still changing."""
         hot = isinstance(self._world.mechanism, Hot)
         changing, settled = set[int](), list[_OracleJob]()
         for job in live:
@@ -247,7 +248,7 @@ class Oracle:
         job.shape, job.target = None, None
 
     def _leave(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Free the GPUs that the job does not keep."""
+        """Free the GPUs that the plan does not keep for the job."""
         if not job.own or plan.keeps == job.own:
             return
         if not plan.keeps:
@@ -258,7 +259,7 @@ class Oracle:
         job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
     def _take(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Give the job its new GPUs, to start on or to train on once they are ready."""
+        """Give the job its new GPUs, to start on now, or to train on once they are ready."""
         world, training = self._world, job.training
         app, fresh = training.application, job.shape is None
         job.shape, job.batch, job.placed = got.shape, got.batch, world.timeline.now
@@ -281,11 +282,11 @@ class Oracle:
 
 @dataclass(frozen=True)
 class TrueModel:
-    """True throughput and efficiency of a job, in place of both of a policy's models."""
+    """True throughput and efficiency of a job, used as both models of a policy."""
 
     application: Application
     done: float
-    """Progress in samples of the base batch."""
+    """Progress of the job in samples of the base batch."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `policy.contract.ThroughputModel`."""
@@ -309,7 +310,7 @@ def remaining_s(training: Training, cluster: ClusterView) -> float:
 
 
 def limits_of(training: Training, cluster: ClusterView) -> Limits:
-    """Return the sizes and batches that a job can have; only its request if it did not opt in."""
+    """Return the sizes and batches that a job can have; for a rigid job only its request."""
     app, asked = training.application, training.submission
     most = min(app.max_gpus, cluster.gpus)
     counts = valid_counts(cluster, 1, most) if asked.elastic else ()
@@ -326,10 +327,10 @@ def limits_of(training: Training, cluster: ClusterView) -> Limits:
 
 
 def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = False, kind: str = "") -> dict[str, int]:
-    """GPUs on nodes for the shape, of one `kind`; empty if there is no room.
+    """Return GPUs on nodes for the shape, all of one `kind`; empty if there is no room.
 
-    An open kind becomes the one with the least room that is enough; several are mixed only if none has enough. Slow
-    nodes are taken only if the others have no room.
+    If no kind is given, the kind with the least sufficient room is used. Kinds are mixed only if none has enough, and
+    slow nodes are used only if the others do not suffice.
     """
     kinds: dict[str, list[NodeView]] = {}
     for node in cluster.nodes:
@@ -347,7 +348,7 @@ def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = Fal
 def place_near(
     shape: Shape, free: Nodes, cluster: ClusterView, own: Nodes, *, spread: bool = False, kind: str = ""
 ) -> dict[str, int]:
-    """Place as `place` does, on the job's `own` nodes if these make as few and leave as little over."""
+    """Place like `place`, on the job's `own` nodes if that needs no more nodes and leaves no more GPUs free on them."""
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
         return found
@@ -369,8 +370,8 @@ def _room(nodes: Iterable[NodeView], free: Nodes) -> int:
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:
-    """GPUs below the leaf switch with the least room that has enough. Without one, they are of the roomiest leaf and of
-    what has enough for the rest, as Slurm places a job on a tree."""
+    """Return GPUs below the leaf switch with the least sufficient room, as Slurm places a job on a tree. If no leaf
+    suffices, the roomiest leaf is combined with further ones."""
     leaves: dict[str, dict[str, int]] = {}
     for node in nodes:
         if node.name in free:
@@ -385,7 +386,7 @@ def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bo
 
 
 def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str, int]:
-    """Return GPUs on the fullest nodes that have room, or on the emptiest."""
+    """Return GPUs on the fullest nodes that have room, or on the emptiest with `spread`."""
     if uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         return {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]} if len(fitting) >= shape.nodes else {}
@@ -407,24 +408,24 @@ class GpuChange(NamedTuple):
     own: Nodes
     kind: str = ""
     optional: bool = False
-    """It keeps its size, and moves only to be on fewer nodes."""
+    """The job keeps its size and moves only if that needs fewer nodes."""
 
 
 class GpuPlan(NamedTuple):
-    """New GPUs of a job, and those kept until these are ready."""
+    """New GPUs of a job, and those it keeps until the new ones are ready."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
-    """GPUs of its own that it holds until the new ones are ready."""
+    """GPUs on each node that the job keeps until the new ones are ready."""
 
 
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Plan the changes of running jobs to their new GPUs; jobs that find no room are left out.
+    """Plan the changes of running jobs to their new GPUs; jobs without room are left out.
 
-    Each is placed, the largest first unless `spread`, as if all of them had left theirs. It keeps its old GPUs until
-    the new ones are ready unless another job needs them: then it leaves at once those that it will not have.
+    Jobs are placed on the GPUs of all changing jobs, the largest first unless `spread`. A job keeps its old GPUs until
+    the new ones are ready, unless another job needs them. Then it leaves the surplus ones at once.
     """
     changes = list(changes) if spread else sorted(changes, key=lambda one: -one.shape.gpus)
     while True:

@@ -1,4 +1,4 @@
-"""Outcome of a simulated workload: plain data, from which all figures follow."""
+"""Outcome of a simulated workload: plain data from which all figures are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import JobState
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch in which a job held the same GPUs."""
+    """Time segment in which a job held the same GPUs."""
 
     job: str
     start: float
@@ -29,38 +29,38 @@ class Segment:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """One job from submission to end. Times in seconds after the start."""
+    """Outcome of one job from submission to end. Times are in seconds after the start of the simulation."""
 
     name: str
     application: str
     submitted: float
     started: float | None
-    """Time of its first start; None if it never ran."""
+    """Time of the job's first start; None if it never ran."""
     ended: float | None
-    """End; None if it had not ended when the simulation stopped."""
+    """Time of the job's end; None if it had not ended when the simulation stopped."""
     running_s: float
-    """Seconds in which it held GPUs."""
+    """Seconds for which the job held GPUs."""
     gpu_s: float
-    """GPU-seconds that it held."""
+    """GPU-seconds that the job held."""
     lost_gpu_s: float
     """GPU-seconds held without training: starting, stopping, resizing."""
     resizes: int
-    """Interruptions after its first start."""
+    """Interruptions or GPU changes of the job after its first start."""
     fair_s: float
-    """Seconds it would take by itself on its share of the cluster: GPUs over the jobs that were in the system
+    """Seconds the job would take by itself on its fair share: the cluster's GPUs over the mean number of jobs
     meanwhile."""
     metric: float
     target: float
-    """Target metric; NaN if it has none."""
+    """Target metric of the job's user; NaN for none."""
     elastic: bool = True
     deadline: float | None = None
-    """Deadline of the job; None if it has none."""
+    """Time of the job's deadline; None for none."""
     promised: bool | None = None
-    """True if the deadline was promised, False if refused; None before either."""
+    """True if the deadline was promised, False if refused; None if undecided or without deadline."""
 
     @property
     def in_time(self) -> bool | None:
-        """True if it met its deadline; None if it has none."""
+        """True if the job met its deadline; None if it has none."""
         return None if self.deadline is None else self.ended is not None and self.ended <= self.deadline
 
     @property
@@ -70,7 +70,7 @@ class JobOutcome:
 
     @property
     def missed(self) -> bool:
-        """True if the job did not end, or ended below its user's target metric."""
+        """True if the job did not end, or its metric ended below the target."""
         return self.ended is None or self.metric < self.target - 1e-9
 
 
@@ -86,11 +86,11 @@ class Outcome:
     jobs: tuple[JobOutcome, ...]
     segments: tuple[Segment, ...] = ()
     decision_s: tuple[float, ...] = ()
-    """Real seconds of each decision."""
+    """Real seconds that each decision took."""
     goodput: tuple[tuple[float, float], ...] = ()
-    """(time, goodput of all jobs over that of the whole cluster used at perfect efficiency)."""
+    """(time, total goodput) at each tick, as a share of the whole cluster's goodput at perfect efficiency."""
     wall_s: float = 0.0
-    """Real seconds of the whole simulation."""
+    """Real seconds that the whole simulation took."""
     notes: tuple[str, ...] = field(default=())
 
 
@@ -103,10 +103,10 @@ def fair_seconds(
     gpus: int,
     per_node: int,
 ) -> float:
-    """Seconds alone on 1/n of the cluster, n the mean number of jobs in the system between submission and end.
+    """Return the seconds a job takes by itself on 1/n of the cluster, n the mean number of jobs during its presence.
 
-    `presence` is (time, jobs) in order. At its best batch in each epoch, on the most whole GPUs of its share, one at
-    least.
+    `presence` is (time, jobs) in order. The job uses up to its share of GPUs, rounded down and at least 1, and the best
+    batch of each epoch.
     """
     end = presence[-1][0] if ended is None and presence else (ended or submitted)
     inside = [jobs for at, jobs in presence if submitted <= at <= end and jobs > 0]
@@ -115,7 +115,7 @@ def fair_seconds(
 
 
 def alone_seconds(application: Application, epochs: float, gpus: int, per_node: int) -> float:
-    """Return the training time in seconds at the best size up to `gpus` GPUs and the best batch of each epoch."""
+    """Return a job's training seconds at its best size up to `gpus` GPUs and the best batch of each epoch."""
     sizes = sorted({n for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, gpus) if n <= gpus})
     return min(_seconds(application, epochs, n, per_node) for n in sizes)
 
@@ -141,12 +141,12 @@ NO_PROMISES: Mapping[int, bool] = {}
 
 
 class RunFigures:
-    """Collects the figures of one run, at each tick. `on_time` is called with the seconds and the number of ended
+    """Collector of a run's figures at each tick. `on_time` is called with the simulated seconds and the number of ended
     jobs."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:
         self.decisions: list[float] = []
-        """Real seconds of each decision."""
+        """Real seconds of each decision so far."""
         self._world = world
         self._on_time = on_time
         self._goodput: list[tuple[float, float]] = []
@@ -154,7 +154,7 @@ class RunFigures:
         self._began = time.perf_counter()
 
     def tick(self) -> None:
-        """Record the goodput and the number of jobs in the cluster now."""
+        """Record the current goodput and the number of jobs in the cluster."""
         world = self._world
         self._goodput.append((world.seconds, total_goodput(world) / world.spec.gpus))
         self._presence.append((world.seconds, world.cluster.live))
@@ -164,7 +164,7 @@ class RunFigures:
     def outcome(
         self, policy: str, seed: int, promises: Mapping[int, bool] = NO_PROMISES, notes: Sequence[str] = ()
     ) -> Outcome:
-        """Return the outcome at the end of the run; `promises` are those of deadlines, by job."""
+        """Return the outcome at the end of the run; `promises` holds the promised and refused deadlines by job id."""
         world, now = self._world, self._world.timeline.now
         segments = (a for job_id in world.job_ids.values() for a in _held(world.cluster.records.of(job_id), now))
         return Outcome(
@@ -210,7 +210,7 @@ class RunFigures:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """Return the segments in which a job held GPUs: one a run, or one between two changes of a job of blocks."""
+    """Yield the segments in which a job held GPUs: one for each run, or for each set of GPUs of a job of blocks."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return
@@ -228,6 +228,6 @@ def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
 
 
 def total_goodput(world: World) -> float:
-    """Return the progress/s of all jobs now, as the number of GPUs that would bring it at their best batches."""
+    """Return the goodput of all jobs now, as the number of single GPUs at their best batches that would bring it."""
     live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
     return sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)

@@ -1,4 +1,4 @@
-"""Simulating a workload to its end in virtual time, under the unchanged companion or an oracle."""
+"""Simulation of a workload to its end in virtual time, under the unchanged companion or an oracle."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits
 from slurm_ones.simulate.world import World
 
 TOLD_THE_TRUTH = frozenset({"srtf", "srsf"})
-"""Policies that are given the true remaining time of jobs."""
+"""Names of the policies that are given the true remaining time of jobs."""
 
 MOST_S = 60 * 86400.0
-"""Simulated time after which jobs that have not ended are given up."""
+"""Simulated seconds after which a simulation stops and unfinished jobs are given up."""
 
 SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 256 << 20
-"""Bytes that a directory must have free for several simulations in parallel, at some 20 MB each."""
+"""Bytes that a directory must have free for several parallel simulations of about 20 MB each."""
 
 DEFAULTS: dict[str, Any] = {"cluster": "simulated", "mode": "act"}
-"""Settings of the companion in simulations, the same for all policies; whatever is not named is as shipped."""
+"""Companion settings of every simulation and policy; all other settings have their usual defaults."""
 AT_ONCE: dict[str, float] = {
     "resize.dwell_s": 0.0,
     "resize.max_open": 64,
@@ -51,16 +51,16 @@ AT_ONCE: dict[str, float] = {
     "limits.near_end_s": 0.0,
     "limits.near_limit_s": 0.0,
 }
-"""Overrides that let a policy resize a job at any time, one by one as `--set` of `slurm-ones simulate` takes them.
-Tables made before these options have them."""
+"""Overrides that let a policy resize any job at any time. On the command line each is one `--set` of `slurm-ones
+simulate`. Tables older than these settings were made with them."""
 
 
 class SimulationFailed(Exception):
-    """The companion, or its policy, failed at a tick; the cause is the exception that it raised."""
+    """Failure of the companion or its policy at a tick; the cause is the original exception."""
 
 
 class WarningLog(logging.Handler):
-    """Collects the companion's warnings, and the first exception that it logged."""
+    """Log handler that collects the companion's warnings and the first logged exception."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -73,13 +73,13 @@ class WarningLog(logging.Handler):
             self.failure = self.failure or record.exc_info[1]
 
     def check(self) -> None:
-        """Raise `SimulationFailed` if an exception was logged, after which the real companion would go on."""
+        """Raise `SimulationFailed` if an exception was logged; a real companion would only log it and continue."""
         if self.failure is not None:
             raise SimulationFailed(f"{type(self.failure).__name__}: {self.failure}") from self.failure
 
     @contextmanager
     def recording(self) -> Iterator[WarningLog]:
-        """Context in which log records are collected here, and go nowhere else."""
+        """Context in which the companion's log records are collected here and go nowhere else."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
         logger.propagate, before = False, logger.propagate
@@ -106,9 +106,9 @@ class Clairvoyant:
 
 
 def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[str, Any], **own: Any) -> Settings:
-    """The companion's settings: `DEFAULTS`, what the simulation decides, and overrides such as `resize.dwell_s`.
+    """Return the companion's settings: `DEFAULTS`, the simulation's `own`, and overrides such as `resize.dwell_s`.
 
-    Raises pydantic's ValidationError, a ValueError, for what no setting is.
+    Raises pydantic's ValidationError, a ValueError, for unknown or invalid settings.
     """
     values: dict[str, Any] = {**DEFAULTS, **own, "stop_file": directory / "stop"}
     if spec.whole_nodes:
@@ -125,15 +125,16 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
 
 
 class VirtualStop:
-    """`daemon.Stop` for simulations: virtual time passes in its `wait`.
+    """Stand-in for `daemon.Stop` in simulations: virtual time passes in its `wait`.
 
-    Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
-    things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
-    up waiting for it finds out at the next tick.
+    Between two ticks the companion checks resizes under way every `advance_s` seconds. Nothing changes between two job
+    events, so such a wait ends at the first check after the next event. Hence a resize that timed out is noticed only
+    then, or at the next tick.
     """
 
     def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
-        """`check` is called before time passes, and may raise."""
+        """`check` is called each time before simulated time passes, and may raise an exception to end the
+        simulation."""
         self._world = world
         self._interval_s = interval_s
         self._advance_s = advance_s
@@ -146,7 +147,7 @@ class VirtualStop:
         self._set = True
 
     def ticked(self) -> None:
-        """Note the end of a tick: the next one is an interval away."""
+        """Note the end of a tick; the next tick is one interval later."""
         self._next_tick = self._world.timeline.now + self._interval_s
 
     def is_set(self) -> bool:
@@ -169,8 +170,8 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Tell whether a simulation is over: all jobs have ended, as the companion knows, and no resize is under way; or
-    its time is up."""
+    """Return True if a simulation is over: all jobs have ended, which the companion knows, and no resize is under way;
+    or `most_s` seconds have passed."""
     return (world.done and not tick.observation.elastic and not tick.resizing) or world.seconds > most_s
 
 
@@ -182,10 +183,10 @@ def run_companion(
     on_tick: Callable[[Tick], bool],
     make: Callable[[], Policy] | None = None,
 ) -> Iterator[Store]:
-    """Run a companion on the world, with a new database in its directory or that of the settings, until `on_tick`
-    returns True.
+    """Context that runs a companion on the world until `on_tick` returns True, and yields its database.
 
-    The block then has the database. `make` makes the policy in place of the settings' own. Raises `SimulationFailed`.
+    The database is new, in the world's directory unless the settings name one. `make` makes the policy in place of the
+    settings' own. Raises `SimulationFailed`.
     """
     stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)
 
@@ -223,13 +224,12 @@ def run(
 ) -> Outcome:
     """Simulate the workload to its end under a policy, given by name and options or made by `make`.
 
-    The companion drives the jobs. If the `mechanism` is `Hot`, elastic jobs are jobs of blocks. With an `oracle` one
-    stands in the companion's place (see `Oracle`). Then only starts take time, and the `settings` of companion and
-    cluster are not used. `faults` are what goes wrong at the simulated Slurm, `conf` is what its admin sets. `on_time`
-    is called at each tick, with the simulated seconds and how many jobs have ended. Raises `BadInput` for a job that
-    fits the cluster at no size, and ValueError for a policy, option or setting that does not exist. Raises
-    `SimulationFailed`, and `InvariantViolated` if a job was lost or left held, or the database disagrees with the
-    cluster.
+    The companion drives the jobs. With the mechanism `Hot`, elastic jobs are jobs of blocks. With an `oracle`
+    placement, an `Oracle` replaces the companion: only starts take time, and the `settings` of companion and cluster
+    are not used. `faults` are injected into the simulated Slurm, `conf` holds its admin's settings. `on_time` is called
+    at each tick with the simulated seconds and the number of ended jobs. Raises `BadInput` if a job fits the cluster at
+    no size, and ValueError for an unknown policy, option or setting. Raises `SimulationFailed`. Raises
+    `InvariantViolated` if a job was lost or left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
     made = make or (lambda: make_policy(policy, **options))
@@ -274,7 +274,7 @@ def run(
 
 
 def fast_directory() -> str | None:
-    """Return a directory in memory with enough room, if there is one, for fast temporary files."""
+    """Return a directory in memory with enough free space for fast temporary files, or None."""
     roomy = (
         SHARED_MEMORY.is_dir()
         and os.access(SHARED_MEMORY, os.W_OK)

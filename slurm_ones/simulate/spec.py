@@ -17,7 +17,7 @@ PARTITION = "gpu"
 
 
 class Part(NamedTuple):
-    """Equal nodes of a cluster."""
+    """Part of a cluster: equal nodes with one kind of GPU."""
 
     nodes: int
     gpus_per_node: int
@@ -26,24 +26,24 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster of equal nodes in one partition, or of `parts` with one kind of GPU each. Raises `BadInput` if it is
+    """A cluster of equal nodes in one partition, or of `parts` with one partition each. Raises `BadInput` if it is
     impossible."""
 
     nodes: int = 0
     gpus_per_node: int = 0
     whole_nodes: bool = False
-    """Slurm hands out whole nodes, and knows of no GPUs."""
+    """Slurm allocates whole nodes and has no GPUs configured."""
     slow_nodes: tuple[float, ...] = ()
-    """Speeds of the nodes that are slower than others."""
+    """Relative speeds of the slow nodes; all other nodes have speed 1."""
     network: Network | None = None
     """Network between nodes; None for one without contention."""
     parts: tuple[Part, ...] = ()
     cpus_per_gpu: int = 0
-    """CPUs for each GPU, both of a node and in its jobs' requests; 0 if they are not counted."""
+    """CPUs per GPU, on nodes and in job requests; 0 if CPUs are not counted."""
     any_shape: bool = True
-    """Without a companion, a job's GPUs may be spread over nodes in any way."""
+    """GPUs of a job may be spread unequally over nodes (only without a companion)."""
     charged: bool = False
-    """Jobs have an account, to which their GPU-hours are charged."""
+    """Jobs have an account, which is charged for their GPU-hours."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", sum(part.nodes for part in self.all_parts))
@@ -55,16 +55,16 @@ class ClusterSpec:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Its parts, or itself as the only one."""
+        """Parts of the cluster; the cluster itself if it has equal nodes."""
         return self.parts or (Part(self.nodes, self.gpus_per_node),)
 
     def __str__(self) -> str:
-        """The cluster as `--cluster` has it: 16x4, or 8x4:a100+8x4:v100."""
+        """Return the cluster in the form of `--cluster`: 16x4, or 8x4:a100+8x4:v100."""
         return "+".join(f"{n}x{g}" + (f":{kind}" if kind else "") for n, g, kind in self.all_parts)
 
     @property
     def least_node(self) -> int:
-        """The fewest GPUs that a node has."""
+        """Fewest GPUs of any node."""
         return min(part.gpus_per_node for part in self.all_parts)
 
     @property
@@ -78,11 +78,11 @@ class ClusterSpec:
 
     @property
     def speeds(self) -> dict[str, float]:
-        """Speeds of the slow nodes."""
+        """Relative speed of each slow node, by name."""
         return slow_speeds(self.names, self.slow_nodes)
 
     def partitions(self) -> Iterator[PartitionSpec]:
-        """One for each part, the first the default."""
+        """Yield one partition for each part, the first the default."""
         names = iter(self.names)
         for i, part in enumerate(self.all_parts):
             own = tuple(next(names) for _ in range(part.nodes))
@@ -123,17 +123,17 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
 
 
 def rounded(gpus: int, per_node: int) -> int:
-    """GPUs of a job that asks for `gpus` and is given equally many on each of the fewest nodes."""
+    """Return the GPUs of a job after rounding its request up to equally many on each of the fewest nodes."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 
 
 Nodes = Mapping[str, int]
-"""GPUs of each node."""
+"""GPUs of each node, by node name."""
 
 
 class Slowdown(NamedTuple):
-    """Factors by which the parts of a job's step take longer."""
+    """Factors by which compute and gradient exchange of a job's step take longer."""
 
     compute: float = 1.0
     exchange: float = 1.0
@@ -144,18 +144,18 @@ NONE = Slowdown()
 
 @dataclass(frozen=True)
 class Network:
-    """Leaf switches with equally many nodes each, in the nodes' order.
+    """Network of leaf switches with equally many nodes each, in the order of the nodes.
 
-    Jobs that stay below one leaf switch exchange gradients at full speed. A job on several of them exchanges `taper`
-    times slower. The number of such jobs on its most used link multiplies that, since they share links evenly
-    (contention as in Wang et al., arXiv 2002.10105).
+    Jobs below one leaf switch exchange gradients at full speed. Across several, the exchange takes `taper` times as
+    long, times the number of such jobs on the job's most used link. Jobs share links evenly (contention as in Wang et
+    al., arXiv 2002.10105).
     """
 
     leaves: int
     nodes: int
     """Nodes below each leaf switch."""
     taper: float = 1.0
-    """The bandwidth below a leaf switch over that of its link to the others."""
+    """Bandwidth below a leaf switch over that of its link to the other leaf switches."""
 
     def __post_init__(self) -> None:
         if self.leaves < 1 or self.nodes < 1 or not self.taper >= 1:
@@ -166,15 +166,15 @@ class Network:
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """Return the speeds of the slow nodes, which are spread evenly over the cluster. Raises `BadInput` if there are
-    more."""
+    """Return the speed of each slow node by name, with slow nodes evenly spread over the cluster. Raises `BadInput` if
+    there are more of them than nodes."""
     if len(slow) > len(names):
         raise BadInput(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
     return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}
 
 
 def slowdowns(cluster: ClusterView, placed: Sequence[Nodes]) -> list[Slowdown]:
-    """Return each job's slowdown by the placement of all jobs; ranks wait for the slowest node."""
+    """Return each job's slowdown, given the placement of all jobs; a job runs at the speed of its slowest node."""
     leaf = {node.name: node.leaf for node in cluster.nodes}
     speed = {node.name: node.speed for node in cluster.nodes}
     below = [{leaf[name] for name, gpus in nodes.items() if gpus and name in leaf} for nodes in placed]

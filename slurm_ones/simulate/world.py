@@ -1,4 +1,4 @@
-"""A workload on a simulated cluster, and the waiting in which its time passes."""
+"""A workload on a simulated cluster, and the passage of its virtual time."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from slurm_ones.slurm.model import JobKey, Task
 
 USER, ACCOUNT = "researcher", "lab"
 BLOCKS = 8
-"""Tasks of the array of a job of blocks, as the templates have it."""
+"""Tasks in the array of a job of blocks, as in the templates."""
 
 
 def least_gpus(app: Application) -> int:
-    """Fewest GPUs that its owner allows, and the step between sizes: before its first run nobody else knows what its
-    strategy can use."""
+    """Return the least GPUs in a user's request, also the step between sizes. Before the first run, only the user knows
+    which sizes the strategy can use."""
     return app.by.degree if app.by is not None else 1
 
 
 class World:
-    """A simulated cluster with its jobs' true behaviour, and the submissions to come."""
+    """A simulated cluster, the true behaviour of its jobs, and the submissions to come."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class World:
         faults: Faults | None = None,
         conf: SlurmConf = SlurmConf(),
     ) -> None:
-        """Jobs keep their files in `directory`. If their mechanism is `Hot`, elastic jobs are jobs of blocks.
+        """Jobs keep their files in `directory`. With the mechanism `Hot`, elastic jobs are jobs of blocks.
 
-        Times of submissions count from `timeline`'s now. `beside` are partitions that the workload does not use. For an
-        `oracle`, which sees the truth and places jobs itself, they are held, have no files, and are never of blocks.
+        Submission times count from the present time of `timeline`. `beside` are further partitions that the workload
+        does not use. With `oracle`, jobs are submitted held, have no files, and are never jobs of blocks.
         """
         self.spec = spec
         self.workload = workload
@@ -65,7 +65,7 @@ class World:
         self.client = SimulatedClient(self.cluster, user=USER)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
-        """Job ids of the submissions, by their names."""
+        """Job id of each submission, by the submission's name."""
         self.mechanism = mechanism
         self._oracle = oracle
         self._speeds = spec.speeds
@@ -77,7 +77,7 @@ class World:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
+        """Simulated seconds since the start."""
         return self.timeline.now - self.began
 
     @property
@@ -91,7 +91,7 @@ class World:
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
-        """Let jobs read their orders, let time pass, and write their reports."""
+        """Let jobs read their orders, let simulated time pass, then write the jobs' reports."""
         live = [self.trainings[job_id] for job_id in self.cluster.records.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()
@@ -102,7 +102,7 @@ class World:
                 training.files.flush()
 
     def skip_idle(self, interval_s: float) -> None:
-        """Let whole intervals pass until shortly before the next job is submitted; none if there is none."""
+        """Let whole intervals pass until just before the next submission; none if there is no next one."""
         left_s = max(self._upcoming[-1] - self.seconds, 0.0) if self._upcoming else 0.0
         self.pass_time(math.floor(left_s / interval_s) * interval_s)
 
@@ -142,7 +142,7 @@ class World:
         return training
 
     def _request(self, submission: Submission, app: Application) -> Request:
-        """Request of its user to sbatch."""
+        """Return the user's request to sbatch."""
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"

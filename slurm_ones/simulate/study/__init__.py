@@ -1,1 +1,1 @@
-"""Policies compared: what to run, how it went, figures, invariants, and how they are shown."""
+"""Comparison of policies: plans, runs, figures, and their presentation."""

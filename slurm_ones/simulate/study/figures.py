@@ -14,20 +14,21 @@ from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
 
 UNFAIR = 1.05
-"""Finish-time fairness beyond which a job was treated unfairly (Themis, NSDI 2020, §3)."""
+"""Finish-time fairness ρ above which a job was treated unfairly (Themis, NSDI 2020, §3)."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure of a study, and its names in JSON and in tables."""
+    """One figure of a study: its JSON key, title, unit and tables."""
 
     key: str
     title: str
     unit: str
-    """`s`, `ms`, `hours`, `share` or nothing."""
+    """Unit: `s`, `ms`, `hours`, `share` or an empty text."""
     meaning: str
     tables: str = "policies"
-    """Words of `policies` (contenders), `bound` (with `--bound`) and `shares` (of a trace's jobs that are elastic)."""
+    """Names of the tables that show the figure: `policies` (contenders), `bound` (with `--bound`), `shares` (of a
+    trace's elastic jobs)."""
 
 
 METRICS: tuple[Metric, ...] = (
@@ -69,16 +70,16 @@ METRICS: tuple[Metric, ...] = (
     Metric("pauses_s", "of it: pauses", "s", "GPUs held without training, and waits for the first decision", "bound"),
     Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt", "bound"),
 )
-"""All figures, in the order in which each table shows its own."""
+"""All figures, in the order in which tables show them."""
 
 
 def metrics_of(*tables: str) -> list[Metric]:
-    """Metrics of these tables."""
+    """Return the metrics of the named tables."""
     return [metric for metric in METRICS if set(tables) & set(metric.tables.split())]
 
 
 def end_of(outcome: Outcome) -> float:
-    """End of the last job, or of the simulation if it was given up."""
+    """Return the end of the last job; the end of the simulation if jobs were given up."""
     ends = [job.ended for job in outcome.jobs if job.ended is not None]
     if len(ends) < len(outcome.jobs):
         ends += [segment.end for segment in outcome.segments] + [at for at, _ in outcome.goodput]
@@ -87,19 +88,19 @@ def end_of(outcome: Outcome) -> float:
 
 
 def completion_times(outcome: Outcome) -> Floats:
-    """(J,) JCT of each job in seconds. One that has not ended counts to when the simulation was given up: at least
-    that long."""
+    """Return (J,) the JCT of each job in seconds; a lower bound for unfinished jobs, counted to the end of the
+    simulation."""
     last = end_of(outcome)
     return np.array([(last if job.ended is None else job.ended) - job.submitted for job in outcome.jobs])
 
 
 def unfairness(job: JobOutcome, jct_s: float) -> float:
-    """Finish-time fairness ρ: JCT over the time by itself on its share of the cluster; NaN if that is unknown."""
+    """Return the finish-time fairness ρ: JCT over the time by itself on a fair share of the cluster; NaN if unknown."""
     return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
 
 
 def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
-    """Each metric by its key. `work` is how much each job has to do, by name, in any unit."""
+    """Return each metric by its key. `work` is the amount of work of each job by name, in any unit."""
     jobs, jct = outcome.jobs, completion_times(outcome)
     begin, end = min(job.submitted for job in jobs), end_of(outcome)
     held = sum(job.gpu_s for job in jobs)
@@ -131,7 +132,7 @@ def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
 
 
 def _deadlines(jobs: Sequence[JobOutcome], jct: Floats) -> dict[str, float]:
-    """Nothing if no job has a deadline."""
+    """Return the metrics of deadlines by key; none if no job has a deadline."""
     due = [job for job in jobs if job.deadline is not None]
     if not due:
         return {}
@@ -153,8 +154,8 @@ def _share(values: Iterable[bool]) -> float:
 def share_figures(
     outcome: Outcome, recorded_hours: Mapping[str, float], rigid: Mapping[str, float]
 ) -> dict[str, float]:
-    """Figures of a trace's jobs by key. `recorded_hours` are each job's GPU hours; `rigid` is each one's JCT in seconds
-    with no job elastic."""
+    """Return figures of a trace's jobs by key. `recorded_hours` are each job's recorded GPU-hours; `rigid` are the JCTs
+    in seconds when no job is elastic."""
     jobs = [job for job in outcome.jobs if job.ended is not None]
     elastic = [job for job in jobs if job.elastic]
     jct = np.array([job.jct_s for job in jobs])
@@ -176,7 +177,7 @@ def share_figures(
 
 
 def spread(jct: Floats, waits: Floats) -> dict[str, float]:
-    """Mean, median and 99th percentile of times and waits in seconds; NaN for no job."""
+    """Return mean, median and 99th percentile of JCTs and waits in seconds; NaN without jobs."""
     found = {}
     for key, times in (("jct_s", jct), ("wait_s", np.maximum(waits, 0.0))):
         some = times if len(times) else np.array([math.nan])
@@ -191,7 +192,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds and its 95 % confidence interval; NaN bounds for a single seed."""
+    """Mean over seeds and its 95 % confidence interval, whose bounds are NaN for a single seed."""
 
     mean: float
     low: float
@@ -200,21 +201,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A policy against the first one. Jobs and seeds are paired: both ran the same ones."""
+    """Comparison of a policy with the first one, paired by job and seed."""
 
     difference: Estimate
-    """Mean JCT less the first policy's, in seconds."""
+    """Mean JCT minus the first policy's, in seconds."""
     ratio: Estimate
-    """Mean JCT over the first policy's."""
+    """Ratio of the mean JCT to the first policy's."""
     p_value: float
-    """Wilcoxon signed-rank test over the JCTs of the jobs, two-sided, as in ONES (SC21, §4); NaN if there is
-    nothing to test."""
+    """P-value of the two-sided Wilcoxon signed-rank test over the jobs' JCTs, as in ONES (SC21, §4); NaN if all are
+    equal."""
     sooner: float
-    """Share of the jobs that this policy ended sooner than the first."""
+    """Share of jobs that end sooner under this policy than under the first."""
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean over seeds, with a percentile bootstrap."""
+    """Return the mean over seeds with a percentile bootstrap interval."""
     found = np.array([value for value in values if math.isfinite(value)])
     if not len(found):
         return Estimate(math.nan, math.nan, math.nan)
@@ -236,7 +237,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
-    """A policy's JCTs against the first one's: an array a seed each, the jobs in one order."""
+    """Compare a policy's JCTs with the first policy's: one array for each seed, with jobs in the same order."""
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))
@@ -253,35 +254,34 @@ def _p_value(differences: Floats) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """Mean JCTs in seconds."""
+    """Lower bound and reference values of the mean JCT, in seconds."""
 
     mean_jct_s: float
     """Mean JCT that no schedule can beat."""
     fluid_mean_jct_s: float
-    """Mean JCT of the fluid schedule: the prices of `ones` without costs, fractions or lack of knowledge of the
-    jobs."""
+    """Mean JCT of the fluid schedule: the prices of `ones` with fractional GPUs, free changes and the true curves."""
     alone_mean_jct_s: float
-    """Mean JCT of each job by itself on the cluster from its submission."""
+    """Mean JCT if each job had the whole cluster from its submission."""
 
 
 def mean_bound(bounds: Mapping[int, Bound]) -> Bound:
-    """The mean over seeds."""
+    """Return the mean of each value over seeds."""
     each = np.array([list(asdict(bound).values()) for bound in bounds.values()])
     return Bound(*each.mean(axis=0).tolist())
 
 
 def bounds_json(bounds: Mapping[int, Bound]) -> dict[str, Any]:
-    """`bound` has the means over seeds, `bounds` those of each seed."""
+    """Return JSON with the means over seeds in `bound`, and the values of each seed in `bounds`."""
     each = [{"seed": seed, **asdict(bound)} for seed, bound in bounds.items()]
     return {"bound": asdict(mean_bound(bounds)), "bounds": each}
 
 
 def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str, float]:
-    """Mean JCT over the bound, and the parts that add up to it, in seconds a job.
+    """Return the ratio of mean JCT to the bound, and the parts of the mean JCT, in seconds per job.
 
-    Parts of the mean JCT. They are a job alone on the cluster, and what sharing costs in the fluid schedule. Then come
-    the time for which jobs hold GPUs without training, and the wait for the next decision when they come. The rest is
-    whole GPUs, placement, changes that were not worth their cost, and what the policy does not know or do well.
+    The first parts are the time of a job by itself on the cluster, and the cost of sharing in the fluid schedule. The
+    pauses are the time with GPUs but without training, and the wait for the first decision. The rest is whole GPUs,
+    placement, changes not worth their cost, and imperfect knowledge or choices of the policy.
     """
     mean = float(completion_times(outcome).mean())
     pauses = float(np.mean([_paused_s(job) + _until_tick_s(job, interval_s) for job in outcome.jobs]))

@@ -1,7 +1,7 @@
-"""A study whose parts are jobs of a site's Slurm: submitit sends them as one array, one squeue asks for all of them.
+"""A study whose parts are jobs of a site's Slurm: submitit sends them as one array, and one squeue queries them all.
 
-Files and the queue are the only state. A command that was killed is started again as it was: it takes the results that
-are there, finds the jobs that wait or run by their names, and sends the rest.
+Files and the queue are the only state. A killed command is simply started again: it takes existing results, finds
+waiting and running jobs by name, and sends the rest.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState
 
 TRIES = 3
-"""Most jobs in which one command tries a part of a study."""
+"""Most times that one command sends a part of a study."""
 MOST_TASKS = 500
-"""Parts in one job array: sites allow 1,000 by default."""
+"""Most parts in one job array; sites allow 1,000 by default."""
 USUAL_MIN = 120
-"""Minutes a part may take unless `--sbatch` says otherwise."""
+"""Time limit of a part in minutes unless `--sbatch` sets one."""
 SAME_AGAIN = {
     JobState.TIMEOUT: "it ran into its time limit: start the study again with more, as --sbatch '--time=8:00:00'",
     JobState.OUT_OF_MEMORY: "it needed more memory: start the study again with more, as --sbatch '--mem=8G'",
     JobState.CANCELLED: "somebody cancelled it",
     JobState.DEADLINE: "Slurm ended it at its deadline",
 }
-"""End states that would only repeat in another try."""
+"""End states that another try would only repeat, with the reason shown to the user."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
-"""All other variables of Slurm's belong to the job in which a study may be started."""
+"""Slurm variables kept from the environment; the others belong to the job in which the study may run."""
 
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
-"""submitit's files for jobs that Slurm did not take; those of others bear their ids."""
+"""Names of submitit's files for jobs that Slurm refused; files of accepted jobs contain their ids."""
 
 SentAs = tuple[str, int]
-"""Name of the jobs with which a part was sent, and its place in their array."""
+"""Name of the jobs with which a part was sent, and the part's index in their array."""
 
 
 class SeenJob(NamedTuple):
-    """A part's job as squeue lists it."""
+    """Job of a part as squeue lists it."""
 
     state: JobState
     job: str
@@ -60,10 +60,10 @@ class SeenJob(NamedTuple):
 
 
 class StudyJobs:
-    """Jobs of the site's Slurm. All nodes must see their directory at the same path."""
+    """Access to a study's jobs in the site's Slurm. All nodes must see `folder` at the same path."""
 
     def __init__(self, folder: Path, options: Mapping[str, str | bool]) -> None:
-        """`folder` takes scripts and logs. Raises `BadInput` if submitit is missing."""
+        """Use `folder` for scripts and logs. Raises `BadInput` if submitit is missing."""
         if importlib.util.find_spec("submitit") is None:
             raise BadInput("--executor slurm needs submitit: pip install 'slurm-ones[studies]'")
         self._folder, self._options = folder, options
@@ -71,8 +71,8 @@ class StudyJobs:
             self._client = CommandClient()
 
     def submit(self, name: str, calls: Sequence[Callable[[], None]]) -> str:
-        """Have each called in a job under that name; returns their array. Raises `Unreachable` if they may have been
-        taken, another `SlurmError` if they were not."""
+        """Submit an array named `name` with one job for each call; return the array's job id in words. Raises
+        `Unreachable` if Slurm may have accepted it, another `SlurmError` if not."""
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -100,7 +100,7 @@ class StudyJobs:
         return f"job {jobs[0].job_id.partition('_')[0]}"
 
     def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
-        """Jobs of those names that Slurm still knows."""
+        """Return the jobs of these names that Slurm still knows."""
         command = ["squeue", "--noheader", "--array", "--states=all", *_mine(names), "-o", "%F|%K|%T|%j"]
         found = {}
         for line in with_retries(lambda: self._client.run(command)).splitlines():
@@ -111,13 +111,13 @@ class StudyJobs:
         return found
 
     def cancelling(self, names: Collection[str]) -> str:
-        """The command with which their owner cancels them."""
+        """Return the command with which the owner cancels the jobs of these names."""
         return " ".join(["scancel", *_mine(names)])
 
 
 def _mine(names: Collection[str]) -> list[str]:
-    """Options for the jobs of those names. LOGNAME may name another user: then none would be found, and all be sent
-    again."""
+    """Return squeue options for our own jobs of these names. The user is explicit, as LOGNAME may name another: then no
+    job would be found, and all parts sent again."""
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 
@@ -140,30 +140,30 @@ class Waits:
 
     files_s: float = 1.0
     first_s: float = 2.0
-    """Interval of questions to Slurm, after a change there."""
+    """Interval between queries to Slurm after a job's state has changed."""
     most_s: float = 60.0
-    """Longest interval of questions to Slurm: sites ask for no more than one a minute."""
+    """Longest interval between queries to Slurm; sites ask for at most one a minute."""
     late_s: float = 60.0
-    """Time from a job's end until its result is visible, on a network file system."""
+    """Delay from a job's end until its result is visible on a network file system."""
 
 
 @dataclass
 class _Open:
     part: StudyPart
     sent: SentAs | None = None
-    """None while it is to be sent."""
+    """Jobs with which the part was sent; None until then."""
     seen: SeenJob | None = None
     ended_at: float | None = None
     tries: int = 0
 
 
 class StudyQueue:
-    """One command's work on a study, within `folder.locked()`. `say` takes sentences for people."""
+    """Queue of one command's parts of a study, used within `folder.locked()`. `say` shows sentences to the user."""
 
     def __init__(
         self, plan: StudyPlan, folder: StudyFolder, site: StudyJobs, say: Callable[[str], None], waits: Waits = Waits()
     ) -> None:
-        """Read the results that are there, and find the jobs that wait or run. Raises `SlurmError`."""
+        """Read existing results, and find the jobs that wait or run. Raises `SlurmError`."""
         self._plan, self._folder, self._site, self._say, self._waits = plan, folder, site, say, waits
         self._all = parts_of(plan)
         self._at_once, self._not_before = MOST_TASKS, 0.0
@@ -188,7 +188,7 @@ class StudyQueue:
 
     @property
     def left(self) -> int:
-        """Runs without a result."""
+        """Number of runs without a result."""
         return len(self._open)
 
     @property
@@ -199,7 +199,8 @@ class StudyQueue:
         return {one.sent[0] for one in self._sent if one.sent is not None}
 
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
-        """All runs, once each has a result or has failed too often. Raises `SlurmError` if the site takes none."""
+        """Return all runs, once each has a result or has failed too often. Raises `SlurmError` if the site accepts no
+        job."""
         pause_s, ask_at = self._waits.first_s, 0.0
         try:
             while self._open:
@@ -222,7 +223,7 @@ class StudyQueue:
         return [self._runs[part.key] for part in self._all]
 
     def _send(self) -> bool:
-        """Send what is to be sent, fewer at a time if Slurm refuses; return whether anything was sent."""
+        """Send all parts that are due, fewer at a time if Slurm refuses; return True if any was sent."""
         todo = [one for one in self._open.values() if one.sent is None]
         if not todo or time.monotonic() < self._not_before:
             return False
@@ -252,7 +253,7 @@ class StudyQueue:
         return True
 
     def _collect(self, on_progress: OnProgress) -> None:
-        """Take the results that have come, and report the others' progress."""
+        """Collect new results, and report the progress of the other parts."""
         for one in list(self._open.values()):
             run = self._folder.result(one.part)
             if run is not None:
@@ -263,7 +264,7 @@ class StudyQueue:
                 on_progress(progress)
 
     def _ask(self, on_progress: OnProgress) -> bool:
-        """Query Slurm for the jobs; return whether a job's state has changed."""
+        """Query Slurm for the jobs; return True if a job's state has changed."""
         try:
             found = self._site.states(self._names())
         except SlurmError as error:
@@ -289,7 +290,7 @@ class StudyQueue:
         return changed
 
     def _fail(self, one: _Open, seen: SeenJob | None, on_progress: OnProgress) -> None:
-        """Try a part again whose job ended without a result, or give it up. `seen` is None if Slurm forgot the job."""
+        """Retry or give up a part whose job ended without a result. `seen` is None if Slurm forgot the job."""
         same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
         if seen is None:
             job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]},"

@@ -1,7 +1,8 @@
 """Parts of a study, one contender on one seed each, and the directory that keeps their results.
 
-A result is a file of its own, written atomically under a digest of all that determines it: the plan, the contender, the
-seed, the workload's files, the code and the numerical libraries. Whatever has changed is run again.
+Each result is a file, written atomically and named by a digest of everything that determines it. These are the plan,
+the contender, the seed, the workload's files, the code and the numerical libraries. If any of them changes, the part is
+run again.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.study.runs import OnProgress, RunProgress, StudyRun, attempt, run_all
 
 FORMAT = 3
-"""Version of the files; it is part of every digest."""
+"""Version of the file format, part of every digest."""
 REPORT_S = 1.0
-"""Seconds between two reports of a part's progress."""
+"""Least seconds between two progress reports of a part."""
 OURS = ("slurm_ones", "ones_db", "ones_wrapper")
 LIBRARIES = ("numpy", "scipy")
-"""Packages on which the last digits of a result depend."""
+"""Packages whose versions may change the last digits of a result."""
 
 
 @dataclass(frozen=True)
 class StudyPart:
-    """One contender on one seed."""
+    """Part of a study: one contender on one seed."""
 
     contender: Contender
     seed: int
     key: str
-    """Digest of all that determines its result, and the result's name."""
+    """Digest of everything that determines the result, and the name of the result's file."""
 
     @property
     def label(self) -> str:
-        """Name for people."""
+        """Name of the part shown to users."""
         return f"{self.contender.label}, seed {self.seed}"
 
 
 def parts_of(plan: StudyPlan) -> list[StudyPart]:
-    """All parts, in the order of `run_all`. Reads the workload's files and the code."""
+    """Return all parts, in the order of `run_all`. Reads the workload's files and the code."""
     common = repr((FORMAT, replace(plan, contenders=(), seeds=()), _files(plan), _code(), _libraries()))
     found = []
     for contender, seed in plan.runs():
@@ -71,7 +72,7 @@ def _files(plan: StudyPlan) -> str:
 
 @lru_cache
 def _code() -> str:
-    """Digest of our packages' sources: one version may stand for several checkouts."""
+    """Return a digest of our packages' sources, since several checkouts may have the same version."""
     found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)
@@ -104,19 +105,19 @@ def _libraries() -> list[str]:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Directory of a study, which all its processes see. Several studies may use it, one after the other."""
+    """Directory of a study, visible to all its processes. Several studies may use it, one after the other."""
 
     root: Path
 
     @property
     def jobs(self) -> Path:
-        """Scripts and logs of the jobs."""
+        """Directory of the jobs' scripts and logs."""
         return self.root / "jobs"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context in which no other command uses the folder. Raises `BadInput` if one does already, if others may write
-        here, and if the directory cannot be made."""
+        """Context in which no other command uses the folder. Raises `BadInput` if another command uses it, others may
+        write to it, or it cannot be made."""
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
@@ -136,7 +137,7 @@ class StudyFolder:
             yield
 
     def result(self, part: StudyPart) -> StudyRun | None:
-        """A part's run; None if there is none, or none that can be read."""
+        """Return a part's run; None if there is no readable result."""
         try:
             key, run = pickle.loads(self._result(part).read_bytes())
         except Exception:  # whatever a damaged pickle raises
@@ -152,12 +153,12 @@ class StudyFolder:
         self._result(part).unlink(missing_ok=True)
 
     def done(self, plan: StudyPlan) -> dict[tuple[str, int], StudyRun]:
-        """Runs that ended well, by label and seed."""
+        """Return the runs that ended without error, by label and seed."""
         runs = [self.result(part) for part in parts_of(plan)]
         return {(run.label, run.seed): run for run in runs if run is not None and run.outcome is not None}
 
     def progress(self, part: StudyPart) -> RunProgress | None:
-        """A part's last report of its progress."""
+        """Return a part's last progress report; None if there is none."""
         try:
             found = json.loads((self.root / "progress" / f"{part.key}.json").read_text(encoding="utf-8"))
             return RunProgress(part.contender.label, part.seed, float(found[0]), int(found[1]), int(found[2]))
@@ -165,13 +166,13 @@ class StudyFolder:
             return None
 
     def put_progress(self, part: StudyPart, progress: RunProgress) -> None:
-        """Report a part's progress; losing a report is harmless."""
+        """Write a part's progress report; losing one is harmless."""
         words = json.dumps([float(progress.simulated_s), progress.ended, progress.jobs])
         with contextlib.suppress(OSError):
             _write(self.root / "progress" / f"{part.key}.json", words.encode())
 
     def sent(self) -> dict[tuple[str, int], str]:
-        """Key of each part that was ever sent, by its jobs' name and its place in their array."""
+        """Return the key of each part that was ever sent, by its jobs' name and its index in their array."""
         found = {}
         for path in sorted((self.root / "sent").glob("*.json")):
             with contextlib.suppress(OSError, ValueError):
@@ -180,11 +181,11 @@ class StudyFolder:
         return found
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
-        """Note, before they are sent, the name by which the next command finds these parts in Slurm."""
+        """Record, before sending, the name by which the next command finds these parts in Slurm."""
         _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:
-        """Forget parts that were not sent."""
+        """Forget parts recorded under this name, which were not sent."""
         (self.root / "sent" / f"{name}.json").unlink(missing_ok=True)
 
     def _result(self, part: StudyPart) -> Path:
@@ -192,7 +193,7 @@ class StudyFolder:
 
 
 def run_kept(plan: StudyPlan, processes: int, folder: StudyFolder, on_progress: OnProgress) -> list[StudyRun]:
-    """Like `run_all`, except for runs that the folder has; each new one is added. Needs `folder.locked()`."""
+    """Run a plan like `run_all`, reusing results in the folder and adding new ones. Needs `folder.locked()`."""
     parts = {(part.contender.label, part.seed): part for part in parts_of(plan)}
 
     def keep(run: StudyRun) -> None:
@@ -204,7 +205,7 @@ def run_kept(plan: StudyPlan, processes: int, folder: StudyFolder, on_progress: 
 
 
 def run_part(plan: StudyPlan, key: str, root: Path) -> None:
-    """Run one part of a study in this process, a job of Slurm. Raises RuntimeError if plan, code or libraries are not
+    """Run one part of a study in this process, a Slurm job. Raises RuntimeError if plan, code or libraries differ from
     the sender's."""
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
@@ -230,7 +231,7 @@ def run_part(plan: StudyPlan, key: str, root: Path) -> None:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raises `BadInput` for a folder that others may write: jobs and results are unpickled there."""
+    """Raise `BadInput` if others may write to the folder, as jobs and results are unpickled from it."""
     info = folder.stat()
     if info.st_uid != os.geteuid():
         raise BadInput(
@@ -244,7 +245,7 @@ def _check_ours(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace the whole file or nothing; concurrent readers find the old one."""
+    """Write a file atomically; concurrent readers find the old or the new content."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Plan of a study: contenders on the same work and cluster. Plain data, checked before anything runs."""
+"""Plan of a study: contenders on the same work and cluster. It is plain data, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits, read_pr
 from slurm_ones.text import seconds
 
 VARIANT = re.compile(r"-[a-h]$")
-"""Ending of names of generated applications of one kind."""
+"""Suffix in the names of generated applications that are variants of one kind."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy with its options, under the name by which it is shown."""
+    """A policy with its options, and the label under which it is shown."""
 
     label: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
     elastic: float | None = None
-    """Share of a trace's jobs that are elastic."""
+    """Share of a trace's jobs that are elastic; None if the work is no trace."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of the work: one of the `MIXES`, or a file with a folder of profiles."""
+    """Origin of the work: one of the `MIXES`, or a workload file with a folder of profiles."""
 
     table: ClassVar[str] = "policies"
-    """Table of `figures.METRICS` that compares its contenders."""
+    """Name of the table in `figures.METRICS` that compares the contenders."""
 
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """None for as many as its study has; of a file, its first ones."""
+    """Number of jobs, the first ones of a file; None for all, or for the mix's default."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None
@@ -58,7 +58,8 @@ class Source:
     """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """The work of one seed; a file's is the same for all. `elastic` is only for traces. Raises `BadInput`."""
+        """Return the work of one seed; a file's jobs are the same for all seeds. `elastic` is only for traces. Raises
+        `BadInput`."""
         if self.workload in MIXES:
             options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
@@ -82,11 +83,12 @@ class Source:
         return replace(found, submissions=scaled)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with only the jobs that count."""
+        """Return the outcome with only the jobs that the study's figures count."""
         return outcome
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
-        """Each metric by its key. `work` is each job's, in any unit; `first` is the first contender's outcome."""
+        """Return each metric by its key. `work` is the amount of each job's work in any unit, `first` the first
+        contender's outcome."""
         return figures(outcome, work)
 
     def kind(self, job: JobOutcome) -> str:
@@ -94,13 +96,13 @@ class Source:
         return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
 
     def described(self) -> dict[str, Any]:
-        """Options of the work, as JSON."""
+        """Return the options of the work, as JSON."""
         return {**asdict(self), "profiles": str(self.profiles) if self.profiles else None}
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Contenders, seeds, cluster and engine of a study. Plain data, which a process of its own can unpickle."""
+    """Contenders, seeds, cluster and engine of a study: plain data that other processes can unpickle."""
 
     source: Source
     contenders: tuple[Contender, ...]
@@ -108,14 +110,15 @@ class StudyPlan:
     cluster: ClusterSpec
     interval_s: float = 60.0
     mechanism: Mechanism = field(default_factory=Requeue)
-    """Way and costs of a resize."""
+    """Mechanism and costs of a resize."""
     idealized: bool = False
-    """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    """True to assume what the published studies assume, instead of running the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The companion's, in place of the simulation's defaults. In their `database` each run is a cluster of its own."""
+    """Settings of the companion that differ from the simulation's defaults. If they name a `database`, each run is its
+    own cluster in it."""
 
     def with_database(self, url: str) -> StudyPlan:
-        """The plan with a job database. Raises `BadInput` unless there is none there yet."""
+        """Return the plan with runs recorded in a new job database. Raises `BadInput` if the database exists."""
         if not url:
             return self
         if self.idealized:
@@ -126,23 +129,23 @@ class StudyPlan:
         return replace(self, settings={**self.settings, "database": url})
 
     def settings_of(self, contender: Contender, seed: int) -> Mapping[str, Any]:
-        """The companion's settings in one run."""
+        """Return the companion's settings for one run."""
         own = {"cluster": f"{contender.label}, seed {seed}"} if "database" in self.settings else {}
         return {**self.settings, **own}
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
-        """Return the seeds to run: with no elastic job nothing depends on the seed, and the first stands for all."""
+        """Return the contender's seeds: only the first if no job is elastic, since then nothing depends on the seed."""
         return self.seeds[:1] if contender.elastic == 0 else self.seeds
 
     def runs(self) -> Iterator[tuple[Contender, int]]:
-        """Each contender on each of its seeds, seed by seed."""
+        """Yield each contender on each of its seeds, seed by seed."""
         for seed in self.seeds:
             for contender in self.contenders:
                 if seed in self.seeds_of(contender):
                     yield contender, seed
 
     def description(self) -> dict[str, str]:
-        """Plan in words."""
+        """Return the plan in words, by topic."""
         one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
         cluster = self.cluster
         found = {
@@ -166,7 +169,7 @@ class StudyPlan:
         return found
 
     def workload(self, seed: int, contender: Contender | None = None) -> Workload:
-        """A contender's work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
+        """Return a contender's work of one seed. Raises `BadInput`, also if a job does not fit the cluster."""
         elastic = contender.elastic if contender is not None else None
         found = self.source.load_workload(seed, self.cluster.gpus, self.cluster.least_node, elastic)
         check_fits(found, self.cluster.gpus)

@@ -1,4 +1,4 @@
-"""A study's figures as cells of a table, as JSON, and as the data of its page; of a trace, with a verdict in words."""
+"""Presentation of a study: cells of tables, JSON, and the data of its page; for a trace also a verdict in words."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slurm_ones.simulate.workloads.trace import Trace
 from slurm_ones.text import seconds
 
 UNITS = {"s": ", s", "ms": ", ms", "share": ", %"}
-"""Unit in the title of a row that compares policies."""
+"""Suffix with the unit for the titles of rows that compare policies."""
 
 
 def value(found: float, unit: str) -> str:
-    """A figure of the comparison of policies, whose unit stands in its row's title."""
+    """Format a figure of a policy comparison, without the unit, which is in the row's title."""
     if not math.isfinite(found):
         return "–"
     if unit == "s":
@@ -43,7 +43,7 @@ def value(found: float, unit: str) -> str:
 
 
 def value_and_unit(found: float, unit: str) -> str:
-    """A figure of a study of shares, with its unit."""
+    """Format a figure of an elasticity study, with its unit."""
     if not math.isfinite(found):
         return "–"
     if unit == "s":
@@ -54,25 +54,25 @@ def value_and_unit(found: float, unit: str) -> str:
 
 
 def probability(p: float) -> str:
-    """A p-value."""
+    """Format a p-value."""
     return "–" if math.isnan(p) else f"{p:.1e}" if p < 0.001 else f"{p:.3f}"
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a study's table: a title, and a figure for each contender."""
+    """Row of a study's table: a title, and one figure for each contender."""
 
     title: str
     cells: Sequence[tuple[str, str]]
-    """Mean, and its interval; nothing if that is unknown or of no width."""
+    """Mean and interval of each contender; empty texts if unknown or of no width."""
     recorded: str = ""
-    """The figure that a trace recorded."""
+    """Value of the figure that the trace recorded."""
 
 
 def rows(
     plan: StudyPlan, summaries: Sequence[ContenderSummary], recorded: Mapping[str, float] | None = None
 ) -> list[TableRow]:
-    """All metrics, without those that no contender has; then each policy against the first."""
+    """Return the rows of all metrics that any contender has, then those that compare each policy with the first."""
     shares = plan.source.table == "shares"
     found = []
     for metric in metrics_of(plan.source.table, "bound"):
@@ -98,7 +98,8 @@ def rows(
 
 
 def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
-    """Mean and 95 % confidence interval; of shares, whose seeds are a few assignments, the lowest and the highest."""
+    """Return the mean and its 95 % confidence interval; in an elasticity study, the lowest and highest seed instead, as
+    there are few."""
     if not shares:
         return estimated(summary.metrics.get(metric.key), metric.unit)
     found = [one.get(metric.key, math.nan) for one in summary.each.values()]
@@ -110,7 +111,7 @@ def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str,
 
 
 def estimated(found: Estimate | None, unit: str) -> tuple[str, str]:
-    """A mean and its interval."""
+    """Format a mean and its interval."""
     if found is None or not math.isfinite(found.mean):
         return "–", ""
     if not math.isfinite(found.low) or found.low == found.high:
@@ -124,7 +125,7 @@ def as_json(
     runs: Sequence[StudyRun],
     bounds: Mapping[int, Bound] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """The plan and all that was found. Means over seeds have their own names, next to their intervals."""
+    """Return the plan and all results as JSON. Means over seeds have their own names, next to their intervals."""
     mechanism = plan.mechanism
     policies = {
         summary.label: {
@@ -171,7 +172,7 @@ def as_json(
 
 
 def finite(found: Any) -> Any:
-    """The same with null, as JSON has it, in place of numbers that are not finite."""
+    """Replace numbers that are not finite by None, JSON's null, at any depth."""
     if isinstance(found, float):
         return found if math.isfinite(found) else None
     if isinstance(found, dict):
@@ -180,7 +181,7 @@ def finite(found: Any) -> Any:
 
 
 def as_csv(summaries: Sequence[ContenderSummary]) -> str:
-    """A line for each policy and figure: its mean over the seeds, and the interval of that."""
+    """Return CSV with one line for each policy and figure: the mean over seeds and its interval."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("policy", "figure", "mean", "low", "high"))
@@ -192,7 +193,7 @@ def as_csv(summaries: Sequence[ContenderSummary]) -> str:
 
 
 def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:
-    """Values of the template `study.html`, pictures apart."""
+    """Return the values of the template `study.html`, except pictures."""
     return {
         "title": f"Policies compared: {plan.source.workload}",
         "run": plan.description(),
@@ -208,7 +209,8 @@ def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, An
 
 
 def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> tuple[list[Lane], dict[str, str]]:
-    """A lane for each contender, and the kind of each bar's job. Bars and goodput are the first seed's."""
+    """Return a lane for each contender, and the kind of each bar's job. Bars and goodput are those of the first
+    seed."""
     lanes, kinds = [], dict[str, str]()
     for contender in plan.contenders:
         own = [(run, run.outcome) for run in runs if run.label == contender.label and run.outcome is not None]
@@ -224,17 +226,17 @@ def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> tuple[list[Lane], dic
 
 
 FAR = 2.0
-"""Factor between recorded and simulated mean waits beyond which they are called far apart …"""
+"""Ratio of recorded to simulated mean wait, either way, above which the two are called far apart."""
 FAR_S = 60.0
-"""… if they differ by more than this many seconds."""
+"""Seconds by which the mean waits must also differ to be called far apart."""
 MOST_LISTED = 1000
-"""Jobs whose curves the page lists."""
+"""Largest number of jobs whose curves the page lists."""
 RIGID = "stays rigid"
 
 
 @dataclass(frozen=True)
 class ElasticityStudy:
-    """A study of a trace's stretch with more and more of its jobs elastic, and its results."""
+    """Study of a trace's stretch with growing shares of elastic jobs, and its results."""
 
     trace: Trace
     stretch: Stretch
@@ -244,7 +246,7 @@ class ElasticityStudy:
     runs: Sequence[StudyRun]
 
     def verdict(self) -> list[str]:
-        """Sentences that an admin reads first: the gain and the costs of each share, and their certainty."""
+        """Return sentences for an admin: gain and costs of each share of elastic jobs, and their certainty."""
         none, *others = self.summaries
         found = []
         for one in others:
@@ -262,7 +264,7 @@ class ElasticityStudy:
         return found
 
     def fidelity(self) -> str:
-        """Distance of the simulation without any elastic job from what was recorded."""
+        """Return a sentence on how far the simulation without elastic jobs is from the recorded waits."""
         each = list(self.summaries[0].each.values())
         if not each:
             return ""
@@ -285,7 +287,7 @@ class ElasticityStudy:
         return text + " The simulation is near this cluster in that."
 
     def assumptions(self) -> list[str]:
-        """Assumptions, in words."""
+        """Return the assumptions in words."""
         s = self.stretch
         cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
         cluster += ", as named; jobs" if s.given else ", since jobs"
@@ -322,17 +324,17 @@ class ElasticityStudy:
         ]
 
     def picks(self) -> list[list[str]]:
-        """The application of each job with each seed if all are elastic."""
+        """Return the application of each job with each seed, as if all jobs were elastic."""
         each = [picked(self.stretch, self.curves, 1.0, seed) for seed in self.plan.seeds]
         return [[pick or RIGID for pick in picks] for picks in zip(*each, strict=True)]
 
     def listed(self) -> list[tuple[str, int, str, list[str]]]:
-        """Each job's number, GPUs, run time, and application with each seed."""
+        """Return number, GPUs, run time, and application with each seed, of each listed job."""
         jobs = self.stretch.jobs[:MOST_LISTED]
         return [(job.name, job.gpus, seconds(job.run_s), picks) for job, picks in zip(jobs, self.picks(), strict=False)]
 
     def as_json(self) -> dict[str, Any]:
-        """All figures, and what they rest on."""
+        """Return all figures and their assumptions as JSON."""
         s = self.stretch
         left_out = dict(self.trace.left_out)
         curves = [
@@ -349,7 +351,7 @@ class ElasticityStudy:
         }
 
     def page(self) -> dict[str, Any]:
-        """Values of the template `study.html`, pictures apart."""
+        """Return the values of the template `study.html`, except pictures."""
         by_seed = [
             [seed, *(value_and_unit(one.each.get(seed, {}).get("mean_jct_s", math.nan), "s") for one in self.summaries)]
             for seed in self.plan.seeds

@@ -1,4 +1,4 @@
-"""Contenders on the same work: each on every seed's workload, in parallel processes."""
+"""Runs of a study: each contender on every seed's workload, in parallel processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
 POLL_S = 0.2
-"""Seconds between two questions about the processes' progress."""
+"""Seconds between two checks of the processes' progress."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that limit the threads of numerical libraries."""
 
@@ -39,13 +39,13 @@ NO_BOUNDS: Mapping[int, Bound] = {}
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One contender on one seed, and its outcome."""
+    """Run of one contender on one seed, and its outcome."""
 
     label: str
     seed: int
     outcome: Outcome | None = None
     error: str = ""
-    """Error in place of an outcome."""
+    """Error message if there is no outcome."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class RunProgress:
     simulated_s: float = 0.0
     """Simulated seconds so far; 0 if unknown."""
     ended: int = 0
-    """Jobs that have ended."""
+    """Number of jobs that have ended."""
     jobs: int = 0
-    """Jobs of the workload."""
+    """Number of jobs in the workload."""
     finished: bool = False
-    """The run is over, well or not."""
+    """True once the run is over, with or without error."""
 
     @property
     def share(self) -> float:
-        """Share of the run that is done, by its jobs."""
+        """Share of the run's jobs that have ended."""
         return 1.0 if self.finished else self.ended / max(self.jobs, 1)
 
 
@@ -79,10 +79,10 @@ def run_all(
     known: Mapping[tuple[str, int], StudyRun] | None = None,
     on_run: Callable[[StudyRun], None] = lambda run: None,
 ) -> list[StudyRun]:
-    """Run all contenders and seeds of a plan in parallel processes. A policy that crashes loses only that seed.
+    """Run all contenders and seeds of a plan in parallel processes. If a policy crashes, only that run is lost.
 
-    Only the first seed's outcomes keep what is drawn: segments and goodput. Runs that are `known`, by label and seed,
-    are taken as they are; `on_run` gets each other one as it ends.
+    Only outcomes of the first seed keep segments and goodput, which are drawn. Runs in `known`, by label and seed, are
+    reused; `on_run` is called with every other run as it ends.
     """
     runs, tasks = dict(known or {}), list(plan.runs())
     left = [(contender, seed) for contender, seed in tasks if (contender.label, seed) not in runs]
@@ -131,8 +131,7 @@ def _in_processes(
 
 
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
-    """Run one contender on one seed in this process; a policy that crashes gives a run with an error. Raises
-    `BadInput`."""
+    """Run one contender on one seed in this process; if the policy crashes, the run has an error. Raises `BadInput`."""
     try:
         workload = plan.workload(seed, contender)
         jobs = len(workload.submissions)
@@ -163,7 +162,7 @@ def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPro
 
 
 _reported: multiprocessing.Queue[RunProgress] | None = None
-"""A worker process's way to report its progress."""
+"""Queue through which a worker process reports its progress."""
 
 
 def _start_worker(reported: multiprocessing.Queue[RunProgress]) -> None:
@@ -200,7 +199,7 @@ def _result(future: Future[StudyRun], contender: Contender, seed: int) -> StudyR
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started meanwhile compute in one thread, unless the environment says otherwise."""
+    """Context in which started processes compute in one thread, unless the environment says otherwise."""
     ours = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
     try:
@@ -212,22 +211,22 @@ def _one_thread_each() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ContenderSummary:
-    """One contender over all seeds."""
+    """Summary of one contender over all seeds."""
 
     label: str
     each: Mapping[int, Mapping[str, float]]
-    """Figures of each seed that it came through, by their keys."""
+    """Figures by key, of each seed that ended without error."""
     metrics: Mapping[str, Estimate]
     against_first: Comparison | None
-    """None for the first contender, and if the two have no seed in common."""
+    """Comparison with the first contender; None for the first itself, or without a common seed."""
     errors: tuple[str, ...] = ()
 
 
 def summarize(
     plan: StudyPlan, runs: Sequence[StudyRun], bounds: Mapping[int, Bound] = NO_BOUNDS
 ) -> list[ContenderSummary]:
-    """Each contender over the seeds that it came through. It is compared with the first on those that both did, and
-    with the bound of each seed that has one."""
+    """Summarize each contender over its seeds without error. It is compared with the first contender on common seeds,
+    and with the bound of each seed that has one."""
     done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}
     for one in plan.contenders:
         stands = [done[one.label, seed] for seed in plan.seeds_of(one) if (one.label, seed) in done]

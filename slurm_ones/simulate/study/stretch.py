@@ -1,7 +1,8 @@
-"""The stretch of a trace that is simulated, its cluster, and the study of it with more and more of its jobs elastic.
+"""Stretch of a trace that is simulated, its cluster, and the study of it with growing shares of elastic jobs.
 
-No trace tells how a job's speed depends on its size: a rule gives each recorded job an application's curves. The rule
-is deterministic except for a seed, and stands on the study's page; another seed shows how much hangs on the choice.
+A trace does not show how a job's speed depends on its size. A rule therefore gives each recorded job an application's
+curves. The rule is deterministic for a seed and is printed on the study's page. Other seeds show how much depends on
+the choice.
 """
 
 from __future__ import annotations
@@ -29,46 +30,47 @@ from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.workloads.trace import Trace, TraceJob
 
 USUAL_NODE = 8
-"""GPUs of a node if neither the trace nor its jobs tell."""
+"""GPUs of a node if neither the trace nor its jobs show it."""
 SLACK_S = 60.0
-"""Seconds after its time limit at which Slurm ends a job."""
+"""Seconds after a job's time limit at which Slurm ends it."""
 PATIENCE = 2.0
-"""Longest hold of a job that was there before, over the time that the counted ones take: beyond, the simulation would
-go on only for it."""
+"""Longest run time of an earlier job, as a multiple of the stretch's expected time; longer ones would only prolong the
+simulation."""
 BEFORE = "before-"
-"""Beginning of the names of jobs that were there when the stretch began, and are not counted."""
+"""Prefix of the names of jobs present before the stretch, which are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
-"""Shares of the jobs that are drawn to be elastic, one share for each contender."""
+"""Shares of jobs drawn to be elastic, one for each contender."""
 POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
 TICKS = 1500
-"""Approximate most decisions of a run; longer runs decide less often."""
+"""Approximate limit of decisions in a run; longer runs decide less often."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive jobs of a trace, the jobs present before them, and the cluster."""
+    """Consecutive jobs of a trace, the jobs present when they begin, and the cluster."""
 
     jobs: tuple[TraceJob, ...]
     before: tuple[TraceJob, ...]
-    """Jobs that ran or waited when it begins, with what they still had to run; they stay rigid, and are not counted."""
+    """Jobs running or waiting when the stretch begins, with their remaining run times. They stay rigid and are not
+    counted."""
     nodes: int
     gpus_per_node: int
     of_all: int
-    """Jobs from which it was chosen."""
+    """Number of jobs from which the stretch was chosen."""
     left_out: int = 0
-    """Jobs that asked for more than the cluster has."""
+    """Number of jobs that asked for more GPUs than the cluster has."""
     sample: float = 1.0
-    """Share of the trace's jobs that were taken."""
+    """Share of the trace's jobs that were sampled."""
     most_held: int = 0
-    """GPUs that those jobs held at once at most."""
+    """Most GPUs that the sampled jobs held at one time."""
     given: bool = False
-    """True if the user named the cluster; else it has `most_held` GPUs."""
+    """True if the user gave the cluster; otherwise it has about `most_held` GPUs."""
 
     @property
     def begins(self) -> float:
-        """The first submission."""
+        """Time of the first submission."""
         return self.jobs[0].submitted
 
     @property
@@ -78,11 +80,10 @@ class Stretch:
 
 
 def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
-    """A stretch of at most `most` jobs of a trace that follow each other: of all such stretches the one whose load is
-    the median.
+    """Return the stretch of at most `most` consecutive jobs of a trace whose load is the median of all such stretches.
 
-    `cluster` is nodes and GPUs of each; None for as many as were held at once. `sample` is the share of the jobs that
-    are taken, at random but always the same, for a cluster that is smaller than the trace's. Raises `BadInput`.
+    `cluster` is (nodes, GPUs of each); None for as many GPUs as were held at one time. `sample` is the share of jobs
+    taken, pseudo-randomly but always the same, for a cluster smaller than the trace's. Raises `BadInput`.
     """
     jobs = [job for job in trace.jobs if _drawn(job) < sample]
     if not jobs:
@@ -105,7 +106,7 @@ def _drawn(job: TraceJob) -> float:
 
 
 def node_gpus(trace: Trace) -> int:
-    """Return the GPUs of a node: the most that a job had on one."""
+    """Return the GPUs of a node: the trace's own value, or the most GPUs per node of any job."""
     found = [-(-job.gpus // job.nodes) for job in trace.jobs if job.nodes]
     return trace.gpus_per_node or max(found, default=USUAL_NODE)
 
@@ -133,14 +134,14 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
 
 
 def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
-    """Seconds from the first submission that these jobs take on `gpus` GPUs, about."""
+    """Estimate the seconds from the first submission until these jobs have ended on `gpus` GPUs."""
     work_s = sum(job.gpus * job.run_s for job in jobs)
     return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """Jobs that ran at that moment, then those that waited, with the rest of their run time, `most_s` at most, and of
-    their time limit."""
+    """Return the jobs that ran at time `at`, then those that waited, with their remaining run time, capped at `most_s`,
+    and time limit."""
     there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
     return [
         job._replace(
@@ -154,14 +155,15 @@ def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJ
 
 @dataclass(frozen=True)
 class TraceSource(Source):
-    """The work of a study: the stretch, a share of whose jobs are elastic."""
+    """Source of a study whose work is a stretch with a share of elastic jobs."""
 
     table: ClassVar[str] = "shares"
     stretch: Stretch = field(kw_only=True)
     curves: Curves = field(kw_only=True)
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """The seed draws the elastic jobs and their curves; a larger share has the same and more."""
+        """Return the work of one seed, which draws the elastic jobs and their curves; a larger share includes the jobs
+        of a smaller one."""
         begins = self.stretch.begins
         submissions: list[Submission] = []
         applications: dict[str, Application] = {}
@@ -174,7 +176,7 @@ class TraceSource(Source):
         return Workload(self.workload, tuple(sorted(submissions, key=lambda s: s.time)), applications)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Without the jobs that were there before."""
+        """Return the outcome without the jobs present before the stretch."""
         return replace(outcome, jobs=tuple(job for job in outcome.jobs if not job.name.startswith(BEFORE)))
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
@@ -193,7 +195,7 @@ class TraceSource(Source):
 
 
 def share_label(share: float) -> str:
-    """`20 %`."""
+    """Return the label of a share, such as `20 %`."""
     return f"{100 * share:g} %"
 
 
@@ -205,8 +207,8 @@ def plan_of(
     shares: Sequence[float] = SHARES,
     profiles: Path | None = None,
 ) -> StudyPlan:
-    """The study of a stretch with more and more of its jobs elastic, from none on. `profiles` is the folder of the
-    curves, whose files count for the runs that are kept."""
+    """Return the study of a stretch with growing shares of elastic jobs. `profiles` is the folder of the curves, whose
+    files enter the digests of kept runs."""
     return StudyPlan(
         source=TraceSource(name, profiles, stretch=stretch, curves=curves),
         contenders=tuple(Contender(share_label(share), POLICY, elastic=share) for share in shares),
@@ -218,14 +220,14 @@ def plan_of(
 
 
 def interval_of(stretch: Stretch) -> float:
-    """Seconds between two decisions: 60 as on Slurm sites, more for a long stretch of few jobs."""
+    """Return the seconds between two decisions: 60 as at Slurm sites, more for a long stretch of few jobs."""
     expected = expected_s(stretch.jobs, stretch.nodes * stretch.gpus_per_node)
     least, most = INTERVAL_S
     return min(max(least, least * math.ceil(expected / TICKS / least)), most)
 
 
 def recorded(stretch: Stretch) -> dict[str, float]:
-    """Figures that the trace has of the same jobs; empty if it has no starts."""
+    """Return the recorded figures of the stretch's jobs; empty if any start is unknown."""
     starts = [job.started for job in stretch.jobs if job.started is not None]
     if len(starts) < len(stretch.jobs):
         return {}
@@ -235,7 +237,7 @@ def recorded(stretch: Stretch) -> dict[str, float]:
 
 
 def picked(stretch: Stretch, curves: Curves, share: float, seed: int) -> list[str | None]:
-    """The application of each job that is elastic; None for those that stay rigid."""
+    """Return the application of each elastic job; None for jobs that stay rigid."""
     drawn = np.random.default_rng([seed, 62]).permutation(len(stretch.jobs)) < round(share * len(stretch.jobs))
     return [curves.pick(job, seed, stretch.gpus_per_node) if drawn[i] else None for i, job in enumerate(stretch.jobs)]
 
@@ -262,16 +264,16 @@ def _add(
 
 
 UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extra-large": float("inf")}
-"""GPU-hours of the jobs of each size, as the catalogue has them."""
+"""Largest GPU-hours of the jobs of each size, as in the catalogue."""
 USEFUL = 0.5
-"""Least goodput of each GPU that a job asked for, over that of one GPU alone on its work. A user who asked for more
-knew no better. A study that took such jobs would gain by what a word to their users gains as well."""
+"""Least goodput per requested GPU, over that of one GPU, for a job's curves. Jobs below it requested too many GPUs, and
+advice to their users would gain as much as elasticity."""
 LEAST_S = 300.0
-"""Jobs that ran for less stay rigid: they are over before a resize has paid."""
+"""Least run time in seconds of elastic jobs; shorter ones end before a resize has paid."""
 RESIZE_S = 30.0
-"""Seconds that a resize stops a job for, by a checkpoint and a requeue."""
+"""Seconds for which a resize by checkpoint and requeue stops a job."""
 STEPS = 20
-"""Batches in an epoch of a job, at least."""
+"""Least number of batches in an epoch of a job."""
 
 RULE = (
     f"The GPU-hours that a job took say how large it is: small up to {UP_TO_H['small']:g}, medium up to "
@@ -283,20 +285,20 @@ RULE = (
     "the time that was recorded.",
     f"Jobs that ran for less than {LEAST_S:g} s stay rigid.",
 )
-"""The rule in words."""
+"""The rule in words, one sentence or more for each step."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Applications to choose from. Plain data, except for a cache."""
+    """Applications whose curves are given to jobs: plain data, except for a cache."""
 
     applications: Mapping[str, Application]
     sizes: Mapping[str, Size]
     measured: bool = False
-    """They were measured, and are not of our own writing."""
+    """True if the applications were measured, False if they are the catalogue's."""
 
     def pick(self, job: TraceJob, seed: int, per_node: int) -> str | None:
-        """The application whose curves the job gets; None if it stays rigid."""
+        """Return the name of the application whose curves the job gets; None if the job stays rigid."""
         if job.run_s < LEAST_S:
             return None
         useful = self._useful_at(job.gpus, per_node)
@@ -322,17 +324,17 @@ class Curves:
 
 
 def size_of(job: TraceJob) -> Size:
-    """Size of a job by the GPU-hours that it took."""
+    """Return the size of a job by the GPU-hours that it took."""
     return next(size for size in get_args(Size) if job.gpu_hours <= UP_TO_H[size])
 
 
 def catalogue() -> Curves:
-    """Applications of our own writing, by round figures."""
+    """Return the catalogue's applications, which have round figures and are not measured."""
     return Curves({name: build(kind) for name, kind in KINDS.items()}, {n: kind.size for n, kind in KINDS.items()})
 
 
 def measured(profiles: Mapping[str, Application]) -> Curves:
-    """Applications that were measured, each as large as its training on one GPU."""
+    """Return measured applications, each of the size of its training on one GPU."""
     hours = {
         name: app.seconds(1, 1, float(app.min_batch or app.base_batch), 0.0) / 3600.0 for name, app in profiles.items()
     }
@@ -341,7 +343,8 @@ def measured(profiles: Mapping[str, Application]) -> Curves:
 
 
 def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[Application, int]:
-    """The application as that job's, which takes `job.run_s` on its GPUs from first sample to last; and its batch."""
+    """Return the application scaled so that it takes `job.run_s` on the job's GPUs from first to last sample, and its
+    batch."""
     batch = best_batch(app, job.gpus, per_node)[1]
     nodes = -(-job.gpus // per_node)
     samples = app.total * job.run_s / app.seconds(nodes, job.gpus, float(batch), 0.0)
@@ -364,7 +367,7 @@ def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[A
 
 
 class EverySecond:
-    """Speed at which each step takes one second."""
+    """Speed model in which every step takes one second."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`."""
@@ -372,7 +375,7 @@ class EverySecond:
 
 
 def rigid(name: str, gpus: int, run_s: float) -> Application:
-    """An application that holds its GPUs for whole seconds at one size, and starts at no cost."""
+    """Return an application that holds its GPUs for `run_s` rounded seconds at one size, and starts at no cost."""
     steps = max(round(run_s), 1)
     one = np.ones((1, 1))
     return Application(

@@ -1,1 +1,1 @@
-"""Simulated training jobs: what they truly are, how they train, and what they report."""
+"""Simulated training jobs: their true speed and efficiency, their training, and their reports."""

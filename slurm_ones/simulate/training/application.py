@@ -1,12 +1,11 @@
 """True curves of a simulated training job: speed at each size, and efficiency at each batch.
 
-Only the simulator knows this. The companion sees what the job's reports say, with noise.
+Only the simulator knows these curves. The companion sees a job's reports, which have noise.
 
-Of several kinds of GPU a faster one speeds compute up, and not the exchange of gradients. By how much differs between
-applications (Gavel, OSDI 2020; Sia, SOSP 2023): large matrices use all that a newer GPU has, small recurrent or
-embedding models little of it. The figures are round ones of our own between 1.0 and 3.5, not measured. A GPU of kind k
-makes an application's compute `POWER[k] ** use` times as fast as the reference, on which profiles and catalogue were
-made.
+A faster kind of GPU speeds up compute but not the exchange of gradients. The speed-up differs between applications
+(Gavel, OSDI 2020; Sia, SOSP 2023). Large matrices use all that a newer GPU has, small recurrent or embedding models
+little of it. The figures are our own round numbers between 1.0 and 3.5, not measured. On kind k, compute is `POWER[k]
+** use` times as fast as on the reference, the GPU of the profiles and the catalogue.
 """
 
 from __future__ import annotations
@@ -26,30 +25,31 @@ from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
-"""More GPUs than any job has."""
+"""Upper limit of a job's GPUs, which encodes nodes and GPUs in one number."""
 
 
 class Speed(Protocol):
-    """Seconds that an optimizer step takes."""
+    """Model of the seconds that an optimizer step takes."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """Return (step, gradient exchange within it) in seconds at each local batch, without accumulation."""
+        """Return the seconds of a step and of the gradient exchange within it, at each local batch without
+        accumulation."""
 
 
 @runtime_checkable
 class PlacedSpeed(Speed, Protocol):
-    """A speed that knows how much the exact placement matters."""
+    """Model of step times that depend on the exact placement."""
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """Step times as `step`, on nodes that give the job that many GPUs each."""
+        """Return the times of `step` on a placement: GPUs on each node."""
 
 
 @dataclass(frozen=True)
 class Application:
-    """One kind of training job.
+    """Kind of training job, with its true curves.
 
-    Progress is counted in samples of the base batch: a sample used at a batch of efficiency e brings e samples'
-    worth. A job is done when its progress has reached the end of its last epoch.
+    Progress is counted in samples of the base batch: one sample at a batch of efficiency e adds e to it. A job is done
+    when its progress reaches the end of its last epoch.
     """
 
     name: str
@@ -57,39 +57,40 @@ class Application:
     base_batch: int
     max_batch: int
     max_local_batch: int
-    """Largest batch that one GPU takes in a pass; beyond, gradients are accumulated."""
+    """Largest batch that one GPU takes in a pass; a larger one is accumulated over several passes."""
     max_gpus: int
-    """GPUs beyond which it cannot be run."""
+    """Largest number of GPUs on which the application can run."""
     ends: Floats
     """(E,) progress at the end of each epoch."""
     batches: Ints
     """(B,) global batches at which the gradient was measured, ascending."""
     sqr: Floats
     var: Floats
-    """(E, B) squared norm of the gradient and its variance at the base batch, in each epoch."""
+    """(E, B) gradient variance at the base batch in each epoch; `sqr` is the squared norm of the gradient."""
     metric: Floats
     """(E, B) validation metric at the end of each epoch."""
     min_batch: int = 0
-    """Smallest global batch it takes; 0 for the base batch."""
+    """Smallest global batch that the application allows; 0 for the base batch."""
     resize_s: float = 30.0
-    """Cost of a resize of this application in the published studies; `--resize-cost` overrides it."""
+    """Seconds of a resize of this application in the published studies; `--resize-cost` overrides it."""
     parameters: float = 25e6
-    """Parameters of its model: what is sent to new ranks grows with them."""
+    """Parameters of the application's model; the state sent to new ranks is proportional to them."""
     target: float = math.nan
-    """Metric at which its user is content; NaN if every job that trained its epochs is."""
+    """Metric that satisfies the job's user; NaN if training all epochs suffices."""
     patience: int = 0
-    """Epochs over the data without improvement after which its training gives up (`progress.TrainingCurve`); 0 if it
-    trains to its last epoch. Its last epoch is where that happens at efficiency 1: never later at any other."""
+    """Epochs over the data without improvement after which the training stops (`progress.TrainingCurve`); 0 for no
+    early stopping. The last epoch is the one at which efficiency 1 would stop; any lower efficiency stops no later."""
     least_gain: float = 0.0
-    """Rise of the metric that counts as an improvement over `patience` epochs."""
+    """Least rise of the metric that counts as an improvement over `patience` epochs."""
     passes_alone: int = 1
-    """Passes that one GPU makes at least in a step beyond the base batch."""
+    """Fewest passes of a step on one GPU if the batch is above the base batch."""
     faster: float = 1.0
-    """Speed of its compute on its kind of GPU, as a multiple of the reference's."""
+    """Compute speed on the application's kind of GPU, as a multiple of the reference's."""
     by: TrainedBy | None = None
-    """Its training strategy; None if it is plainly data parallel."""
+    """Training strategy; None for plain data parallelism."""
     later: Application | None = None
-    """The same once a part of its training is done, where its strategy then exchanges less (`TrainedBy.from_share`)."""
+    """The application from `TrainedBy.from_share` of its training on, when its strategy exchanges less; None if it
+    never changes."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
     _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
@@ -97,37 +98,37 @@ class Application:
 
     @property
     def total(self) -> float:
-        """Progress at which the job is done."""
+        """Progress at which a job of all epochs is done, in samples of the base batch."""
         return float(self.ends[-1])
 
     @property
     def dataset(self) -> int:
-        """Samples in an epoch, as near as the profile says."""
+        """Samples of an epoch, estimated from the profile."""
         return max(1, round(self.total / len(self.ends)))
 
     def altered(self, **values: Any) -> Application:
-        """Return a copy with these fields changed and nothing cached."""
+        """Return a copy with these fields changed and empty caches."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return the application as it trains from this progress on."""
+        """Return the application in the state that holds from this progress on: itself or `later`."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
     def limits(self, progress: float) -> StrategyLimits | None:
-        """Limits that its strategy reports at that progress."""
+        """Return the limits that the job's strategy reports at this progress; None without a strategy."""
         if self.by is None:
             return None
         most, local = self.max_gpus, self.max_local_batch
         return self.by.limits(most, local, progress / self.total)
 
     def epoch(self, progress: float) -> int:
-        """Epoch that the job is in, from 0."""
+        """Return the epoch at this progress, counted from 0."""
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """True samples/s; shapes as in `policy.contract.ThroughputModel`. 0 on more GPUs than it can be run on."""
+        """Return the true samples/s, 0 above `max_gpus`. Shapes are those of `policy.contract.ThroughputModel`."""
         gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
         runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))
@@ -135,18 +136,18 @@ class Application:
         return result
 
     def step_seconds(self, nodes: int, gpus: int, batches: Floats) -> Floats:
-        """Seconds that an optimizer step of each global batch takes, accumulation included; nodes filled up."""
+        """Return the seconds of an optimizer step at each global batch, accumulation included."""
         return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
 
     def placed_speed(self, placement: tuple[int, ...], batch: float, slowdown: Slowdown = NONE) -> float:
-        """Samples/s on nodes that give the job that many GPUs each, as far as the profile tells them apart."""
+        """Return the samples/s on a placement (GPUs on each node), as precisely as the profile knows it."""
         key = (placement, batch, slowdown)
         if key not in self._placed:
             self._placed[key] = float(self.placed_speeds(placement, np.array([batch]), slowdown)[0])
         return self._placed[key]
 
     def placed_speeds(self, placement: tuple[int, ...], batches: npt.ArrayLike, slowdown: Slowdown = NONE) -> Floats:
-        """The same at many batches."""
+        """Return the samples/s on a placement (GPUs on each node) at each of several batches."""
         gpus, wanted = sum(placement), np.asarray(batches, dtype=np.float64)
         passes, local = self._passes(np.array([gpus]), wanted)
         if isinstance(self.speed, PlacedSpeed):
@@ -158,7 +159,7 @@ class Application:
         return wanted / (step + (passes - 1.0) * compute + more)
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
-        """Seconds of a step: passes that accumulate gradients exchange none. All arrays of one dimension."""
+        """Return the seconds of a step, for one-dimensional arrays; accumulation passes exchange no gradients."""
         passes, local = self._passes(gpus, batches)
         places, row = np.unique(nodes * PLACES + gpus, return_inverse=True)
         curves = np.array([self._curve(place) for place in places.tolist()]).reshape(len(places), 2, -1)
@@ -184,32 +185,32 @@ class Application:
         return np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
 
     def _curve(self, place: int) -> Floats:
-        """(2, L) step and gradient exchange on `nodes * PLACES + gpus`."""
+        """Return (2, L) seconds of step and gradient exchange at place `nodes * PLACES + gpus`."""
         if place not in self._curves:
             self._curves[place] = np.array(self._paced(*self.speed.step(place // PLACES, place % PLACES, self._locals)))
         return self._curves[place]
 
     def _paced(self, step: Floats, sync: Floats) -> tuple[Floats, Floats]:
-        """A step and its exchange on its kind of GPU, from those on the reference."""
+        """Convert a step and its exchange from the reference GPU to the application's kind."""
         return (step, sync) if self.faster == 1.0 else (np.maximum(step - sync, 0.0) / self.faster + sync, sync)
 
     def gradient(self, progress: float, batches: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """Return the gradient's squared norm and variance at this progress, linear between measured batches."""
+        """Return the gradient's squared norm and variance at this progress, interpolated between measured batches."""
         row, batches = self.epoch(progress), np.asarray(batches, dtype=np.float64)
         return np.interp(batches, self.batches, self.sqr[row]), np.interp(batches, self.batches, self.var[row])
 
     def noise(self, progress: float, batch: float) -> float:
-        """Gradient noise scale in samples, as a job at `batch` would measure it."""
+        """Return the gradient noise scale in samples, as a job at `batch` would measure it."""
         sqr, var = self.gradient(progress, batch)
         return self.base_batch * float(var) / max(float(sqr), 1e-12)
 
     def efficiency(self, progress: float, batches: npt.ArrayLike) -> Floats:
-        """True progress per sample at each global batch."""
+        """Return the true progress per sample at each global batch."""
         sqr, var = self.gradient(progress, batches)
         return self._worth(sqr, var, np.asarray(batches, dtype=np.float64) / self.base_batch)
 
     def efficiencies(self, batch: float) -> Floats:
-        """(E,) true progress per sample at one global batch in each epoch."""
+        """Return (E,) the true progress per sample at one global batch in each epoch."""
         if batch not in self._efficiencies:
             sqr = np.array([np.interp(batch, self.batches, row) for row in self.sqr])
             var = np.array([np.interp(batch, self.batches, row) for row in self.var])
@@ -218,11 +219,11 @@ class Application:
 
     @staticmethod
     def _worth(sqr: Floats, var: Floats, scale: Floats | float) -> Floats:
-        """Progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
+        """Return the progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
         return np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
 
     def single_goodput(self, progress: float) -> float:
-        """Progress/s of one GPU at its best batch."""
+        """Return the progress/s of one GPU at its best batch."""
         row, low = self.epoch(progress), float(self.min_batch or self.base_batch)
         if row not in self._single:
             batches = np.unique(np.round(np.geomspace(low, max(low, float(self.max_batch)), 16)))
@@ -231,18 +232,18 @@ class Application:
         return self._single[row]
 
     def metric_at(self, progress: float, batch: float) -> float:
-        """Validation metric once the progress has reached this point."""
+        """Return the validation metric at this progress and batch."""
         row = int(np.searchsorted(self.ends, progress * (1 + 1e-9), side="right")) - 1
         return float(np.interp(batch, self.batches, self.metric[max(row, 0)]))
 
     def gained(self, before: float, now: float) -> float:
-        """Rise of the metric between two points of progress at the base batch."""
+        """Return the rise of the metric between two points of progress at the base batch."""
         ends, metric = np.append(0.0, self.ends), np.append(0.0, self.metric[:, 0])
         low, high = np.interp([before, now], ends, metric)
         return float(high - low)
 
     def seconds(self, nodes: int, gpus: int, batch: float, progress: float, until: float | None = None) -> float:
-        """Seconds from `progress` to `until` (the end) at one size and batch."""
+        """Return the seconds from `progress` to `until` (default: the end) at one size and batch."""
         until = self.total if until is None else until
         rate = batch / float(self.step_seconds(nodes, gpus, np.array([batch]))[0])
         starts = np.concatenate([[0.0], self.ends[:-1]])
@@ -256,28 +257,28 @@ class Submission:
 
     name: str
     time: float
-    """Seconds after the start."""
+    """Seconds from the start of the simulation to the submission."""
     application: str
     gpus: int
-    """GPUs that its user asks for."""
+    """GPUs that the user asks for."""
     batch: int
-    """Global batch that its user chose."""
+    """Global batch that the user chose."""
     elastic: bool = True
-    """False for a rigid job, which never opted in."""
+    """False for a rigid job, which has not opted in."""
     epochs: float = 1.0
-    """Share of the application's epochs that it trains."""
+    """Share of the application's epochs that the job trains."""
     declares: float = 1.0
-    """Epochs that it says it trains over those that it does; 0 if it does not say."""
+    """Epochs that the job reports over those that it trains; 0 if it reports none."""
     priority: int = 1
-    """Slurm's: jobs of higher priority come first."""
+    """Slurm priority: jobs of higher priority come first."""
     deadline_s: float | None = None
-    """Seconds after its submission by which its user wants it to have ended."""
+    """Seconds from the submission to the user's deadline; None for no deadline."""
     limit_s: float = 0.0
-    """Its time limit; 0 for that of the cluster."""
+    """Time limit in seconds; 0 for the cluster's default."""
 
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
-"""Speed of each kind where an application can use all of it, over that of the reference."""
+"""Compute speed of each kind over the reference's, for an application that uses all of it."""
 USE = {
     "recommender": 0.1,
     "lstm-wikitext2": 0.3,
@@ -295,13 +296,13 @@ USE = {
     "vit-imagenet": 1.0,
     "gpt2-finetune": 1.0,
 }
-"""Exponent of each kind of job: how much of a faster GPU it uses."""
+"""Exponent of each application on `POWER`: how much of a faster GPU it uses."""
 LEAST_USE = 0.2
-"""Least use of an application that is none of these; how much more follows from its name."""
+"""Least use of an application not in `USE`; its name determines how much more it uses."""
 
 
 def use_of(application: str) -> float:
-    """Use of a faster GPU by the application, by its name: one of `USE`, maybe with a variant's letter."""
+    """Return the application's use of a faster GPU by its name: an entry of `USE`, perhaps with a variant's letter."""
     for name, use in USE.items():
         if application == name or application.startswith(f"{name}-"):
             return use
@@ -309,12 +310,13 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """Speed of its compute on that kind of GPU, as a multiple; 1 if the kind has no name."""
+    """Return the application's compute speed on a kind of GPU, as a multiple of the reference's; 1 for an unnamed
+    kind."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
 def on_kind(app: Application, kind: str) -> Application:
-    """The application as it is on that kind of GPU; itself on the reference."""
+    """Return the application on that kind of GPU; unchanged if the kind is as fast as the reference."""
     times = factor(app.name, kind)
     if times == 1.0:
         return app
@@ -323,49 +325,49 @@ def on_kind(app: Application, kind: str) -> Application:
 
 
 STATE_BYTES = 12.0
-"""Bytes of each parameter: its value and two moments of the optimizer, in single precision."""
+"""Bytes of state per parameter: its value and two optimizer moments in single precision."""
 
 
 @dataclass(frozen=True)
 class Requeue:
-    """The job stops with a checkpoint and starts again; its GPUs are given back meanwhile or held, and do not train."""
+    """Resize by a requeue: the job stops with a checkpoint and starts again. Meanwhile its GPUs are freed or idle."""
 
     seconds: float | None = 30.0
-    """Pause of each start, the first included; None for what was measured of each application."""
+    """Seconds that each start pauses the job, the first included; None for the measured value of each application."""
 
     def start_s(self, app: Application) -> float:
-        """Seconds that a start from nothing holds GPUs before they train."""
+        """Return the seconds for which a job that starts holds its GPUs before they train."""
         return app.resize_s if self.seconds is None else self.seconds
 
     grow_s = shrink_s = start_s
-    """Seconds that training pauses when the job gains or gives up GPUs."""
+    """Seconds that training pauses when the job gains GPUs (`grow_s`) or gives up GPUs (`shrink_s`)."""
 
     def prepare_s(self, app: Application) -> float:
-        """Seconds that GPUs which the job gains are held before training pauses for them."""
+        """Return the seconds for which gained GPUs are held before training pauses for them."""
         return 0.0
 
 
 @dataclass(frozen=True)
 class Hot:
-    """New blocks start and prepare while the job trains on; it pauses to send them its state. Blocks that leave cost a
-    boundary between two steps.
+    """Resize from memory: new blocks prepare while the job trains on, then it pauses to send them its state. Leaving
+    blocks cost a short pause between two steps.
 
-    The defaults were measured of real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks/resizes.md).
+    The defaults were measured with real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks/resizes.md).
     """
 
     pause_s: float = 0.3
-    """Pause of training for a growth, besides what sending the state takes."""
+    """Seconds that training pauses for new blocks, in addition to sending them the state."""
     shrink_pause_s: float = 0.03
-    """Pause of training when blocks leave."""
+    """Seconds that training pauses when blocks leave."""
     bytes_per_s: float = 650e6
-    """Speed at which the state of a job reaches new blocks."""
+    """Bytes/s at which the job's state reaches new blocks."""
     launch_s: float = 7.0
-    """Time from the start of a block until it is ready: imports, model, first pass. A job that starts from nothing
-    holds its GPUs as long before they train."""
+    """Seconds from a block's start until it is ready: imports, model, first pass. A starting job also holds its GPUs
+    this long before they train."""
     recover_s: float = 5.0
-    """Time from the loss of a block to the next step of those that are left."""
+    """Seconds from the loss of a block to the next step of the remaining ones."""
     terms: bool = False
-    """Jobs say that each change begins a term from a checkpoint: its pauses are those of terms."""
+    """Jobs report that every change begins a term from a checkpoint, and the pauses are those of terms."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):
@@ -384,7 +386,7 @@ class Hot:
 
     @staticmethod
     def sent_bytes(app: Application) -> int:
-        """Bytes of the state that each new block is sent."""
+        """Return the bytes of state that each new block is sent."""
         return round(STATE_BYTES * app.parameters)
 
     def shrink_s(self, app: Application) -> float:
@@ -397,4 +399,4 @@ class Hot:
 
 
 Mechanism = Requeue | Hot
-"""Mechanism by which jobs of a simulation are resized."""
+"""Mechanism by which the jobs of a simulation are resized."""

@@ -1,8 +1,8 @@
-"""Position of a simulated training, what using samples adds to it, and when it stops early.
+"""Position of a simulated training, its advance by samples, and early stopping.
 
-Early stopping: the metric has not improved for as many epochs as the user has patience. An epoch is a pass over the
-data, whatever it brought. So at a batch of low efficiency, where a pass brings little, patience runs out earlier in the
-training and the metric stays lower: failing fast looks like finishing fast.
+Training stops early if the metric has not improved for `patience` epochs. An epoch is one pass over the data, however
+little progress it brings. So at a batch of low efficiency, patience runs out at less progress and the metric stays
+lower: failing fast looks like finishing fast.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Position:
-    """A point of the training: what a checkpoint holds."""
+    """Position in the training, as a checkpoint holds it."""
 
     epoch: int = 0
-    """Passes over the data, from 0."""
+    """Number of complete passes over the data."""
     cursor: int = 0
-    """Samples of the pass already used."""
+    """Samples of the present pass that are used."""
     step: int = 0
     progress: float = 0.0
     """Progress in samples of the base batch."""
     wanted: int = 0
-    """Global batch last asked for."""
+    """Global batch last requested."""
     reached: tuple[float, ...] = (0.0,)
-    """Progress at the ends of the last passes, for patience."""
+    """Progress at the ends of the last `patience` passes."""
 
 
 class TrainingCurve:
-    """Progress of one training from its first sample to its end: a `share` of the application's epochs."""
+    """Progress of one training from first to last sample: a `share` of the application's epochs."""
 
     def __init__(self, application: Application, share: float) -> None:
         self.application = application
         self.dataset = application.dataset
         self.epochs = max(1, math.ceil(len(application.ends) * share - 1e-9))
-        """Passes at the base batch."""
+        """Number of passes at the base batch."""
         # Half a sample an epoch may be lost to rounding the dataset's length.
         self.total = application.total * share - 0.5 * len(application.ends)
         metric = application.metric[:, 0]
@@ -51,20 +51,21 @@ class TrainingCurve:
         self._sample_curves: dict[float, tuple[Floats, Floats]] = {}
 
     def _sample_curve(self, batch: float) -> tuple[Floats, Floats]:
-        """Progress at the ends of the profile's epochs, and the samples that lead there at that batch."""
+        """Return the progress at the end of each epoch of the profile, and the samples needed to get there at this
+        batch."""
         if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
             self._sample_curves[batch] = (self._ends, samples)
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
-        """The position after `samples` samples of the same pass, used in batches of that size."""
+        """Return the position after further `samples` of the same pass, used in batches of size `batch`."""
         ends, used = self._sample_curve(float(batch))
         progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
     def used(self, at: Position) -> int:
-        """Return the samples used up to a position."""
+        """Return the total number of samples used up to a position."""
         return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
@@ -74,12 +75,11 @@ class TrainingCurve:
         return max(float(until - before), 0.0)
 
     def finished(self, at: Position) -> bool:
-        """Tell whether all progress is made."""
+        """Return True if the position is at the end of the training."""
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
-        """Return the position at the beginning of the next epoch, and whether early stopping ends the training
-        instead."""
+        """Return the position at the start of the next epoch, and True if early stopping ends the training there."""
         app, reached, gives_up = self.application, at.reached, False
         if app.patience:
             full = len(reached) >= app.patience
@@ -88,12 +88,13 @@ class TrainingCurve:
         return replace(at, epoch=at.epoch + 1, cursor=0, reached=reached), gives_up
 
     def accuracy(self, at: Position, batch: int) -> float | None:
-        """Return the validation metric at a position; None for a metric that does not grow from 0."""
+        """Return the validation metric at a position; None for a negative or unknown metric."""
         metric = self.application.metric_at(at.progress, batch)
         return metric if math.isfinite(metric) and metric >= 0 else None
 
     def loss(self, at: Position) -> float:
-        """A training loss that falls as the metric rises: from about 2 at its start to 0.05 at its best."""
+        """Return a training loss that falls as the metric rises: from about 2 at the start to 0.05 at the best
+        metric."""
         metric = float(np.interp(at.progress, self._ends, self._metric))
         best, first = float(self._metric.max()), float(self._metric[0])
         return 0.05 + 2.0 * min(max((best - metric) / max(best - first, 1e-9), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Files of a simulated job, as the wrapper writes them; its reports have the truth with noise."""
+"""Files of a simulated job in the wrapper's format; its reports are the true values with noise."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.strategies import FP32
 
 KEPT = 2
-"""Checkpoints that stay: the newest, and the one before."""
+"""Checkpoints kept: the newest and the one before."""
 
 
 class JobFiles:
-    """One job's directory. Reports are gathered, and written by `flush`, before anybody can look."""
+    """Directory of one job. Reports are buffered until `flush`, which runs before anybody reads them."""
 
     def __init__(self, work_dir: Path, job_id: int) -> None:
         self.directory = work_dir / directory_name(job_id)
@@ -52,10 +52,10 @@ class JobFiles:
         self._seen: tuple[int, int] | None = None
         self._checkpoints: list[str] = []
         self.order: Order | None = None
-        """The order in force: the highest number that this run has read."""
+        """Order in force: the one with the highest number that this run has read."""
 
     def open(self, restart: int, spec: Spec) -> None:
-        """Begin a run."""
+        """Start the files of a run."""
         self.flush()
         if not self.directory.exists():
             self.directory.mkdir()
@@ -68,12 +68,12 @@ class JobFiles:
         (self.directory / SPEC).write_bytes(encode(spec))
 
     def report(self, time: float, report: Report) -> None:
-        """Append a line to the run's reports."""
+        """Buffer a line of the run's reports."""
         self._number += 1
         self._lines.append(encode_report(self._number, time, report))
 
     def flush(self) -> None:
-        """Write what was reported."""
+        """Write the buffered reports."""
         if self._lines:
             with (self.directory / reports_name(self._restart)).open("ab", buffering=0) as file:
                 file.write(b"".join(self._lines))
@@ -94,7 +94,7 @@ class JobFiles:
         return name
 
     def newer_order(self) -> bool:
-        """Look whether an order has come since the last look; `order` then has it."""
+        """Return True if the file of orders has changed since the last check, and update `order`."""
         try:
             info = self._orders.stat()
         except FileNotFoundError:
@@ -119,7 +119,7 @@ GROUP, IMPORTS = 0.2, 0.6
 
 
 class Reporter:
-    """The reports of one job. Without files none is written, and none is ever due."""
+    """Writer of one job's reports. Without `files` nothing is written or due."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """`declares` is the number of epochs it reports over those it trains; 0 if it reports none."""
+        """`declares` is the ratio of reported to trained epochs; 0 if the job reports no epochs."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
@@ -151,13 +151,13 @@ class Reporter:
         self._from = 0
         self._seconds = 0.0
         self._first: tuple[float, int] | None = None
-        """Time and step of the hello, until the run's first step is reported."""
+        """Time and step of the run's `Hello`, until its first step is reported; then None."""
         self._last: tuple[float, int] | None = None
-        """Time of the last report, and the world size then."""
+        """Time of the last report and the world size at that time; None before the first."""
         self._resizes = 0
 
     def tell(self, at: Position) -> None:
-        """Write the spec again if it has changed."""
+        """Write the spec again if the strategy's limits have changed."""
         by = self._curve.application.by
         if self._files is None or by is None or self.spec.limits is None:
             return
@@ -176,7 +176,8 @@ class Reporter:
         *,
         restored: bool = True,
     ) -> None:
-        """Begin a run; its steps are measured from here. It is `restored` from a checkpoint if there is one."""
+        """Report the start of a run, from which its steps are measured. `restored`: the run starts from a
+        checkpoint."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -213,19 +214,19 @@ class Reporter:
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
-        """Count the seconds that steps took."""
+        """Add to the seconds spent on steps since the last report."""
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:
-        """Tell the run's first step, before the first report of any: as long as the mean of those so far, and at the
-        time when it ended."""
+        """Report the run's first step, once and before any other report. Its duration is the mean of the steps so
+        far."""
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)
             self._append(First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
-        """Report the steps since the last report, if there were any; the next is due after the usual time."""
+        """Report the steps since the last report, if any, and set the time of the next one."""
         if self._files is None:
             return
         samples = self._curve.used(at) - self._from
@@ -263,7 +264,7 @@ class Reporter:
         self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
-        """Report a new membership; `change` are the fields on the change that led to it."""
+        """Report a new membership; `change` are report fields about the change that led to it."""
         now, world = self._timeline.now, sum(placement)
         self._append(
             Membership(

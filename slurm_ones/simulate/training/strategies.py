@@ -1,10 +1,10 @@
-"""Simulated jobs with a training strategy: what each states of itself, and how fast it truly is.
+"""Simulated jobs with a training strategy: the limits that each job reports, and its true speed.
 
 Memory and bytes are formulas of published systems, per transformer layer and optimizer step. They are ring attention
 (Li et al., 2021, arXiv 2105.13120) and 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343). Further ones are
 compressed exchange (Li et al., 2021, arXiv 2104.06069), leader SGD (Teng et al., 2019, arXiv 1905.10395) and fused jobs
-(Wang et al., 2021, arXiv 2102.02344). Links are simulated: a speed inside a node and one between nodes, and a time for
-each message. A job states its bytes, and never the links' speed nor the messages.
+(Wang et al., 2021, arXiv 2102.02344). Links are simulated: a bandwidth inside a node, one between nodes, and a time per
+message. A job reports its bytes, but neither bandwidths nor messages.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from slurm_ones.policy.contract import Floats
 
 FP32, FP16 = 4.0, 2.0
 MEMORY = 16e9
-"""Memory of a simulated GPU, bytes."""
+"""Bytes of memory of a simulated GPU."""
 MOST_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Links:
-    """Speeds at which a rank sends."""
+    """Bandwidths of a rank's links, and time per message."""
 
     inside: float = 10e9
-    """Bytes/s to another GPU of its node."""
+    """Bytes/s to another GPU of the same node."""
     across: float = 1.5e9
     """Bytes/s to another node."""
     message_s: float = 15e-6
-    """Seconds that each message takes besides."""
+    """Additional seconds for each message."""
 
     def slower(self, factor: float) -> Links:
-        """Return the links with all of them slower by a factor."""
+        """Return the links slowed down by a factor."""
         return Links(self.inside / factor, self.across / factor, self.message_s * factor)
 
 
@@ -44,18 +44,18 @@ class TrainedBy:
 
     name: str
     parameters: float
-    """Parameters of its model; for fused jobs of all of them."""
+    """Parameters of the job's model; the sum over all models of fused jobs."""
     degree: int = 1
-    """GPUs of a replica, which share a node."""
+    """GPUs of a replica, which are on one node."""
     layers: int = 1
     fixed_bytes: float = 0.0
-    """Memory of a GPU that no sample takes."""
+    """Bytes of memory on each GPU that do not depend on the batch."""
     sample_bytes: float = 0.0
-    """Memory of a GPU for each sample of a replica."""
+    """Bytes of memory on each GPU per sample of its replica."""
     replica_bytes: float = 0.0
-    """Sent by a rank within its replica for each sample."""
+    """Bytes that a rank sends within its replica for each sample."""
     weight_bytes: float = 0.0
-    """Sent by a rank within its replica in each pass, whatever the samples."""
+    """Bytes that a rank sends within its replica in each pass, independent of the samples."""
     shared: float = 1.0
     """Share of the parameters that a rank exchanges with other replicas."""
     element: float = FP32
@@ -63,11 +63,11 @@ class TrainedBy:
     period: int = 1
     """Steps between two exchanges with other replicas."""
     messages: int = 0
-    """Sent by a rank within its replica in each pass, one after the other."""
+    """Messages that a rank sends within its replica in each pass, one after the other."""
     quantum: int = 1
-    """A replica's samples are multiples of this."""
+    """Divisor of every replica's batch."""
     packed: float = 1.0
-    """Once `from_share` of its training is done its exchange is this many times smaller, and its batch stays."""
+    """Factor by which the exchange shrinks after `from_share` of the training; from then on the batch is fixed."""
     from_share: float = 2.0
     exact: bool = True
     reshards: bool = False
@@ -76,20 +76,20 @@ class TrainedBy:
     min_steps: int = 0
 
     def frozen(self, share: float) -> bool:
-        """Tell whether its batch stays, once that share of its training is done."""
+        """Return True if the batch is fixed after this share of the training."""
         return share >= self.from_share
 
     def within(self, local: float) -> float:
-        """Bytes that a rank sends within its replica in a pass of `local` samples."""
+        """Return the bytes that a rank sends within its replica in a pass of `local` samples."""
         return self.replica_bytes * local + self.weight_bytes
 
     def between(self, replicas: Floats | float, share: float) -> Floats | float:
-        """Bytes that a rank sends between replicas in a step, on average."""
+        """Return the bytes that a rank sends between replicas in a step, on average."""
         ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
-        """Limits that the job reports for up to `most_gpus` GPUs, once a share of its training is done. Its bytes are
+        """Return the limits that the job reports for up to `most_gpus` GPUs after a share of its training. Bytes are
         those of a pass of `local` samples."""
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
@@ -114,21 +114,21 @@ class TrainedBy:
 
 @dataclass(frozen=True)
 class StrategySpeed:
-    """Step time of a job with a strategy: computing, exchange within a replica after each, and exchange between
-    replicas, which overlaps with it in part (see `catalogue.ParametricSpeed`)."""
+    """Step time of a job with a strategy. Each pass computes, then exchanges within a replica. The exchange between
+    replicas overlaps with both in part (see `catalogue.ParametricSpeed`)."""
 
     by: TrainedBy
     fixed: float
     """Seconds of a pass that do not depend on its samples."""
     sample: float
-    """Seconds a sample takes on one GPU."""
+    """Seconds that one GPU takes per sample."""
     links: Links = Links()
     overlap: float = 1.6
     share: float = 0.0
-    """Share of its training that is done."""
+    """Share of the training that is done."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`; `local` are samples of a replica."""
+        """See `application.Speed`; `local` is the samples of a replica."""
         by, samples = self.by, np.asarray(local, dtype=np.float64)
         replicas = gpus / by.degree  # a part of one, where a job is timed on fewer GPUs than it can run on
         compute: Floats = self.fixed + self.sample * samples / by.degree
@@ -143,19 +143,19 @@ class StrategySpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> StrategySpeed:
-        """The same with compute and exchange that many times as slow."""
+        """Return this speed with the seconds of compute and exchange multiplied by the given factors."""
         return replace(
             self, fixed=self.fixed * compute, sample=self.sample * compute, links=self.links.slower(exchange)
         )
 
     def later(self) -> StrategySpeed:
-        """The same once its exchange is packed."""
+        """Return this speed after the exchange has shrunk (`TrainedBy.packed`)."""
         return replace(self, share=self.by.from_share)
 
 
 def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
-    """Ring attention over `degree` GPUs. Activations of a sample are divided by them, and weights are on each. Keys and
-    values go around, forwards 2 (N - 1) and backwards 4 N - 2 blocks of length/N · hidden a layer."""
+    """Return ring attention over `degree` GPUs: each has all weights and its part of a sample's activations. Per layer,
+    keys and values take 2 (N - 1) blocks of length/N · hidden forwards and 4 N - 2 backwards."""
     block = length / degree * hidden * FP16 * layers
     parameters = 12.0 * hidden**2 * layers
     return TrainedBy(
@@ -172,8 +172,8 @@ def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
 
 
 def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
-    """2D tensor parallelism on a mesh of `side` × `side` GPUs: weights and activations are divided by all of them, and
-    each layer's forward pass sends (q - 1)/q² of 7 BLH + 12 H², its backward pass twice that."""
+    """Return 2D tensor parallelism on `side` × `side` GPUs, which divide weights and activations among them. Each
+    layer's forward pass sends (q - 1)/q² of 7 BLH + 12 H², its backward pass twice that."""
     degree, layer = side**2, 12.0 * hidden**2
     sent = 3.0 * (side - 1) / degree * layers * FP16
     return TrainedBy(
@@ -195,8 +195,8 @@ def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
 
 
 def onebit(parameters: float, warm_up: float) -> TrainedBy:
-    """1-bit LAMB: half precision during `warm_up` of the training, then a bit instead of two bytes, at a batch that
-    stays, since its variance is frozen."""
+    """Return 1-bit LAMB: half precision during `warm_up` of the training, then one bit for each 16. From then on the
+    variance is frozen and the batch fixed."""
     return TrainedBy(
         "onebit-lamb",
         parameters,
@@ -212,7 +212,7 @@ def onebit(parameters: float, warm_up: float) -> TrainedBy:
 
 
 def leader(parameters: float, period: int) -> TrainedBy:
-    """Leader SGD: the best rank's weights go to all every `period` steps."""
+    """Return leader SGD: the best rank sends its weights to all others every `period` steps."""
     return TrainedBy(
         "lsgd", parameters, shared=0.5, period=period, exact=False,
         carries=("the leader's weights and moments",), resets=("the followers' weights",),
@@ -220,7 +220,7 @@ def leader(parameters: float, period: int) -> TrainedBy:
 
 
 def fused(parameters: float, members: int) -> TrainedBy:
-    """`members` models of one architecture, trained as one."""
+    """Return fused training of `members` models of one architecture as one job."""
     return TrainedBy(
         "fused", members * parameters, fixed_bytes=4 * FP32 * members * parameters,
         carries=("each member's weights, moments and step",),

@@ -1,7 +1,7 @@
 """A simulated training job: it launches, trains, reports, checkpoints, and obeys orders, as the wrapper does.
 
-A job is one block or several. That of a plain job is its run. Those of a job of blocks are the tasks of its array,
-which join and leave while it trains.
+A job has one or more blocks. A plain job's only block is its run. The blocks of a job of blocks are the tasks of its
+array, which join and leave while it trains.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.reports import JobFiles, Reporter
 
 ORDER_POLL_S = 0.1
-"""Seconds between two looks of a drained job for a newer order."""
+"""Seconds between two checks of a drained job for a newer order."""
 TERMINATED = 128 + 15
 """Exit code of a run that ended on SIGTERM."""
 PEER_LOST = 103
-"""Exit code of ranks whose peers are lost."""
+"""Exit code of ranks that have lost a peer."""
 LOOK_S = 0.5
-"""Seconds from a block's start until it has seen that it is not wanted."""
+"""Seconds from its start until an unwanted block exits."""
 
 
 class Phase(str, Enum):
-    """Phase of a run."""
+    """Phase of a run: from its launch through training, saving and changes of membership to its end."""
 
     GONE = "gone"
     LAUNCHING = "launching"
@@ -42,28 +42,28 @@ class Phase(str, Enum):
     SAVING = "saving"
     DRAINED = "drained"
     SWITCHING = "switching"
-    """Blocks of the job join or leave."""
+    """Training pauses while blocks of the job join or leave."""
     RECOVERING = "recovering"
-    """A block of the job was lost, and the others form a new group."""
+    """A block of the job was lost, and the remaining ones form a new group."""
 
 
 @dataclass
 class Interval:
-    """Steps at one size and batch, from a position on."""
+    """Interval of training steps at one size and batch, from a position on."""
 
     begun: float
     at: Position
     batch: int
     rate: float
-    """Samples/s."""
+    """Samples/s of the training."""
 
     def samples(self, now: float, most: int) -> int:
-        """Samples of the whole steps until now, `most` to the end of the pass."""
+        """Return the samples of all whole steps up to `now`, at most `most`, the rest of the pass."""
         steps = math.floor((now - self.begun) * self.rate / self.batch + 1e-6)
         return min(steps * self.batch, most)
 
     def boundary(self, time: float, most: int) -> int:
-        """Samples used at the first step boundary from `time` on."""
+        """Return the samples used at the first step boundary from `time` on, at most `most`."""
         if (time - self.begun) * self.rate >= most:
             return most
         steps = max(math.ceil((time - self.begun) * self.rate / self.batch - 1e-6), 1)
@@ -73,7 +73,7 @@ class Interval:
 class Training:
     """One training job over all its runs (terms, for a job of blocks).
 
-    Without `files` it does not use the wrapper: it neither reports, nor checkpoints, nor obeys.
+    Without `files` the job does not use the wrapper: it neither reports, nor checkpoints, nor obeys orders.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Training:
         rng: np.random.Generator,
         hot: Hot | None = None,
     ) -> None:
-        """A start costs `start_s`. `hot` is what a change costs a job of blocks; None for a plain job."""
+        """`start_s` is the seconds of a start. `hot` has the costs of changes to a job of blocks; None for a plain
+        job."""
         self.hot = hot
         self.submission = submission
         self.application = application
@@ -95,35 +96,36 @@ class Training:
         self.curve = TrainingCurve(application, submission.epochs)
         self.finished = False
         self.trained_s = 0.0
-        """GPU-seconds in which it trained."""
+        """GPU-seconds spent training."""
         self.misplaced: list[str] = []
-        """Sizes at which it started though its strategy cannot use them."""
+        """Descriptions of starts at sizes that the job's strategy cannot use."""
         self.lost_samples = 0
-        """Samples used whose work no checkpoint holds."""
+        """Samples used whose progress was lost, since no checkpoint holds it."""
         self.phase = Phase.GONE
         self.batch = 0
         """Global batch in force."""
         self.exited: Callable[[int, int], None] = lambda task, code: None
-        """Called with task and exit code when a block ends by itself."""
+        """Callback with task and exit code for a block that ends by itself."""
         self.over: Callable[[], None] = lambda: None
-        """Called at the end of the job: its tasks that wait are to be cancelled."""
+        """Callback at the end of the job, which cancels its waiting tasks."""
         self.on_switch: Callable[[float], None] = lambda pause_s: None
-        """Called when training begins to pause for another membership, with the seconds of the pause."""
+        """Callback with the seconds of the pause, when training pauses to change the membership."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
-        """Tasks of the blocks that train together, in rank order; the first leads."""
+        """Tasks of the blocks that train together, in rank order; the first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of an order, and tasks of members that ended since: nobody waits for them, unless they start again."""
+        """Number of an order, and the tasks of members that have ended since. Nobody waits for these unless they start
+        again."""
         self.speeds: Mapping[str, float] = {}
-        """Speeds of the nodes that are slower than others."""
+        """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
-        """Kind of GPU of each node, if they differ."""
+        """Kind of GPU of each node, if kinds differ."""
         self.on: Mapping[str, Application] = {"": application}
-        """The application on each kind of GPU."""
+        """The application on each kind of GPU, by kind."""
         self.nodes: Mapping[str, int] = {}
-        """GPUs of each node that train, or did."""
+        """GPUs of each node in the present or last training."""
         self.changes: int | None = None
-        """Changes of its GPUs; None if Slurm's records have them."""
+        """Number of changes of the job's GPUs; None if Slurm's records have it."""
         self._timeline = timeline
         self._settings = settings
         self._start_s = start_s
@@ -133,17 +135,17 @@ class Training:
         least = application.min_batch or application.base_batch
         self.requested_batch = min(max(submission.batch, least), application.max_batch)
         self.durable = Position(wanted=self.requested_batch)
-        """Position that the newest checkpoint holds."""
+        """Position in the newest checkpoint."""
         self._position = self.durable
         self.term = -1
-        """Number of the job's run; -1 before the first."""
+        """Number of the job's run or term; -1 before the first."""
         self.blocks: dict[int, SimulatedBlock] = {}
         """Running blocks by task."""
         self._leader = -1
         self._ordered_at = 0.0
-        """Time at which the order in force was first seen."""
+        """Time at which the job first saw the order in force."""
         self._joining: tuple[int, ...] = ()
-        """The next membership, while it is being switched to."""
+        """Next membership while the job changes to it; empty otherwise."""
         self._placement: tuple[int, ...] = ()
         self._slowdown = NONE
         self._event: Event | None = None
@@ -155,11 +157,11 @@ class Training:
     # -- what Slurm does with it ---------------------------------------------------------------------------------
 
     def program(self, task: int = 0) -> BlockProgram:
-        """Program that Slurm runs as that task, or as the job."""
+        """Return the program that Slurm runs as this task, or as the whole plain job."""
         return BlockProgram(self, task)
 
     def block_starts(self, block: SimulatedBlock) -> None:
-        """Start a block: a task of the array runs."""
+        """Start a block: a task of the array, or the plain job."""
         self.blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
@@ -171,7 +173,8 @@ class Training:
             self._prepare(block)
 
     def block_stops(self, task: int, *, killed: bool) -> float:
-        """Stop a block; return the seconds until its last process is gone. Unless `killed`, it tells the others."""
+        """Stop a block; return the seconds until its last process is gone. Unless `killed`, the block notifies the
+        others."""
         block = self.blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
@@ -184,7 +187,7 @@ class Training:
         return self._settings.stop * self._start_s
 
     def lose_store(self) -> None:
-        """Lose the store by which the blocks found each other: they begin a new term from memory."""
+        """Lose the store through which the blocks find each other: they begin a new term from memory."""
         if self.phase not in (Phase.GONE, Phase.LAUNCHING, Phase.RECOVERING):
             self._count_until_now()
             self._recover()
@@ -192,7 +195,7 @@ class Training:
     # -- founding ------------------------------------------------------------------------------------------------
 
     def _found(self, task: int) -> None:
-        """Let this block begin the next term from the last checkpoint, since no other leads."""
+        """Let this block begin the next term from the last checkpoint, as no other block leads."""
         block = self.blocks[task]
         self.members, self._joining = (task,), ()
         self._position = self.durable
@@ -214,7 +217,7 @@ class Training:
             self._look_soon()
 
     def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
-        """Begin a term: the new leader reports, and trains on."""
+        """Begin a term: the new leader reports it, and training continues."""
         if self.hot is None:
             self.term = self.blocks[self.members[0]].restart
         else:
@@ -232,7 +235,7 @@ class Training:
         self._train()
 
     def _read_orders(self) -> None:
-        """Read the order that is in force when a term begins: a batch counts at once, a drain at a boundary."""
+        """Read the order in force at the start of a term: a batch takes effect at once, a drain at a step boundary."""
         self._order_due = False
         if self.files is not None:
             before = self.files.order
@@ -249,7 +252,7 @@ class Training:
     # -- blocks that join and leave ------------------------------------------------------------------------------
 
     def _prepare(self, block: SimulatedBlock) -> None:
-        """Launch a block if it is wanted, and note when it is ready."""
+        """Launch a block if it is wanted, and note the time at which it is ready."""
         if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
             self._leave_soon(block)
             return
@@ -265,17 +268,17 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _wants(self, task: int) -> bool:
-        """Tell whether a block that starts while others train has something to do: an order names it."""
+        """Return True if the order in force names this block, which starts while others train."""
         order = self._believed()
         return order is not None and order.blocks is not None and task in order.blocks
 
     def _turned_away(self, task: int) -> bool:
-        """Tell whether a block that is ready has to end: the order in force names others."""
+        """Return True if the order in force names other blocks, so that this ready block must end."""
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 
     def _leave_soon(self, block: SimulatedBlock) -> None:
-        """End a block by itself: it is not wanted, or the job is over."""
+        """Let a block exit by itself: it is not wanted, or the job is over."""
         if block.leaves:
             return
         block.leaves = True
@@ -293,7 +296,7 @@ class Training:
             self._schedule_boundary()
 
     def _believed(self) -> Order | None:
-        """The order in force, if it is not of a term to come."""
+        """Return the order in force; None if it belongs to a future term."""
         order = self.files.order if self.files is not None else None
         return order if order is not None and order.restart <= max(self.term, 0) else None
 
@@ -308,7 +311,7 @@ class Training:
         return next_members(wanted, self.members, self.blocks, self._timeline.now)
 
     def _switches(self) -> bool:
-        """Tell whether training pauses now, for another membership."""
+        """Begin a change of membership if one is due; return True if training pauses for it."""
         for block in [b for b in self.blocks.values() if b.launched and b.task not in self.members]:
             if self._turned_away(block.task):
                 self._leave_soon(block)
@@ -334,7 +337,7 @@ class Training:
         self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
-        """Put the next membership in force: all its members have committed."""
+        """Put the next membership in force, after all its members have committed."""
         before, self.members, self._joining = self.members, self._joining, ()
         ready_s = max((self.blocks[task].ready_at for task in self.members if task not in before), default=0.0)
         ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
@@ -363,7 +366,7 @@ class Training:
         self._look_soon()
 
     def _report_membership(self, why: str, pause_s: float = 0.0, **change: Any) -> None:
-        """Report who trains together now; `change` are further fields of the report."""
+        """Report the present membership; `change` are further fields of the report."""
         restarts = tuple(self.blocks[task].restart for task in self.members)
         change |= {"generation": self.generation, "blocks": self.members, "restarts": restarts}
         self._reporter.membership(self._position, self.batch, self._placement, why=why, pause_s=pause_s, **change)
@@ -377,7 +380,7 @@ class Training:
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
     def _lose(self, task: int, *, killed: bool) -> None:
-        """Handle the loss of a training block: the others go on from memory, if there are any."""
+        """Handle the loss of a training block: the remaining blocks, if any, continue from memory."""
         self._count_until_now()
         self.members = tuple(member for member in self.members if member != task)
         if not self.members:
@@ -395,13 +398,14 @@ class Training:
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
-        """Cancel a change of membership whose joining block was lost in time: the same blocks train on."""
+        """Cancel a change of membership because a joining block was lost: the present blocks train on."""
         self._joining = ()
         self._train()
         self._look_soon()
 
     def _all_gone(self) -> None:
-        """Lose what no checkpoint holds, as a plain job does. A block that is still starting goes on."""
+        """Lose all progress since the last checkpoint, as a plain job does. A block that is still starting
+        continues."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -412,7 +416,7 @@ class Training:
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """Write a checkpoint from memory, if the disk takes it; seconds later one block begins a new term, and the
+        """Write a checkpoint from memory unless the disk fails. Seconds later one block begins a new term, which the
         others join."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
@@ -443,19 +447,19 @@ class Training:
 
     @property
     def position(self) -> Position:
-        """Its position now, whole steps counted."""
+        """Present position, whole steps counted."""
         if self.phase is not Phase.TRAINING:
             return self._position if self.phase is not Phase.GONE else self.durable
         return self._after(self._interval.samples(self._timeline.now, self._left))
 
     @property
     def drained_for(self) -> int | None:
-        """Number of the drain order that it has answered by a checkpoint and now waits for, None while it does not."""
+        """Number of the drain order that the job answered with a checkpoint and now waits for; None otherwise."""
         return self._obeyed if self.phase is Phase.DRAINED else None
 
     @property
     def goodput(self) -> float:
-        """Progress/s now; 0 unless it trains."""
+        """Present progress/s; 0 unless the job trains."""
         if self.phase is not Phase.TRAINING:
             return 0.0
         app = self.application
@@ -463,7 +467,7 @@ class Training:
 
     @property
     def gpus(self) -> int:
-        """World size."""
+        """World size of the present training."""
         return sum(self._placement)
 
     @property
@@ -494,8 +498,8 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        """Batch in force, as the wrapper sets it: what its ranks take, in multiples; a batch that its strategy keeps
-        stays."""
+        """Return the batch in force for a wanted one, as the wrapper does: rounded to what the ranks can take, or
+        unchanged if the strategy fixes the batch."""
         limits = self.application.limits(self._position.progress)
         if limits is not None and limits.batch_fixed and self.batch:
             return self.batch
@@ -504,7 +508,7 @@ class Training:
         return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
 
     def _check_size(self) -> None:
-        """Note a size that its strategy cannot use: a real job would end there."""
+        """Record a size that the job's strategy cannot use; a real job would end there."""
         limits = self.application.limits(self.durable.progress)
         if limits is None:
             return
@@ -525,7 +529,7 @@ class Training:
         self._schedule_boundary()
 
     def _schedule_boundary(self) -> None:
-        """Let the next thing happen that is due, at its step boundary."""
+        """Schedule the next event that is due, at its step boundary."""
         interval, left = self._interval, self._left
         due = [self._reporter.due, self._checkpoint_at]
         if self._order_due:
@@ -539,7 +543,7 @@ class Training:
         return self.curve.use(self._interval.at, samples, self.batch, math.ceil(samples / self.batch))
 
     def _count_training(self, samples: int) -> None:
-        """Count what was trained since the interval began, and begin another at this boundary."""
+        """Account for the training since the interval began, and begin another interval at this boundary."""
         now = self._timeline.now
         self._position = self._after(samples)
         self.trained_s += (now - self._interval.begun) * self.gpus
@@ -568,7 +572,7 @@ class Training:
         self._train()
 
     def _end_epoch(self) -> bool:
-        """Report the pass and go on to the next; return whether patience is at its end."""
+        """Report the end of a pass and go on to the next; return True if early stopping ends the training."""
         ended = self._position
         self._position, gives_up = self.curve.next_pass(ended)
         self._reporter.epoch(ended, self.batch)
@@ -591,17 +595,17 @@ class Training:
     # -- what an oracle does with it -----------------------------------------------------------------------------
 
     def speed_on(self, kind: str) -> float:
-        """Samples/s if all its GPUs were of that kind."""
+        """Return the samples/s if all GPUs of the job were of this kind."""
         app = self.on[kind].at(self._position.progress)
         return app.placed_speed(self._placement, float(self.batch or self._position.wanted), self._slowdown)
 
     def save_at_once(self, wanted: int) -> None:
-        """Write a checkpoint at no cost, from which the next run begins with this batch."""
+        """Write a checkpoint at no cost; the next run begins with batch `wanted`."""
         self._count_until_now()
         self.durable = self._position = replace(self._position, wanted=wanted)
 
     def go_on(self, gpus: Mapping[str, int], batch: int, pause_s: float) -> None:
-        """Pause for some seconds, then train on with these GPUs and this batch."""
+        """Pause for `pause_s` seconds, then train on with these GPUs and this batch."""
         self._count_until_now()
         self._hold(gpus)
         self.phase = Phase.SWITCHING
@@ -610,7 +614,7 @@ class Training:
         self._then(self._timeline.now + pause_s, self._train)
 
     def adjust(self, batch: int, exchange: float) -> None:
-        """Train on with that batch, and gradient exchange that takes `exchange` times longer."""
+        """Train on with this batch, and with gradient exchange that takes `exchange` times as long."""
         if (batch, exchange) == (self._position.wanted, self._slowdown.exchange):
             return
         self._count_until_now()
@@ -627,7 +631,7 @@ class Training:
     # -- orders and checkpoints ----------------------------------------------------------------------------------
 
     def check_orders(self) -> None:
-        """Look for an order that came while nothing happened here; called before time goes on."""
+        """Check for a new order, before simulated time passes."""
         if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING):
             return
         before = self.files.order
@@ -650,12 +654,12 @@ class Training:
         return order if is_new else None
 
     def _resume(self) -> None:
-        """Resume a drained job after a newer order, or after its wait: it obeys at the next boundary."""
+        """Resume a drained job after a newer order or after its wait; it obeys the order at the next boundary."""
         self._order_due = self._new_order() is not None
         self._train()
 
     def _obey(self) -> bool:
-        """Do what the order in force says; True if training stops for it."""
+        """Carry out the order in force; return True if training stops for it."""
         if self.hot is not None and self._switches():
             return True
         order = self._new_order()
@@ -702,7 +706,7 @@ class Training:
 
 
 PATIENCE_S = 3.0
-"""Seconds for which the job waits for other new blocks once one is ready."""
+"""Seconds that the job waits for further new blocks once one is ready."""
 
 
 @dataclass
@@ -713,16 +717,16 @@ class SimulatedBlock:
     restart: int
     gpus: Mapping[str, int]
     launched: bool = False
-    """Its model is built and warm: it can join, or found a membership."""
+    """True once the block's model is built and warm: the block can join or begin a membership."""
     ready_at: float = 0.0
     leaves: bool = False
-    """True once the block has seen that it is not wanted."""
+    """True once the unwanted block is about to exit."""
     event: Event | None = None
-    """Next event of it."""
+    """Next scheduled event of the block."""
 
 
 class BlockProgram:
-    """One task of the array, as Slurm runs it."""
+    """Program of one task of the array, or of a plain job, as Slurm runs it."""
 
     def __init__(self, training: Training, task: int) -> None:
         self._training = training
@@ -743,7 +747,7 @@ class BlockProgram:
 
 
 def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Sort members whose leader is gone: the first that the order names leads."""
+    """Sort members whose leader is gone: the new leader is the first that the order names."""
     first = min(members, key=[*wanted, *members].index)
     return [first, *(task for task in members if task != first)]
 
@@ -751,10 +755,10 @@ def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def next_members(
     wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, SimulatedBlock], now: float
 ) -> tuple[int, ...] | None:
-    """Members that train next, in rank order: those that stay before those that join. None if all stays as it is.
+    """Return the members that train next, in rank order, staying ones before joining ones; None for no change.
 
-    All `wanted` blocks that can come are waited for, or some seconds after the first; nobody leaves before. Where
-    nobody says who is wanted, all that are ready join.
+    The job waits for all `wanted` blocks, but only `PATIENCE_S` seconds after the first is ready; until then no member
+    leaves. If no order names blocks, all ready ones join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})

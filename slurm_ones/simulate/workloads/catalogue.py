@@ -1,8 +1,8 @@
-"""Kinds of training jobs, so that workloads can be generated with no measurements at hand.
+"""Kinds of training jobs, from which workloads are generated without measurements.
 
-The figures are round ones, for V100- and T4-like GPUs, four to a node: each names its model. None was
-measured by us. A workload perturbs them by its seed, so that no policy can be tuned to them. Of jobs with a training
-strategy, on GPUs of 16 GB that do some 40 TFLOP/s, memory and bytes follow from the formulas of `training.strategies`.
+The figures are round numbers for V100- and T4-like GPUs, four to a node; each kind names its model. We measured none of
+them. A workload perturbs them by its seed, so that no policy can be tuned to them. Jobs with a training strategy assume
+GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow from the formulas of `training.strategies`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy, fused, leader, mesh, onebit, ring
 
 Size = Literal["small", "medium", "large", "extra-large"]
-"""GPU-hours on one GPU: up to 1.5, up to 12, up to 60, beyond."""
+"""Size of a job by its GPU-hours on one GPU: up to 1.5, up to 12, up to 60, or more."""
 
 DROP = 3.0
 """Factor by which the noise scale rises when the learning rate drops."""
@@ -28,20 +28,20 @@ DROP = 3.0
 class ParametricSpeed:
     """Step time from compute and gradient exchange, which overlap in part (Pollux, OSDI 2021, §3.2).
 
-    compute = a + b × local batch; exchange = c + d × (GPUs − 2), of its own inside a node and between nodes; the
-    step is (compute^γ + exchange^γ)^(1/γ): γ of 1 overlaps nothing, a large one all.
+    compute = a + b × local batch, and exchange = c + d × (GPUs − 2), with other c and d inside a node than between
+    nodes. The step is (compute^γ + exchange^γ)^(1/γ): γ = 1 overlaps nothing, a large γ everything.
     """
 
     fixed: float
     """a: seconds of a step that do not depend on its samples."""
     sample: float
-    """b: seconds a sample, data loading included."""
+    """b: seconds per sample, data loading included."""
     inside: tuple[float, float]
-    """c and d if all GPUs share a node."""
+    """c and d in seconds if all GPUs are on one node."""
     across: tuple[float, float]
-    """c and d between nodes."""
+    """c and d in seconds between nodes."""
     overlap: float = 1.6
-    """γ."""
+    """γ, the exponent of the overlap."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`."""
@@ -54,7 +54,7 @@ class ParametricSpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> ParametricSpeed:
-        """This speed with compute and exchange slowed down by the given factors."""
+        """Return this speed with the seconds of compute and exchange multiplied by the given factors."""
         return ParametricSpeed(
             self.fixed * compute,
             self.sample * compute,
@@ -66,14 +66,14 @@ class ParametricSpeed:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of job, from which `build` makes applications."""
+    """Kind of training job, from which `build` makes applications."""
 
     name: str
     size: Size
     dataset: int
-    """Samples an epoch."""
+    """Samples per epoch."""
     epochs: int
-    """Epochs at the base batch until it is done, those of its patience included."""
+    """Epochs at the base batch until a job is done, including the last ones without improvement."""
     base_batch: int
     max_batch: int
     max_local_batch: int
@@ -81,36 +81,37 @@ class Kind:
     noise: tuple[float, float]
     """Gradient noise scale in samples at the start and at the end of the training."""
     top: float
-    """Metric at its end at the base batch."""
+    """Metric at the end of the training at the base batch."""
     drops: tuple[float, ...] = ()
     """Shares of the training after which the learning rate drops; the noise scale then jumps."""
     tolerance: float = 0.005
-    """Largest distance from `top` at which its user is content, as a share of it."""
+    """Distance from `top`, as a share of it, up to which the user accepts the metric."""
     target: float = math.nan
-    """Metric at which its user is content, in place of `tolerance`."""
+    """Metric that the user accepts, in place of `tolerance`; NaN if unset."""
     patience: int = 0
-    """Epochs without improvement after which it ends; 0 if it trains all its epochs."""
+    """Epochs without improvement after which the training stops; 0 for no early stopping."""
     pace: float = 0.2
-    """Share of the training in which the metric covers 63 % of what is left of its way; with patience it follows from
-    that."""
+    """Time constant of the metric's exponential rise, as a share of the training; derived from `patience` if that is
+    set."""
     too_large: float = 2.0
-    """Noise scales beyond which a batch generalises worse …"""
+    """Multiple of the noise scale beyond which a larger batch lowers the final metric."""
     gap: float = 0.02
-    """… by this share of the metric for each doubling."""
+    """Share of the metric that is lost for each doubling of the batch beyond `too_large`."""
     resize_s: float = 30.0
     parameters: float = 25e6
-    """Parameters of its model, as published of models of its kind."""
+    """Parameters of the model, as published for models of this kind."""
     gpus: int = 0
-    """GPUs that its user asks for; 0 if that follows from how it scales."""
+    """GPUs that a user asks for; 0 to derive them from the job's scaling."""
     max_gpus: int = 64
     by: TrainedBy | None = None
-    """Its training strategy."""
+    """Training strategy; None for plain data parallelism."""
 
 
 def build(
     kind: Kind, *, name: str = "", compute: float = 1.0, exchange: float = 1.0, noise: float = 1.0, length: float = 1.0
 ) -> Application:
-    """The application of a kind, perturbed by factors: seconds of compute and exchange, noise scale, and samples."""
+    """Return the application of a kind, perturbed by factors on compute and exchange seconds, noise scale and dataset
+    length."""
     dataset = max(round(kind.dataset * length), kind.base_batch)
     doublings = max(math.ceil(math.log2(kind.max_batch / kind.base_batch)), 0)
     batches = np.unique(np.minimum(kind.base_batch * 2 ** np.arange(doublings + 1), kind.max_batch)).astype(np.int64)
@@ -156,7 +157,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 def speed(
     fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
-    """Make a speed of times in milliseconds, and of one GPU's samples/s at large batches."""
+    """Return a speed given times in milliseconds, and one GPU's samples/s at large batches."""
     inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
     return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
@@ -249,7 +250,7 @@ RING = ring(length=16_384, hidden=1024, layers=24, degree=4)
 MESH = mesh(length=1024, hidden=4096, layers=12, side=2)
 ONEBIT = onebit(parameters=340e6, warm_up=0.2)
 PLAIN = TrainedBy("data parallel", 340e6, fixed_bytes=4 * 4 * 340e6, element=2.0)
-"""The same model as 1-bit LAMB trains, with all of its gradients exchanged."""
+"""Plain data parallel training of the model that 1-bit LAMB trains."""
 LEADER = leader(parameters=26e6, period=16)
 FUSED = fused(parameters=1.5e6, members=8)
 
@@ -290,11 +291,11 @@ MIXED: dict[Kind, float] = {
     **dict.fromkeys((KINDS[name] for name in _PLAIN_KINDS), 0.1),
     **dict.fromkeys(STRATEGY_KINDS.values(), 0.1),
 }
-"""Kinds and how frequent each is: half of the jobs have a strategy."""
+"""Kinds of the mix and their frequencies; half of the jobs have a strategy."""
 
 
 MARGIN = 1.05
-"""A job's metric at its base batch, over its target."""
+"""Ratio of a job's final metric at the base batch to its target."""
 
 
 def _sc21(
@@ -312,12 +313,12 @@ def _sc21(
     parameters: float,
     resize_s: float = 8.0,
 ) -> list[Kind]:
-    """Kinds of one line of the table of ONES' evaluation (SC21, §4.1): a model on subsets of public data.
+    """Return the kinds of one line in ONES' evaluation table (SC21, §4.1): a model on subsets of public data.
 
-    Model, data set and its sizes, patience, local batch, range of the learning rate, target accuracy and GPUs asked for
-    are the paper's. The speeds (of V100s in mixed precision), the noise scales and the numbers of epochs are ours. With
-    them a job runs for some 150 to 500 s at the size it asks for. The largest batch follows from the `growth` of the
-    learning rate, which grows with the batch (§3.3).
+    From the paper are model, data set and its sizes, patience, local batch, range of the learning rate, target accuracy
+    and requested GPUs. Our own are speeds (V100s in mixed precision), noise scales and numbers of epochs. With them a
+    job runs for about 150 to 500 s at its requested size. The largest batch is proportional to the `growth` of the
+    learning rate (§3.3).
     """
     return [
         Kind(
@@ -330,7 +331,7 @@ def _sc21(
 
 
 _BERT = speed(22, 220, (5, 0.4), (65, 0.8))
-"""110 million parameters in mixed precision, sequences of 128 tokens."""
+"""Speed of a model of 110 million parameters in mixed precision, on sequences of 128 tokens."""
 SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("bert", "cola", (5000, 8000), 5, 16, 4, 0.80, 2, 18, (100, 500),
            _BERT, 110e6, 12),
@@ -353,4 +354,4 @@ SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
            speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
 )  # fmt: skip
-"""All twenty kinds; a workload has each equally often."""
+"""All twenty kinds of ONES' evaluation, equally frequent in a workload."""

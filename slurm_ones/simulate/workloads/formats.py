@@ -1,10 +1,10 @@
-"""Formats of traces: SWF, tables, Philly's JSON and sacct's; the beginning of a file tells its format.
+"""Readers of trace formats: SWF, tables, Philly's JSON and sacct's output; the beginning of a file shows its format.
 
 SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014): 18 numbers
 a line, `;` before header and comments. Tables are those of Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024) and
-Alibaba's GPU pods (Weng et al., ATC 2023). Another one is the common cut of Philly and Helios by
-Gen-Parallel-Workloads. Philly's own `cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC
-2019), read job by job. A site's own table has the columns `PLAIN`.
+Alibaba's GPU pods (Weng et al., ATC 2023). A further table is the cut of Philly and Helios in Gen-Parallel-Workloads.
+Philly's own `cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job. A
+site's own table has the columns `PLAIN`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ KNOWN = (
     "start_time, end_time and gpus"
 )
 PLAIN = ("submit_time", "start_time", "end_time", "gpus")
-"""Columns of a plain CSV; it may have `nodes` and `job_id`, and others that are not read."""
+"""Required columns of a plain CSV. It may also have `nodes` and `job_id`; further columns are ignored."""
 SWF_FIELDS = (
     "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
     "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
     "partition", "preceding job", "think time",
 )  # fmt: skip
 SWF_PARTIAL = (2, 3, 4)
-"""Status of a line that is a part of a job with a line of its own."""
+"""Status numbers of SWF lines that are parts of a job, which also has a line of its own."""
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs)\s*:\s*(\d{1,9})")
 
 
 def read_trace(path: Path, partition: str = "") -> Trace:
-    """The trace of a file. `partition` is only for `sacct`. Raises `BadInput`."""
+    """Return the trace in a file of any supported format. `partition` is only for sacct's. Raises `BadInput`."""
     if path.is_dir() or not path.exists():
         raise BadInput(f"{path}: no such file; give a trace, or none to ask this site's sacct")
     if not path.is_file():
@@ -70,7 +70,7 @@ def read_trace(path: Path, partition: str = "") -> Trace:
 
 
 def _reader_of(path: Path) -> Callable[[Path], Trace] | None:
-    """None for sacct's format."""
+    """Return the reader for the file's format; None for sacct's format."""
     with opened(path) as file:
         if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"[", b"{"):
             return read_philly
@@ -88,7 +88,7 @@ def _reader_of(path: Path) -> Callable[[Path], Trace] | None:
 
 
 def read_swf(path: Path) -> Trace:
-    """An SWF file; raises `BadInput`. A processor is read as a GPU."""
+    """Return the trace in an SWF file, a processor counted as a GPU; raises `BadInput`."""
     found, header = Collector(path.name, "SWF"), dict[str, int]()
     for line, text in lines(path):
         if not text.strip() or text.lstrip().startswith(";"):
@@ -112,7 +112,7 @@ def read_swf(path: Path) -> Trace:
 
 
 def _table(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Each row of a CSV file with its line. Raises `BadInput`."""
+    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`."""
     texts, line = lines(path), 1
     try:
         _, head = next(texts)
@@ -136,7 +136,8 @@ def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
 
 
 def read_scheduler(path: Path) -> Trace:
-    """Helios' `cluster_log.csv`, Acme's `trace_seren.csv` and `trace_kalos.csv`, or a plain CSV; raises `BadInput`."""
+    """Return the trace in Helios' `cluster_log.csv`, Acme's `trace_seren.csv` or `trace_kalos.csv`, or a plain CSV;
+    raises `BadInput`."""
     found, zones = Collector(path.name, "Helios"), False
     for line, row in _table(path):
         if "gpu_num" not in row:
@@ -160,7 +161,8 @@ def read_scheduler(path: Path) -> Trace:
 
 
 def read_cut(path: Path) -> Trace:
-    """A cut of Philly or Helios, seconds since the job before and run times; raises `BadInput`."""
+    """Return the trace in a cut of Philly or Helios: seconds since the previous job, and run times; raises
+    `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
     for line, row in _table(path):
         gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
@@ -173,7 +175,7 @@ def read_cut(path: Path) -> Trace:
 
 
 def read_pods(path: Path) -> Trace:
-    """Alibaba's `openb_pod_list_*.csv`; raises `BadInput`."""
+    """Return the trace in Alibaba's `openb_pod_list_*.csv`; raises `BadInput`."""
     found, shared = Collector(path.name, "Alibaba GPU v2023"), 0
     for line, row in _table(path):
         gpus = _count(path, line, row, "num_gpu")
@@ -195,16 +197,16 @@ TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
     ("name", "num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time"): read_pods,
     PLAIN: read_scheduler,
 }
-"""Reader of a table, by columns that tell it."""
+"""Reader of each table format, by the columns that identify it."""
 
 
 CHUNK = 1 << 16
 LONGEST_JOB = 4 << 20
-"""Characters of one job: one that was tried a thousand times on a hundred nodes takes less."""
+"""Largest number of characters of one job; a job tried a thousand times on a hundred nodes takes less."""
 
 
 def read_philly(path: Path) -> Trace:
-    """The trace of a file; raises `BadInput`."""
+    """Return the trace in Philly's `cluster_job_log`; raises `BadInput`."""
     found = Collector(path.name, "Philly")
     for line, job in _jobs(path):
         if not isinstance(job, dict) or not isinstance(job.get("attempts"), list) or "submitted_time" not in job:
@@ -236,7 +238,8 @@ def _said(value: object) -> bool:
 
 
 def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each element of the file's list with the line on which it begins; no more of it is in memory than one job."""
+    """Yield each element of the file's JSON list with the line on which it begins, keeping one job in memory at a
+    time."""
     decoder, line, text, begun = json.JSONDecoder(), 1, "", False
     with opened(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
@@ -275,29 +278,30 @@ def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 PIECE_S = 86400.0
-"""Accounting is asked for so much time at once."""
+"""Seconds of accounting that one query covers."""
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers "
     f"--state={ENDS} --starttime=now-30days --endtime=now "
     "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
 )
-"""Command that writes a file with all that is used."""
+"""Command that writes a file with all fields the reader uses."""
 NEEDED = ("Submit", "Start", "End", "State")
 TIMES = ("Submit", "Start", "End")
 NEVER = {"", "Unknown", "None", "NONE"}
 
 
 class _Runs:
-    """Jobs from their runs: a requeued one is one job, as long as all its runs, on the GPUs of its last."""
+    """Collector that merges the runs of a requeued job: the job's time is the sum of its runs, its GPUs those of the
+    last."""
 
     def __init__(self, name: str) -> None:
         self.found = Collector(name, "sacct")
         self._last: dict[tuple[int, str], tuple[TraceJob, float]] = {}
-        """The latest job of each id and user, and when its last run ended."""
+        """Latest job of each id and user, and the end of its last run."""
         self._merged = 0
 
     def add(self, row: AccountingRow) -> None:
-        """Take one run."""
+        """Add one run, to its job or as a new job."""
         if row.start is None or row.end is None:
             self.found.leave_out(NEVER_RAN if row.end is not None else "had not ended")
             return
@@ -321,7 +325,7 @@ class _Runs:
         self._last[key] = job, max(row.end, ended)
 
     def trace(self, note: str = "") -> Trace:
-        """All jobs."""
+        """Return the trace of all jobs."""
         for job, _ in self._last.values():
             self.found.add(job, f"job {job.name}")
         again = f"{self._merged} runs followed a requeue, and count to the job's first" if self._merged else ""
@@ -335,8 +339,8 @@ def read_sacct(
     partition: str = "",
     on_rows: Callable[[float, int], None] = lambda share, rows: None,
 ) -> Trace:
-    """The jobs that ended in a span of accounting (Unix seconds). `on_rows` hears of the share that is read, and of
-    rows so far. Raises `BadInput`, and what `Sacct` raises."""
+    """Return the jobs that ended in a span of accounting (Unix seconds). `on_rows` is called with the share read so far
+    and the number of rows. Raises `BadInput` and the errors of `Sacct`."""
     runs, rows = _Runs("sacct"), 0
     for start, end in days(since, until):
         for row in sacct.rows(start, end):
@@ -351,7 +355,7 @@ def read_sacct(
 
 
 def days(since: float, until: float) -> Iterator[tuple[float, float]]:
-    """Beginning and end of each piece of a span for which accounting is asked, Unix seconds."""
+    """Yield start and end (Unix seconds) of the pieces of a span, one for each query of accounting."""
     # sacct is asked for whole seconds: what ends between two pieces would count with both.
     start = float(int(since))
     while start < until:
@@ -364,7 +368,7 @@ def _counts(row: AccountingRow, partition: str) -> bool:
 
 
 def read_sacct_file(path: Path, partition: str = "") -> Trace:
-    """The trace of a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
+    """Return the trace in a file that `sacct --parsable2` wrote with a header; raises `BadInput`."""
     runs, zoned = _Runs(path.name), list[bool]()
     for row in sacct_rows(path, zoned.append):
         if isinstance(row, Rejected) and row.why == STEP:
@@ -383,8 +387,9 @@ STEP = "a step, not a job"
 def sacct_rows(
     path: Path, on_time: Callable[[bool], None] = lambda unix: None, cluster: str = "", *, local: bool = False
 ) -> Iterator[AccountingRow | Rejected]:
-    """The rows of a file that `sacct --parsable2` wrote with a header, of one `cluster` if it is given. `on_time` is
-    called for each time: it is in Unix seconds, or not. Those that are not are `local`, or UTC. Raises `BadInput`."""
+    """Yield the rows of a file that `sacct --parsable2` wrote with a header. If `cluster` is given, rows of other
+    clusters are rejected. `on_time` gets True for each time in Unix seconds, else False; other times are `local`, or
+    UTC. Raises `BadInput`."""
     for line, named in _named_rows(path):
         shown = named.get("JobIDRaw") or named["JobID"]
         if "." in shown:
@@ -429,12 +434,12 @@ def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _number_of(job: str) -> str:
-    """A job id for one such as 12_3, if the file has no `JobIDRaw`."""
+    """Return a numeric job id for one such as 12_3, for files without `JobIDRaw`."""
     return str(10**15 + int.from_bytes(blake2b(job.encode(), digest_size=6).digest(), "big"))
 
 
 def _minutes(path: Path, line: int, text: str) -> str:
-    """Minutes of a time limit such as 1-02:00:00, as `TimelimitRaw` has them."""
+    """Return the minutes of a time limit such as 1-02:00:00 in the format of `TimelimitRaw`."""
     if text.strip("0:-") and not seconds(text):
         if text not in ("UNLIMITED", "Partition_Limit", "INVALID"):
             bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")

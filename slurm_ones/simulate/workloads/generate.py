@@ -1,4 +1,4 @@
-"""Workloads from a seed: kinds of the jobs, arrivals, and their users' requests."""
+"""Workloads generated from a seed: kinds of jobs, arrivals, and users' requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, MIXED, SC21_KINDS, Ki
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
-"""Independent of each other; with gaps that are uniform from none to twice their mean; more by day than by night."""
+"""Arrival process: Poisson; uniform gaps between 0 and twice their mean; or more submissions by day than by night."""
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """(jobs,) submission times in seconds, ascending, over a window of that length (on average, with `uniform`)."""
+    """Return (jobs,) ascending submission times in seconds over a window of `window_s` seconds (on average, if
+    uniform)."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)
@@ -35,23 +36,23 @@ def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.G
 
 
 def day_rate(seconds: Floats) -> Floats:
-    """Rate of submissions over the day's mean, `seconds` after eight in the morning: most in the early afternoon,
-    fewest at night, as in Philly (Jeon et al., ATC 2019)."""
+    """Return the submission rate relative to the day's mean, `seconds` after 8 a.m.: highest in the early afternoon,
+    lowest at night, as in Philly (Jeon et al., ATC 2019)."""
     return 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
 
 
 ONE_GPU = 0.65
-"""Share of the users of small jobs that ask for one GPU, however well the job scales."""
+"""Share of users of small jobs who ask for one GPU, however well the job scales."""
 USEFUL = (0.5, 0.8)
-"""Goodput a GPU, relative to a single GPU, at the sizes that a well-informed user chooses from (as in Pollux's study,
-OSDI 2021, §5.1)."""
+"""Range of goodput per GPU, relative to a single GPU, at the sizes a well-informed user chooses from (as in Pollux's
+study, OSDI 2021, §5.1)."""
 
 UserRequest = tuple[int, int]
-"""GPUs and global batch."""
+"""Requested GPUs and global batch."""
 
 
 def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
-    """Request of one user on a cluster of `gpus` GPUs."""
+    """Return the request of a random user on a cluster of `gpus` GPUs."""
     modest, choice = rng.random() < ONE_GPU, rng.random()
     if kind.gpus:
         size = min(kind.gpus, gpus)
@@ -63,7 +64,7 @@ def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np
 
 
 def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> float:
-    """GPU-hours that such a job takes on average at what its users ask for."""
+    """Return the mean GPU-hours of a job of this kind at its users' requests."""
 
     def hours(size: int, batch: int) -> float:
         return size * app.seconds(-(-size // per_node), size, float(batch), 0.0) / 3600.0
@@ -82,7 +83,8 @@ def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
 
 
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
-    """Requests of a well-informed user: sizes that keep each GPU as useful as `USEFUL`, at the batch best there."""
+    """Return the requests of a well-informed user: sizes whose goodput per GPU is in `USEFUL`, each at its best
+    batch."""
     one, batch = best_batch(app, 1, per_node)
     degree = app.by.degree if app.by is not None else 1
     found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
@@ -97,7 +99,7 @@ def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRe
 
 
 def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int]:
-    """Sizes that its strategy can use on such nodes, of those given, at batches that are powers of two of its own."""
+    """Return those of the given sizes that the application's strategy can use on nodes of `per_node` GPUs."""
     limits = app.limits(0.0)
     rows = {size: limits.at(size) if limits is not None else SizeLimits(size, size) for size in sizes}
     return [
@@ -108,8 +110,8 @@ def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int
 
 
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
-    """Goodput half-way through the training on `gpus` GPUs, and the batch that brings it: the base batch times a power
-    of two."""
+    """Return the goodput on `gpus` GPUs halfway through the training at the best batch, and this batch: the base batch
+    times a power of two."""
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
     batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]
     seconds = app.step_seconds(-(-gpus // per_node), gpus, batches.astype(np.float64))
@@ -118,37 +120,39 @@ def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
 
 
 def _sizes(most: int, per_node: int) -> list[int]:
-    """Powers of two in a node, then whole nodes: sizes that any Slurm cluster can be asked for."""
+    """Return powers of two within a node, then whole nodes, up to `most` GPUs: sizes that any Slurm cluster can be
+    asked for."""
     below = [2**i for i in range(per_node.bit_length()) if 2**i < per_node]
     return [n for n in [*below, *(per_node * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))] if n <= most]
 
 
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
-"""Shares of the sizes in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU time."""
+"""Share of each job size in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU
+time."""
 OFFERED = 2.3
-"""GPU-hours asked for over the GPU-hours of the cluster while jobs are submitted, at load 1. Pollux's default study has
-this: 160 jobs in eight hours on 64 GPUs, the largest of them training on long after."""
+"""GPU-hours requested over the cluster's GPU-hours during the submissions, at load 1. It is the value of Pollux's
+default study: 160 jobs in eight hours on 64 GPUs, whose largest jobs end long after."""
 VARIANTS = 4
-"""Most different perturbations of one kind in a workload."""
+"""Largest number of perturbed variants of one kind in a workload."""
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
-"""Standard deviation of the logarithm of each factor that a seed draws (see `catalogue.build`)."""
+"""Standard deviation of the logarithm of each perturbation factor, drawn by the seed (see `catalogue.build`)."""
 TIGHTNESS = (0.5, 1.5)
-"""Deadlines over the time that a job takes by itself at what its user asks for. They are uniform between these, as in
-the released trace generator of ElasticFlow (ASPLOS 2023)."""
+"""Range of deadlines, as multiples of a job's undisturbed time at its request; uniform as in ElasticFlow's released
+trace generator (ASPLOS 2023)."""
 STUDIED_GPUS = 64
-"""GPUs for which the published studies chose their arrivals."""
+"""GPUs of the cluster for which the published studies chose their arrivals."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Kinds of jobs and how frequent each is."""
+    """Kinds of jobs and the frequency of each."""
 
     kinds: tuple[Kind, ...]
     shares: tuple[float, ...]
     jobs: int = 160
-    """Number of jobs in its study."""
+    """Default number of jobs, as in the mix's study."""
     gap_s: int = 0
-    """Mean seconds between submissions on `STUDIED_GPUS`; 0 if that follows from the jobs' requests."""
+    """Mean seconds between submissions on `STUDIED_GPUS`; 0 to derive it from the jobs' requests."""
 
 
 def _philly() -> Mix:
@@ -163,8 +167,8 @@ MIXES: dict[str, Mix] = {
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, and its kinds all as frequent. Some
-are mixed with jobs that have a training strategy."""
+"""Workloads that can be generated, by name: ONES' own mix (SC21), a mix skewed like Philly's, the same kinds equally
+frequent, and one with training strategies."""
 
 
 def generate(
@@ -180,13 +184,13 @@ def generate(
     rigid: float = 0.0,
     deadlines: float = 0.0,
 ) -> Workload:
-    """A workload of one of the `MIXES`, of `jobs` jobs (as many as its study has).
+    """Return a workload of one of the `MIXES`, with `jobs` jobs (default: as many as its study has).
 
-    `load` multiplies the rate of arrival. At 1 it is the study's: for `ones-sc21` whole seconds between 0 and 60 apart
-    on 64 GPUs, for the others such that the jobs ask for `OFFERED` times what the cluster has. `hours` sets the time in
-    which they are submitted instead. `arrivals` of None is what the study has: the seconds just named, or Poisson.
-    `rigid` is the share of jobs that never opted in, `deadlines` that of jobs with a deadline (`TIGHTNESS`). The seed
-    also perturbs what the applications are, by some tens of percent. Raises `BadInput` naming the accepted values.
+    `load` multiplies the arrival rate. At load 1, `ones-sc21` has gaps of whole seconds from 0 to 60 on 64 GPUs. In the
+    others, jobs then ask for `OFFERED` times the cluster's GPU-hours. `hours` sets the span of submissions instead.
+    Without `arrivals` they are those gaps, or Poisson. `rigid` is the share of jobs that have not opted in, `deadlines`
+    the share with a deadline (`TIGHTNESS`). The seed also perturbs the applications by some tens of percent. Raises
+    `BadInput` naming the accepted values.
     """
     mix = _checked(kind, load, gpus, hours, {"rigid": rigid, "deadlines": deadlines}, arrivals)
     jobs = mix.jobs if jobs is None else jobs
@@ -215,7 +219,7 @@ def generate(
 def with_deadlines(
     submissions: Sequence[Submission], applications: Mapping[str, Application], share: float, per_node: int, seed: int
 ) -> tuple[Submission, ...]:
-    """Return the submissions, this share of them with a deadline."""
+    """Return the submissions, a random `share` of them with a deadline."""
     rng = np.random.default_rng([seed, 13])
     chosen = rng.permutation(len(submissions)) < round(share * len(submissions))
     factors = rng.uniform(*TIGHTNESS, len(submissions))
@@ -226,7 +230,7 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """Return the offered load: GPU-seconds of the jobs at their requests, over those of the cluster until the last
+    """Return the offered load: GPU-seconds of all jobs at their requests over the cluster's GPU-seconds until the last
     submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
@@ -251,7 +255,8 @@ def _checked(
 
 
 def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
-    """The kind of each job: each as frequent as its share, rounded at random, so that seeds ask for about as much."""
+    """Return the kind of each job in random order. Each kind has its share of the jobs, rounded, so that all seeds ask
+    for similar amounts."""
     edges = np.cumsum(mix.shares) / np.sum(mix.shares) * jobs
     # One offset rounds them all, so that the counts add up.
     rounded = np.floor(edges - 1e-9 + rng.random()).astype(int)

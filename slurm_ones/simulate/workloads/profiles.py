@@ -1,6 +1,6 @@
-"""Profiles that were measured on real GPUs, in the layout that Pollux's simulator made common.
+"""Profiles measured on real GPUs, in the layout of Pollux's simulator.
 
-A folder per application with `placements.csv`, `scalability.csv` and `validation-<batch>.csv`.
+Each application has a folder with `placements.csv`, `scalability.csv` and `validation-<batch>.csv`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application, Submission
 
 MAX_LOCAL = {"yolov3": 8}
-"""Largest local batch if it is not the largest measured."""
+"""Largest local batch of applications for which it is not the largest measured one."""
 FIXED_BATCH = {"ncf": 32768}
-"""Applications whose authors fix the batch."""
+"""Batch of applications whose authors fix it."""
 MOST_GPUS = {"ncf": 1}
-"""Applications whose authors never run them on more."""
+"""Most GPUs on which the authors run an application, if limited."""
 PASSES_ALONE = 2
-"""One GPU accumulates at least once beyond the base batch, since its authors measure the gradient's noise so."""
+"""Fewest passes of a step on one GPU beyond the base batch; the authors measure the gradient noise by accumulation."""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
-"""Seconds of a resize on real machines (Sia, SOSP 2023)."""
+"""Seconds of a resize of each application on real machines (Sia, SOSP 2023)."""
 PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
-"""Parameters of the model of each, as published."""
+"""Published number of parameters of each application's model."""
 FALLING = {"deepspeech2"}
 """Applications whose metric falls as they learn."""
 MAX_NODES = 16
@@ -42,7 +42,7 @@ _BATCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
-    """The rows of a CSV file; those of `columns` not in `text` as finite numbers, not negative.
+    """Return the rows of a CSV file; `columns` not in `text` must be finite, nonnegative numbers.
 
     Raises `BadInput`.
     """
@@ -82,18 +82,18 @@ def _row(
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """Step times as measured: linear in the local batch within a placement, else over (nodes, GPUs, local batch).
+    """Measured step times: linear in the local batch at a measured placement, else over (nodes, GPUs, local batch).
 
-    A local batch beyond those measured takes what the nearest measured one takes. So do GPUs, nodes and local batch
-    outside all that was measured together.
+    Outside the measured range, the nearest measured value is used.
     """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each placement: GPUs on each node, in its smallest rotation."""
+    """Rows (local batch, step, sync) of each placement; a placement is the GPUs on each node, in its smallest
+    rotation."""
     points: Floats
-    """(P, 3) nodes, GPUs and local batch of every measurement, each once."""
+    """(P, 3) nodes, GPUs and local batch of each distinct measurement."""
     values: Floats
-    """(P, 2) step and sync there."""
+    """(P, 2) seconds of step and sync at each of the `points`."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`."""
@@ -114,7 +114,7 @@ class MeasuredSpeed:
         return found[:, 0], found[:, 1]
 
     def enough(self) -> bool:
-        """Return whether the measurements span nodes, GPUs and local batches."""
+        """Return True if the measurements span nodes, GPUs and local batches."""
         try:
             return self.inside is not None
         except (QhullError, ValueError):
@@ -122,28 +122,29 @@ class MeasuredSpeed:
 
     @cached_property
     def inside(self) -> LinearNDInterpolator:
-        """(step, sync) at rows (nodes, GPUs, local batch); not a number outside what was measured together."""
+        """Interpolator of (step, sync) at rows (nodes, GPUs, local batch); NaN outside the convex hull of the
+        measurements."""
         return LinearNDInterpolator(self.points, self.values)
 
     @cached_property
     def nearest(self) -> NearestNDInterpolator:
-        """(step, sync) of the nearest measured row, for rows divided by `scale`."""
+        """Interpolator that returns (step, sync) of the nearest measurement, for rows divided by `scale`."""
         return NearestNDInterpolator(self.points / self.scale, self.values)
 
     @cached_property
     def scale(self) -> Floats:
-        """(3,) the largest nodes, GPUs and local batch measured."""
+        """(3,) largest measured nodes, GPUs and local batch."""
         result: Floats = self.points.max(axis=0)
         return result
 
 
 def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
-    """One name for placements that differ in which node comes first."""
+    """Return the same canonical form for all rotations of a placement."""
     return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
 def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
-    """GPUs on each node when as many nodes as possible are full."""
+    """Return the GPUs on each node if as many nodes as possible are full."""
     counts = [1] * nodes
     left = gpus - nodes
     for i in range(nodes):
@@ -154,7 +155,7 @@ def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
 
 
 def read_profile(folder: Path) -> Application:
-    """The application measured in a folder; raises `BadInput`."""
+    """Return the application measured in a folder; raises `BadInput`."""
     path = folder / "placements.csv"
     rows: dict[tuple[int, ...], list[tuple[float, float, float]]] = defaultdict(list)
     points: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
@@ -213,7 +214,7 @@ def _merged(rows: Sequence[tuple[float, float, float]]) -> Floats:
 
 
 def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats]:
-    """Batches (B,) and, each (epochs, B), progress in base-batch steps, metric, grad_sqr and grad_var."""
+    """Return the batches (B,) and progress in base-batch steps, metric, grad_sqr and grad_var, each (epochs, B)."""
     files = {}
     for path in folder.glob("validation-*.csv"):
         size = path.stem.partition("-")[2]
@@ -236,7 +237,7 @@ def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats
 
 
 def read_profiles(folder: Path) -> dict[str, Application]:
-    """Every application of a folder of profiles; raises `BadInput`."""
+    """Return all applications of a folder of profiles, by name; raises `BadInput`."""
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such directory of profiles")
     found = {path.name: read_profile(path) for path in sorted(folder.iterdir()) if path.is_dir()}
@@ -250,7 +251,7 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
 @dataclass(frozen=True)
 class Workload:
-    """Submissions in order of time, and what their applications truly are."""
+    """Submissions in order of time, and the true curves of their applications."""
 
     name: str
     submissions: tuple[Submission, ...]
@@ -258,7 +259,7 @@ class Workload:
 
 
 def read_workload(path: Path, applications: Mapping[str, Application]) -> Workload:
-    """The workload of a CSV file; raises `BadInput` with file, line and column."""
+    """Return the workload in a CSV file; raises `BadInput` with file, line and column."""
     submissions: list[Submission] = []
     names: set[str] = set()
     for line, row in enumerate(read_table(path, COLUMNS, text=("name", "application")), 2):
@@ -284,7 +285,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
 
 
 def check_fits(workload: Workload, gpus: int) -> None:
-    """Raises `BadInput` if a job of the workload fits the cluster at no size."""
+    """Raise `BadInput` if a job of the workload fits the cluster at no size."""
     for s in workload.submissions:
         if not s.elastic and s.gpus > gpus:
             raise BadInput(f"{workload.name}: job {s.name} asks for {s.gpus} GPUs, the cluster has {gpus}")

@@ -1,4 +1,4 @@
-"""A recorded trace in one form: submission, start, run time and GPUs of each job."""
+"""A recorded trace in one common form: submission, start, run time and GPUs of each job."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
 
 MOST_JOBS = 1_000_000
-"""Jobs of a trace; each takes less than a kilobyte of memory."""
+"""Largest number of jobs in a trace; each takes less than a kilobyte of memory."""
 LONGEST_LINE = 65_536
-"""Bytes of a line; what is longer is no line of such a file."""
+"""Largest length of a line in bytes; longer lines show that the file is no trace."""
 MOST_GPUS = 100_000
 MOST_S = 10 * 366 * 86400.0
-"""Seconds that a job can have run; a trace's own dates are not held to it."""
+"""Longest run time of a job in seconds; dates in a trace are not limited by it."""
 SHOWN = 5
-"""Bad lines that a trace names."""
+"""Number of bad lines that a trace describes."""
 NOTHING = {"", "None", "NaT", "nan", "NULL"}
-"""Texts of an unknown time."""
+"""Texts that stand for an unknown time."""
 NEVER_RAN = "never ran, or ended at once"
 
 
 class TraceJob(NamedTuple):
-    """One job as it was recorded. Times in seconds, of any one beginning."""
+    """One recorded job. Times are in seconds from any common origin."""
 
     name: str
     submitted: float
     started: float | None
-    """None if unknown."""
+    """Time of the first start; None if unknown."""
     run_s: float
-    """Time for which it held its GPUs."""
+    """Seconds for which the job held its GPUs."""
     gpus: int
     nodes: int
-    """0 if unknown."""
+    """Number of nodes; 0 if unknown."""
     limit_s: float
-    """Its time limit; 0 if unknown, or if it had none."""
+    """Time limit in seconds; 0 if unknown or unlimited."""
 
     @property
     def began(self) -> float:
-        """Time of its start; if that is unknown, of its submission."""
+        """Time of the job's start, or of its submission if the start is unknown."""
         return self.submitted if self.started is None else self.started
 
     @property
@@ -57,23 +57,23 @@ class TraceJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The jobs that held GPUs, by submission, and what was left out."""
+    """Jobs of a trace that held GPUs, by submission, and counts of the rows left out."""
 
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
     left_out: tuple[tuple[str, int], ...]
-    """Reasons for which rows are no job of a study, and the number of such rows."""
+    """Reasons for leaving out rows, and the number of rows of each reason."""
     doubts: tuple[str, ...] = ()
-    """The first rows that could not be believed, in words."""
+    """Descriptions of the first implausible rows."""
     notes: tuple[str, ...] = ()
-    """Assumptions of its reader."""
+    """Assumptions made by the reader."""
     gpus_per_node: int = 0
-    """0 if only the jobs tell."""
+    """GPUs of a node; 0 if it must be derived from the jobs."""
 
 
 class Collector:
-    """Gathers a trace's jobs, and counts rows that are none."""
+    """Collector of a trace's jobs, which counts the rows left out."""
 
     def __init__(self, name: str, format: str) -> None:
         self.name, self.format = name, format
@@ -82,14 +82,14 @@ class Collector:
         self._doubts: list[str] = []
 
     def leave_out(self, why: str, line: int | str = "") -> None:
-        """Count a row that is no job of a study; name its `line` (or row) if that cannot be believed."""
+        """Count a row that is left out; give its `line` (or row) if the row is implausible."""
         self._left_out[why] += 1
         if line and len(self._doubts) < SHOWN:
             place = f"{self.name}: line {line}" if isinstance(line, int) else line
             self._doubts.append(plain(f"{place}: {why}", 300))
 
     def add(self, job: TraceJob, line: int | str) -> None:
-        """Take a job, or leave it out if it cannot be simulated. Raises `BadInput` for one job too many."""
+        """Add a job, or leave it out if it cannot be simulated. Raises `BadInput` beyond `MOST_JOBS` jobs."""
         if job.gpus < 1:
             self.leave_out("no GPUs")
         elif job.run_s <= 0:
@@ -104,7 +104,7 @@ class Collector:
             self._jobs.append(job)
 
     def add_ended(self, name: str, times: Sequence[float], gpus: int, nodes: int, line: int) -> None:
-        """`add` a job whose submission, start and end are known."""
+        """Add a job whose submission, start and end are known."""
         submitted, started, ended = times
         if ended < started:
             self.leave_out("ended before it started", line)
@@ -112,7 +112,7 @@ class Collector:
             self.add(TraceJob(name[:80], submitted, started, ended - started, gpus, max(nodes, 0), 0.0), line)
 
     def trace(self, *notes: str, gpus_per_node: int = 0) -> Trace:
-        """All jobs in the order of submission. Raises `BadInput` if there are none."""
+        """Return the trace with all jobs in order of submission. Raises `BadInput` if there are none."""
         if not self._jobs:
             why = ", ".join(f"{count} {reason}" for reason, count in self._left_out.most_common())
             raise BadInput(
@@ -127,7 +127,7 @@ class Collector:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A trace's file for reading, unpacked if its name ends in .gz. Raises `BadInput`."""
+    """Context with a trace's file open for reading, unpacked if its name ends in .gz. Raises `BadInput`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file  # type: ignore[misc]
@@ -136,7 +136,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line with its number, without its end. Raises `BadInput` for what is no text."""
+    """Yield each line's number and text, without the line end. Raises `BadInput` if the file is not text."""
     with opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE):
@@ -154,12 +154,12 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def bad(path: Path, line: int, what: str, advice: str) -> NoReturn:
-    """Raises `BadInput` with file, line, what is wrong and what to do."""
+    """Raise `BadInput` with file, line, the error and advice."""
     raise BadInput(plain(f"{path}: line {line}: {what}; {advice}", 600))
 
 
 def number(path: Path, line: int, column: str, text: str) -> float:
-    """A finite number; raises `BadInput`."""
+    """Return the finite number in `text`; raises `BadInput`."""
     try:
         value = float(text)
     except ValueError:
@@ -170,8 +170,8 @@ def number(path: Path, line: int, column: str, text: str) -> float:
 
 
 def instant(path: Path, line: int, column: str, text: str, *, local: bool = False) -> float:
-    """Seconds of a date and time such as `2023-03-01 00:18:22+08:00`, or of a number; without a zone it is
-    `local`, or UTC if only differences matter. Raises `BadInput`."""
+    """Return the seconds of a date and time such as `2023-03-01 00:18:22+08:00`, or of a number. A time without zone is
+    local if `local`, else UTC (enough for differences). Raises `BadInput`."""
     # A number first: eight digits would pass for a date.
     try:
         value = float(text)
