@@ -3,13 +3,13 @@ arXiv:1906.01827).
 
 The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i. d_ij is the distance of gradients (an upper
 bound on it, or that of the last layer). That is a facility location: F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone
-and submodular. So the greedy order reaches at least 1 − 1/e of the best F of its size. Lazy evaluation finds it (Minoux
-1978). A chosen sample weighs as many as are nearest to it (eq. 9 and Algorithm 1 there).
+and submodular. So the greedy choice of a size reaches at least 1 − 1/e of the best F of that size. Lazy evaluation
+finds it (Minoux 1978). A chosen sample's weight is the number of samples nearest to it (eq. 9 and Algorithm 1 there).
 
-A class of more than `shard` samples is cut into random shards. The greedy chooses in each, and once more among what
-they chose (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data and are dealt to the ranks, so
-a selection is the same at any world size. Its memory is `shard`² distances a rank, and in the second round at most
-`MOST` of them.
+A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses in each shard, then again
+among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data and are dealt to
+the ranks, so a selection is the same at any world size. A rank holds `shard`² distances, and in the second round at
+most `MOST`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from ones_wrapper.group import Group
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FeaturesOf = Callable[[Ints], Floats]
-"""The features of some samples, by their numbers in the dataset: a row each."""
+"""Function from the samples' numbers in the dataset to their features, one row a sample."""
 
 MOST = 2**26
-"""Most distances that GreeDi's second round holds (512 MiB); beyond, a random part of the class speaks for it."""
+"""Most distances that GreeDi's second round holds (512 MiB). A class that needs more is represented by a random part.
+"""
 
 
 NORM_BITS = 25
-"""Bits of the longest row of features in quanta: squares of distances, up to 2^52, are exact in float64."""
+"""Bits of the longest row of features, in quanta. Squares of distances then stay below 2^52, exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,12 @@ class Coreset:
     """Coreset that `Job.loader(dataset, coreset=...)` trains on: a part of the data, with weights of mean 1."""
 
     fraction: float
-    """Share of the samples."""
+    """Part of the samples that is chosen, from 0 to 1."""
     every: int = 0
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
-    """Function from a batch, as the dataset's samples are collated, to a row for each sample. The distances of rows are
-    those of gradients, as with `last_layer_gradient`. None: the first part of the batch, which bounds them for a convex
-    model.
-    """
+    """Function from a collated batch to one row of features a sample (`last_layer_gradient`). Distances of rows stand
+    for distances of gradients. None: use the batch's first part, whose distances bound them for a convex model."""
     labels: Any = None
     """The class of each sample of the dataset, as whole numbers; None: the dataset's own (`targets`, `labels`, or the
     last of a TensorDataset). Without classes, give zeros.
@@ -73,8 +72,9 @@ class Coreset:
 
 
 def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-    """Each sample's gradient of its cross-entropy with respect to the logits, [samples, classes]. With the last layer's
-    inputs `hidden`, [samples, width], it is that with respect to its weights, [samples, classes × width] (§3.4)."""
+    """Return each sample's gradient of the cross-entropy by the logits, [samples, classes]. With the last layer's
+    inputs `hidden`, [samples, width], return the gradient by that layer's weights, [samples, classes × width] (§3.4).
+    """
     gradient = torch.softmax(logits.detach().float(), 1)
     gradient[torch.arange(len(labels)), labels] -= 1.0
     if hidden is None:
@@ -83,10 +83,10 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
 
 
 def distances(one: Floats, other: Floats) -> Floats:
-    """Euclidean distances of rows as whole numbers of a quantum, [rows of one, rows of other].
+    """Return the Euclidean distances of rows as whole numbers of a quantum, [rows of one, rows of other].
 
-    Features are rounded to whole numbers of the quantum first. So all sums of their products are exact, as are sums of
-    the distances over all rows: equal features have equal distances, and a greedy chooses alike, on any processor.
+    Features are rounded to whole numbers of the quantum first. So sums of products and of distances are exact. On any
+    processor equal features have equal distances, and the greedy algorithm makes the same choice.
     """
     one, other = in_quanta(one, other)
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2.0 * (one @ other.T)
@@ -95,8 +95,8 @@ def distances(one: Floats, other: Floats) -> Floats:
 
 
 def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
-    """Return rows of features, measured from the middle of their range, as whole numbers of a quantum of both: a power
-    of two, the longest row having `NORM_BITS` bits."""
+    """Return both arrays of features, measured from the middle of their range, as whole numbers of a common quantum.
+    The quantum is a power of two by which the longest row has `NORM_BITS` bits."""
     rows = np.concatenate([one, other])
     rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
     # A bound of the longest row, then its length: neither is rounded in a way that depends on the processor.
@@ -107,10 +107,10 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 
 
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
-    """Return `count` columns in the order in which the greedy chooses them; ties go to the first column.
+    """Return `count` columns in the order of the greedy algorithm's choice; ties go to the first column.
 
-    `distance[i, j]` is that of sample i to candidate j. A gain can only fall as others are chosen, so a candidate whose
-    newly worked out gain beats all others' old ones is the next.
+    `distance[i, j]` lies between sample i and candidate j. A candidate's gain can only fall as others are chosen. So a
+    candidate whose updated gain beats all others' outdated gains is next.
     """
     nearest = np.full(len(distance), distance.max(initial=0.0))
     columns = np.ascontiguousarray(distance.T)
@@ -133,13 +133,13 @@ def lazy_greedy(distance: Floats, count: int) -> list[int]:
 
 
 def cost(distance: Floats, chosen: Sequence[int]) -> float:
-    """Return Σ_i min_{j∈chosen} d_ij, which CRAIG minimises."""
+    """Return the cost that CRAIG minimises, Σ_i min_{j∈chosen} d_ij."""
     return float(distance[:, list(chosen)].min(1).sum())
 
 
 def budgets(sizes: Sequence[int], count: int) -> list[int]:
-    """Number of samples chosen of each class: in proportion to its size, at least one if there are enough, and no more
-    than it has. They add up to `count`."""
+    """Return the number of samples to choose from each class: proportional to its size, at least 1 if `count` suffices.
+    The numbers add up to `count`."""
     total = sum(sizes)
     found = [count * size // total for size in sizes]
     least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)
@@ -176,9 +176,11 @@ class _Part:
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
-    """Choose `count` samples. Collective; all ranks get the same. Raises `RankError` where features cannot be made.
+    """Choose `count` samples and weights. Collective; all ranks get the same. Raises `RankError` if features cannot be
+    computed.
 
-    The features of each sample are asked for once, and those of a class of several shards once more, by one rank.
+    `features_of` is called once for each sample. For a class of several shards, one rank calls it a second time for the
+    class's samples.
     """
     if count > len(labels):
         raise ValueError(f"coreset: {count} samples of {len(labels)}: a subset is no larger than the data")
@@ -229,8 +231,8 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """GreeDi's second round: positions among what all shards chose. The better of the greedy's choice among these, and
-    of what any shard chose by itself."""
+    """Return the positions of GreeDi's second round among the samples that all shards chose. It is the better of a
+    greedy choice among these samples and the best shard's own choice."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:
@@ -248,7 +250,7 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 def _nearest(
     mine: list[_Part], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
 ) -> npt.NDArray[np.float64]:
-    """Number of this rank's samples that are nearest to each chosen one, by its number in the dataset."""
+    """Count, for each chosen sample's number in the dataset, this rank's samples that are nearest to it."""
     counts = np.zeros(samples)
     for part, features in zip(mine, rows, strict=True):
         indices, theirs = final[part.kind]

@@ -30,7 +30,7 @@ class Selection:
         self.epoch = -1
         """First epoch that uses the selection; -1 while there is none."""
         self.samples = 0
-        """Number of samples of the dataset that it was chosen from."""
+        """Number of samples of the dataset from which the selection was made."""
         self.chosen = Chosen(np.empty(0, np.int64), np.empty(0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,8 +48,8 @@ class CoresetFeed(Feed):
     def __init__(
         self, dataset: Dataset[Any], coreset: Coreset, selection: Selection, *, whole: int = 1, **options: Any
     ) -> None:
-        """`options` are those of `Feed`. Raises TypeError and ValueError as that does, and where classes are not
-        known."""
+        """`options` are keywords of `Feed`. Raises TypeError and ValueError as `Feed` does, and ValueError if classes
+        are unknown."""
         super().__init__(dataset, **options)
         size = coreset.size(self._held)
         self.samples = size - size % whole
@@ -60,8 +60,8 @@ class CoresetFeed(Feed):
         self._selection = selection
 
     def due(self, epoch: int, cursor: int) -> bool:
-        """Tell whether samples must be chosen before the epoch goes on; the same on all ranks. Raises ValueError if the
-        checkpoint's selection does not fit the dataset or fraction."""
+        """Return True if samples must be chosen before the epoch goes on; the same on all ranks. Raises ValueError if
+        the checkpoint's selection does not fit the dataset or fraction."""
         selection = self._selection
         if selection.epoch < 0:
             return True
@@ -87,7 +87,7 @@ class CoresetFeed(Feed):
         self._order = None
 
     def features(self, epoch: int, members: Ints, most: int) -> Floats:
-        """The features of these samples, made in passes of at most `most`."""
+        """Return the features of these samples, computed in passes of at most `most` samples."""
         pieces = np.array_split(members, -(-len(members) // most))
         make = self.coreset.features or first_of
         rows = [
@@ -109,14 +109,14 @@ class CoresetFeed(Feed):
             yield part, (local, self.weights(fetched_indices(self.order(epoch), part)))
 
     def weights(self, indices: Sequence[int]) -> torch.Tensor:
-        """Weights of these samples, in torch's default type."""
+        """Return the weights of these samples in torch's default type."""
         chosen = self._selection.chosen
         found = chosen.weights[np.searchsorted(chosen.indices, np.asarray(indices))]
         return torch.as_tensor(found, dtype=torch.get_default_dtype())
 
 
 def first_of(batch: Any) -> torch.Tensor:
-    """The inputs of a batch: its first part."""
+    """Return a batch's first part, the model's inputs."""
     found = batch[0] if isinstance(batch, (list, tuple)) else batch
     if not isinstance(found, torch.Tensor):
         raise ValueError(
@@ -127,7 +127,7 @@ def first_of(batch: Any) -> torch.Tensor:
 
 
 def labels_of(dataset: Any, given: Any) -> Ints:
-    """The class of each sample. Raises ValueError if it is unknown."""
+    """Return the class of each sample. Raises ValueError if classes are unknown."""
     samples = len(dataset)
     found = given if given is not None else _own_labels(dataset)
     if found is None:

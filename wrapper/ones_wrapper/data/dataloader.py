@@ -18,7 +18,7 @@ BATCH = (
 
 
 def shuffles(sampler: Any) -> bool:
-    """Tell whether a sampler shuffles. Raises ValueError for one that is neither random nor sequential."""
+    """Return True if a sampler shuffles. Raises ValueError for a sampler that is neither random nor sequential."""
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None:
         return True
     if sampler is None or isinstance(sampler, SequentialSampler):
@@ -36,8 +36,8 @@ class TakenOver(NamedTuple):
 
 
 def taken_over(loader: DataLoader[Any]) -> TakenOver:
-    """Return a DataLoader's dataset, batch size and other settings. Raises ValueError if it cuts batches other than in
-    the dataset's or a random order."""
+    """Return a DataLoader's dataset, batch size and other settings. Raises ValueError if its order is neither the
+    dataset's nor random."""
     batches = own_batches(loader)
     if type(batches) is not BatchSampler:
         cut = type(batches).__name__ if batches is not None else "batch_size=None"
@@ -52,15 +52,14 @@ def taken_over(loader: DataLoader[Any]) -> TakenOver:
 
 
 def own_batches(loader: Any) -> Any:
-    """The sampler of a DataLoader's batches, as the script made it: Accelerate's is a share of it."""
+    """Return the batch sampler that the script made; Accelerate's own sampler yields a share of its batches."""
     batches = getattr(loader, "batch_sampler", None)
     return getattr(batches, "batch_sampler", batches)
 
 
 def settings_of(loader: DataLoader[Any], batch: int) -> dict[str, Any]:
-    """Options of `Job.loader` for this DataLoader. Raises ValueError as `taken_over`, and for another batch than
-    `batch` samples.
-    """
+    """Options of `Job.loader` for this DataLoader. Raises ValueError as `taken_over` does, and if the batch size is not
+    `batch`."""
     found = taken_over(loader)
     if found.batch != batch:
         raise ValueError(BATCH.format(given=found.batch, batch=batch))

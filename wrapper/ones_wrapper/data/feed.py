@@ -1,12 +1,11 @@
-"""Elastic data: each sample of each epoch is used exactly once, whatever the world sizes and batches on the
-way.
+"""Elastic data: each epoch uses each sample exactly once, even if world size and batch change on the way.
 
-One cursor runs through one permutation per epoch. A step uses the next global batch of it, split over the
-replicas as evenly as possible, or by their speeds (shares.py). The cursor is all that a checkpoint needs to hold, and
-it moves when a step is completed, not when its data is fetched.
+One cursor runs through one permutation per epoch. A step uses the permutation's next global batch, split over the
+replicas evenly or by speed (shares.py). The cursor moves when a step is completed, not when its data is fetched. A
+checkpoint needs nothing but the cursor.
 
-Samples are split over replicas. In plain data parallel each rank is one; a strategy may have replicas of several
-ranks, which all get the same samples.
+Samples are split over replicas. In plain data parallel each rank is a replica. A strategy may have replicas of several
+ranks, which get the same samples.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_d
 from ones_wrapper.data.shares import Shares
 
 PLANNED = 32
-"""Passes that are planned at once."""
+"""Number of passes planned at a time."""
 
 
 class Share(NamedTuple):
@@ -36,7 +35,7 @@ class Share(NamedTuple):
 
     start: int
     stop: int
-    """The replica's positions are start … stop - 1; none if they are equal."""
+    """End of the replica's positions, start … stop - 1; equal to start if the replica has no samples."""
     total: int
     """Samples of the step over all replicas."""
 
@@ -72,11 +71,12 @@ class AccumulationStep:
     borrows: int = 1
     """Copies of the borrowed sample in a pass without samples of its own."""
     tokens: Tokens | None = None
-    """Tokens of the step, if means are over these."""
+    """Token counts if means are over tokens; None if they are over samples."""
 
     @property
     def weight(self) -> float:
-        """Weight of the pass in the step's mean, in samples of `share.total`; 0 if the pass counts nothing."""
+        """Weight of the pass in the step's mean, in samples out of `share.total`; 0 for a pass without samples or
+        tokens of its own."""
         return self.samples if self.tokens is None else self.tokens.of_pass * self.share.total / self.tokens.total
 
     @property
@@ -97,8 +97,8 @@ class AccumulationStep:
 
 
 def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequence[float]], list[float]]) -> list[Pass]:
-    """Return a step's passes with their token counts from `held`; unchanged if there are no tokens at all. Collective,
-    by `total`."""
+    """Return a step's passes with token counts; unchanged if the step has no tokens. `held` counts a batch's tokens,
+    `total` sums over the ranks (collective)."""
     counts = [int(held(local)) if part.samples else 0 for part, local in step]
     own = sum(counts)
     every = int(total([float(own)])[0])
@@ -109,11 +109,11 @@ def weigh(step: list[Pass], held: Callable[[Any], Any], total: Callable[[Sequenc
 
 
 def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1, least: int = 1) -> Share:
-    """The share of replica number `replica` of the `total` samples from `cursor` on; shares differ by one `unit` at
-    most, and are multiples of it. What an epoch's last step has beyond a multiple is the last share's.
+    """Return one replica's share of the `total` samples from `cursor` on. Shares are multiples of `unit` and differ by
+    at most one `unit`. The remainder of an epoch's last step goes to the last share.
 
-    The first replicas get the larger ones, so the first always has samples. Where shares would be smaller than `least`,
-    fewer replicas have one.
+    The first replicas get the larger shares, so the first always has samples. If shares would be smaller than `least`,
+    fewer replicas get a share.
     """
     if unit == 1 and total < least * replicas:
         sharing = max(1, total // least)
@@ -144,8 +144,8 @@ def clamp_batch(
     max_accumulation_steps: int = 1,
     multiple_of: int = 1,
 ) -> int:
-    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in those passes, and a
-    multiple of `multiple_of` where one fits."""
+    """Return the global batch in force, in samples: `wanted`, cut to `max_batch` and to what the replicas hold. It is a
+    multiple of `multiple_of` if a multiple fits."""
     most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
         return most
@@ -155,14 +155,14 @@ def clamp_batch(
 
 @lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
-    """Passes of a step of `total` samples: as few as keep every replica within `max_local` samples a pass, which is a
-    multiple of `unit`."""
+    """Return the fewest passes of a step of `total` samples by which no replica exceeds `max_local` samples a pass.
+    `max_local` is a multiple of `unit`."""
     return -(-_largest(total, replicas, unit, least) // max_local)
 
 
 @lru_cache(maxsize=256)
 def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
-    """Samples of the largest part."""
+    """Return the samples of the largest part."""
     return max(split(0, total, parts, part, unit, least).samples for part in {0, parts - 1})
 
 
@@ -180,20 +180,18 @@ class Cut:
     unit: int = 1
     """Divisor of all shares and passes, except those of an epoch's last step."""
     uneven: Shares | None = None
-    """Shares by speed; None: even ones."""
+    """Shares by speed; None for even shares."""
     least: int = 1
-    """Fewest samples of a share that has any."""
+    """Fewest samples of a share that is not empty."""
     whole: int = 1
-    """Divisor of all steps: an epoch leaves its surplus samples out."""
+    """Divisor of every step's samples; an epoch leaves the remainder out."""
 
 
 def accumulation_steps(share: Share, cut: Cut, largest_share: int | None = None) -> Iterator[AccumulationStep]:
-    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass where shares are
-    even, and as equal as can be in multiples of `unit`. `largest_share` is the largest share of any; by default shares
-    are even.
+    """Return a replica's passes of one step: the fewest of at most `max_local` samples, as equal as multiples of `unit`
+    allow. `largest_share` is the largest share of any replica; by default shares are even.
 
-    A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
-    every rank can fetch.
+    A pass without samples borrows the step's last or the replica's own last sample, which every rank can fetch.
     """
     count = accumulation_count(share.total, cut.replicas, cut.max_local, cut.unit, cut.least)
     largest = _largest(largest_share or _largest(share.total, cut.replicas, cut.unit, cut.least), count, cut.unit)
@@ -208,7 +206,7 @@ Pass: TypeAlias = tuple[AccumulationStep, Any]
 
 
 def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
-    """The replica's passes of the step of `total` samples from `cursor` on."""
+    """Return the replica's passes of the step of `total` samples from `cursor` on."""
     counts: tuple[int, ...] = ()
     if cut.uneven is not None:
         counts = cut.uneven.samples(total, accumulation_count(total, cut.replicas, cut.max_local))
@@ -220,7 +218,7 @@ def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]
 
 
 def step_size(left: int, cut: Cut) -> int:
-    """Samples of the step that begins where the epoch has `left` samples left; 0 for none."""
+    """Return the samples of the next step of an epoch that has `left` samples left; 0 for no further step."""
     total = min(cut.batch, left)
     total -= total % cut.whole
     if left - total == 1 < cut.least and total > cut.least and cut.whole == 1:
@@ -229,7 +227,7 @@ def step_size(left: int, cut: Cut) -> int:
 
 
 def plan(cursor: int, samples: int, cut: Cut) -> Iterator[AccumulationStep]:
-    """The replica's passes of all steps from `cursor` to the end of the epoch."""
+    """Yield the replica's passes of all steps from `cursor` to the end of the epoch."""
     while total := step_size(samples - cursor, cut):
         yield from step_passes(cursor, total, cut)
         cursor += total
@@ -250,9 +248,9 @@ class Feed:
         options: dict[str, Any] | None = None,
         whole: int = 1,
     ) -> None:
-        """`seed` fixes the order of every epoch, and with `keyed` what fetching a sample draws. `options` are
-        further ones of torch's DataLoader. An epoch has the samples of the permutation's beginning that are a
-        multiple of `whole`; the rest is left out.
+        """`seed` fixes the order of every epoch, and with `keyed` the random numbers drawn while a sample is fetched.
+        `options` are further options of torch's DataLoader. An epoch uses the largest multiple of `whole` samples and
+        leaves the permutation's end out.
 
         Raises TypeError for a dataset without length or items, ValueError for an empty one or for options
         that contradict each other.
@@ -293,7 +291,7 @@ class Feed:
         )
 
     def fingerprint(self) -> str:
-        """Fingerprint of the dataset, some of whose samples are read the first time."""
+        """Fingerprint of the dataset. The first access reads some samples."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._given[0], self._held, self._given[1])
         return self._fingerprint
@@ -308,13 +306,13 @@ class Feed:
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
+        """Yield (pass, local batch) for all passes from `cursor` to the end of the epoch, at one global batch.
 
-        A replica without samples in a pass gets one that its gradient does not count, so that it takes part in
-        the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
+        A replica without samples in a pass gets a borrowed sample of weight 0, so that it takes part in the exchange.
+        Samples that workers fetched ahead do not count as used.
 
-        Global generators are as they were after each fetch, which costs 0.1 ms. With `seeded`, whoever asks seeds them
-        before each step's first pass, so they are left as they come before it.
+        Global generators are as they were after each fetch, which costs 0.1 ms. With `seeded` the caller seeds the
+        generators before each step's first pass, so they are not restored before it.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -325,8 +323,8 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """A replica's part of the whole dataset, in as few passes of at most `most` samples as the largest part
-        takes."""
+        """Return a replica's part of the whole dataset in as few passes of at most `most` samples as the largest part
+        needs. Empty passes are left out."""
         cut = Cut(self.samples, replicas, replica, most, unit)
         parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), cut)
         return [part for part in parts if part.samples]
@@ -343,7 +341,7 @@ class Feed:
         return self._fetched(None)
 
     def _fetched(self, epoch: int | None) -> Iterator[Any]:
-        """The requested batches, fetched by the workers of an epoch, or by new ones."""
+        """Yield the requested batches, fetched by this epoch's workers if they run, else by new workers."""
         if self._renews and (epoch is None or epoch != self._walked):
             self._loader._iterator = None
         self._walked = epoch
@@ -355,18 +353,18 @@ class Feed:
         yield from ()
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """The dataset indices that a pass counts."""
+        """Return the dataset indices of the samples that count in a pass."""
         return fetched_indices(self.order(epoch), part) if part.samples else []
 
 
 def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> list[int]:
-    """The dataset indices that a pass fetches: those it counts, or one that it does not count."""
+    """Return the dataset indices that a pass fetches: its own samples, or copies of a borrowed one."""
     chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
     return chosen if part.samples else chosen * part.borrows
 
 
 def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the requests, planned several at a time: planned singly, between steps, each takes much longer."""
+    """Yield the requests, planned `PLANNED` at a time: planning each request between steps takes much longer."""
     while several := list(islice(requests, PLANNED)):
         yield from several
 
@@ -389,7 +387,7 @@ class _Request(NamedTuple):
     epoch: int
     indices: list[int]
     keep: bool = True
-    """True if the global generators must be as before."""
+    """True if the global random generators must be restored after the fetch."""
 
 
 class _Requests:

@@ -1,7 +1,7 @@
-"""A fingerprint of a dataset: a later start has the same samples under the same numbers.
+"""Fingerprint of a dataset, to check that a later start has the same samples under the same numbers.
 
-A split without a seed, or classes numbered by a set, may come out otherwise at another start. Then samples are used
-twice or never though the dataset is as long as before.
+A split without a seed, or classes numbered by a set, may differ at another start. Then samples are used twice or never,
+although the dataset's length is unchanged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ OTHER = (
 
 
 def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) -> str:
-    """Number and digest of at most 16 samples that are the same when they are read twice under one seed. `options` are
-    those of the DataLoader, in whose workers they are read if it has any.
-    """
+    """Return the numbers and digests of at most 16 samples that are equal when read twice under one seed. `options` are
+    the DataLoader's; samples are read in its workers if it has any."""
     if os.environ.get(SWITCH) == "0":
         return ""
     wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
@@ -55,8 +54,7 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) ->
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raises ValueError if both fingerprints have a sample, with different digests; `where` says where `before` was
-    read."""
+    """Raises ValueError if a sample has different digests in both fingerprints; `where` names `before`'s source."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:
@@ -64,7 +62,7 @@ def check(mine: str, before: str, where: str) -> None:
 
 
 class _Digests(Dataset[str]):
-    """The digest of each sample; empty for one that draws or holds something that nobody can compare."""
+    """Dataset of each sample's digest; empty for a sample that cannot be compared."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset

@@ -15,9 +15,10 @@ class TrainingProgress:
     step: int = 0
     samples: int = 0
     padding: int = 0
-    """Samples by which the last base batches of epochs were not full; with `samples` these are whole steps."""
+    """Samples missing in the last base batches of past epochs; `samples` plus `padding` is a multiple of the base
+    batch."""
     batch: int = 0
-    """Global batch last ordered, before it is cut to what the GPUs hold; 0 for the script's own."""
+    """Global batch last ordered, before it is cut to the GPUs' memory; 0 for the script's own batch."""
     dataset: int = 0
     """Length of an epoch; 0 before the data is known."""
     items: str = ""
@@ -33,15 +34,15 @@ class TrainingProgress:
     resizes: int = 0
     """Runs that began at another world size than the one before."""
     failures: int = 0
-    """Starts that ended without a bye, or by an error, and were followed by another start."""
+    """Starts that ended without notice or by an error and were followed by another start."""
     trained_s: float = 0.0
     """Seconds that the job has trained."""
     lr_peaks: list[float] = field(default_factory=list)
     """Largest learning rate that the script has set so far, for each optimizer."""
     momentum_power: float = 1.0
-    """Power of the script's momentum in the last step, by which the momentum buffers are scaled."""
+    """Power to which the script's momentum was raised in the last step; momentum buffers are scaled by it."""
     admitted: float = 0.0
-    """Global batch in force if it exceeds the base batch at no cost in samples; else 0."""
+    """Global batch in force if it exceeds the base batch without needing more samples; else 0."""
     left: int = -1
     """Value of init's `epochs` when the script left the loop over epochs early; -1 if it has not."""
     run_id: str = ""

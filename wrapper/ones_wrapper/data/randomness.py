@@ -1,12 +1,13 @@
-"""Random numbers that do not depend on where a sample is fetched or how often the job was restarted.
+"""Random numbers that depend neither on the process that fetches a sample nor on the job's restarts.
 
-The draws in a sample's fetching (augmentation) follow only from (seed, epoch, sample). They are the same on every rank,
-in every worker process, at every world size and after every restart. Everything else that a step draws (dropout)
-follows from (seed, step, rank), or for some strategies (seed, step, replica). It is the same after a restart at the
-same world size. At another one the ranks have other samples, so no choice of seeds could give each sample its old mask.
+Numbers drawn while a sample is fetched (augmentation) follow only from (seed, epoch, sample). They are the same on
+every rank, in every worker process, at every world size and after every restart. Everything else that a step draws
+(dropout) follows from (seed, step, rank), or for some strategies (seed, step, replica). It is the same after a restart
+at the same world size. At another world size the ranks have other samples, so no choice of seeds could give each sample
+its old mask.
 
-The generators are the global ones of `random`, numpy and torch, since that is what transforms draw from. Of torch it is
-the CPU's generator for samples; a `__getitem__` that draws on a GPU is not reproducible.
+The generators are the global ones of `random`, numpy and torch, since transforms draw from these. Samples use torch's
+CPU generator; a `__getitem__` that draws on a GPU is not reproducible.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ones_wrapper.process.workers import leave_signals_to_rank
 
 _WORD = 2**64
 _STEP = 0x9E3779B97F4A7C15
-"""Between neighbouring keys before they are mixed: SplitMix64's increment."""
+"""Distance of neighbouring keys before mixing: SplitMix64's increment."""
 _STEPS = 0x5354455053
 """Constant in the keys of steps, so that they differ from those of samples."""
 
@@ -35,7 +36,7 @@ FEW = 16
 
 
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys scattered over 64 bits: SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
+    """Return the keys scattered over 64 bits by SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     keys ^= keys >> np.uint64(31)
@@ -43,14 +44,14 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix(key: int) -> int:
-    """`_mixed` of one key, without the cost of an array."""
+    """Return `_mixed` of one key without the cost of an array."""
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
     return key ^ (key >> 31)
 
 
 def key(*parts: int) -> int:
-    """One 64-bit key from several numbers, in this order."""
+    """Return one 64-bit key from several numbers; their order matters."""
     found = 0
     for part in parts:
         found = _mix((found + part + _STEP) % _WORD)
@@ -58,7 +59,7 @@ def key(*parts: int) -> int:
 
 
 def sample_keys(seed: int, epoch: int, samples: Sequence[int]) -> list[int]:
-    """The keys of some samples of an epoch: `key(seed, epoch, sample)` of each."""
+    """Return `key(seed, epoch, sample)` of each sample."""
     base = key(seed, epoch) + _STEP
     if len(samples) < FEW:
         return [_mix((base + sample) % _WORD) for sample in samples]
@@ -87,7 +88,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Put the generators back afterwards, but in a worker process, where nothing else draws. About 0.1 ms."""
+    """Context that restores the generators at its end, except in a worker process, whose numbers nothing else uses.
+    Costs about 0.1 ms."""
     if get_worker_info() is not None:
         yield
         return
@@ -101,7 +103,7 @@ def keep_generators() -> Iterator[None]:
 
 
 def may_draw(dataset: Dataset[Any]) -> bool:
-    """Tell whether fetching a sample may draw random numbers; known only of torch's own datasets."""
+    """Return False if fetching a sample surely draws no random numbers; known only of torch's own datasets."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:

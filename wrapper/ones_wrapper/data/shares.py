@@ -23,11 +23,11 @@ class Shares:
     """Samples that each rank holds in a pass."""
 
     def samples(self, total: int, passes: int) -> tuple[int, ...]:
-        """The samples of each rank in a step of `total` samples, in at most `passes` passes.
+        """Return each rank's samples in a step of `total` samples, in at most `passes` passes.
 
-        They let the slowest rank end as early as it can: each next sample goes to the rank that would be done with it
-        first (the method of highest averages). Each rank gets one at least, so long as there are enough; rank 0 always
-        does. Raises ValueError if the ranks cannot hold `total`.
+        The slowest rank ends as early as possible: each next sample goes to the rank that would finish it first (method
+        of highest averages). Each rank gets at least one sample while there are enough; rank 0 always does. Raises
+        ValueError if the ranks cannot hold `total`.
         """
         return _divided(self.speeds, self.most, total, passes)
 

@@ -2,9 +2,9 @@
 
 Every rank walks the same stream, and keeps its share of each step's positions. So a step has the same samples at any
 world size, and the cursor is all that a checkpoint needs to hold. The price: each rank reads every sample, so a stream
-does not get faster with more ranks. What is expensive and can be done later belongs into `collate_fn`, which sees only
-the rank's own samples. While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in
-mid-epoch reads what was used of it again, unless the stream has `from_position`, or `skip` and no `set_epoch`.
+does not get faster with more ranks. Expensive work belongs into `collate_fn`, which sees only the rank's own samples.
+While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in mid-epoch reads the used
+samples again, unless the stream has `from_position`, or `skip` and no `set_epoch`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StreamFeed:
         if options.pop("persistent_workers", False):
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
-        """Samples of an epoch, by the stream's own account; 0 if it gives none. The epoch ends with the stream."""
+        """Samples of an epoch by the stream's `len`; 0 if it has none. The epoch ends when the stream does."""
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
@@ -82,12 +82,11 @@ class StreamFeed:
     def batches(
         self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """Yield batches as `Feed.batches` does. The last step is as large as what is left, and the same on all
-        ranks."""
+        """Yield batches as `Feed.batches` does. The last step takes the remaining samples, the same on all ranks."""
         return iter(self._loader(epoch, cursor, cut))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
-        """The positions in the stream that a pass counts."""
+        """Return the positions in the stream of the samples that count in a pass."""
         return list(range(part.start, part.start + part.samples))
 
 
@@ -148,7 +147,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
 
 
 def can_skip(dataset: Any) -> bool:
-    """Tell whether a stream can go on in the middle of an epoch."""
+    """Return True if a stream can go on in the middle of an epoch."""
     return any(callable(getattr(dataset, name, None)) for name in ("from_position", "skip"))
 
 
@@ -178,11 +177,10 @@ def make_feed(
     chosen: tuple[Coreset, Selection] | None = None,
     **how: Any,
 ) -> Feed | StreamFeed:
-    """The feed that suits a dataset: by items if it has a length and items, else as a stream.
+    """Return the feed that suits a dataset: `Feed` or `CoresetFeed` if it has a length and items, else `StreamFeed`.
 
-    A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
-    raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept. `how` are the options of
-    either feed.
+    A stream keeps its own order and ignores `shuffle`. Raises ValueError for a stream with `whole` above 1 or a
+    coreset. `chosen` is a coreset and the state that holds its selection; `how` are the feed's options.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):

@@ -1,12 +1,12 @@
 """Uneven ranks: each rank measures its own time, and all agree on shares in proportion to speed (`init(uneven=True)`).
 
-A rank's own time in a step begins with fetching its data and ends when backward has brought its last gradient. What
-comes then is waiting for slower ranks, and an optimizer's step, which does not depend on the share. The ranks tell each
-other their times per sample with the agreement at a step boundary, and each works out the same shares from them.
+A rank's own time in a step begins with fetching its data and ends when backward has brought its last gradient. After
+that come the wait for slower ranks and the optimizer's step, which do not depend on the share. Ranks exchange their
+times per sample at step boundaries, and each computes the same shares from them.
 
 The rule is a fixed-point iteration on samples over time: if a step also has a constant part, ranks still come to equal
-times. It is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). It is left alone
-if a change would shorten the step by less than `GAIN`, since each change fetches data again.
+times. It is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). No change is made
+that would shorten the step by less than `GAIN`, since each change fetches data again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ones_wrapper.data.shares import Shares
 SMOOTHING = 0.5
 """Weight of the newest measurement."""
 GAIN = 0.05
-"""Least part of a step's time that a change must save."""
+"""Smallest part of a step's time that a change of shares must save."""
 BOUND = 2.0
 """Most by which one change raises or lowers a rank's weight."""
 WARM_UP = 2
 """Steps after each change that are not measured: data is fetched again, and after a start memory is set up."""
 STEPS = 8
-"""Least steps that a measurement takes."""
+"""Fewest steps that a measurement takes."""
 WINDOW = 64
-"""Most steps that it takes."""
+"""Most steps that a measurement takes."""
 LATE = 16
-"""Steps whose times are kept until the GPU has done them: the processor runs ahead of it."""
+"""Number of steps whose times are kept until the GPU has finished them, since the processor runs ahead."""
 UNIT = 1e-12
 """Seconds in one unit of the times that ranks exchange, which are integers."""
 
@@ -72,7 +72,7 @@ class OwnTime:
             self._events[-1][1].record()
 
     def exchanged(self) -> None:
-        """Note the end of an exchange: from now on it is this rank's own time again."""
+        """Note the end of an exchange: from now on this rank's own time runs again."""
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
@@ -105,7 +105,7 @@ class Uneven:
     """Uneven shares of one run's steps. All ranks compute the same shares from the times that they exchanged."""
 
     def __init__(self, device: torch.device, most: int) -> None:
-        """`most` is what this rank holds in a pass."""
+        """`most` is the number of samples that this rank holds in a pass."""
         self.watch = OwnTime(device)
         self.shares: Shares | None = None
         """Shares in force; None while they are even."""
@@ -116,10 +116,10 @@ class Uneven:
         """Begin again after ranks changed: shares are even until they are measured."""
         self.shares = None
         self._times: tuple[float, ...] = ()
-        """Smoothed seconds a sample of each rank, as all know them."""
+        """Smoothed seconds a sample of each rank, the same on all ranks."""
         self._new: deque[float] = deque(maxlen=WINDOW)
         self._late: deque[tuple[int, Taken]] = deque(maxlen=LATE)
-        """Samples and times of the last steps, oldest first, as far as they are not in `_new`."""
+        """Samples and times of the last steps, oldest first, that are not in `_new` yet."""
         self._left = WARM_UP
 
     def step(self, samples: int) -> None:
@@ -134,7 +134,7 @@ class Uneven:
 
     def proposal(self, rank: int, world: int) -> list[int]:
         """Return this rank's part of the agreement, two slots for each rank: time per sample in `UNIT`, and most
-        samples of a pass. Other ranks' slots are 0, and its own time before it has measured enough."""
+        samples of a pass. Other ranks' slots are 0; so is this rank's time until it has measured enough steps."""
         if world == 1:
             return []
         slots = [0] * (2 * world)
@@ -165,14 +165,14 @@ class Uneven:
 
 
 def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[int, ...]:
-    """The samples of each rank in a step of `total` samples."""
+    """Return each rank's samples in a step of `total` samples."""
     if shares is not None:
         return shares.samples(total, passes)
     return tuple(split(0, total, world, rank).samples for rank in range(world))
 
 
 def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
-    """Weights by speed, each within `BOUND` of what it was; their mean is about 1."""
+    """Return the ranks' weights by speed, each changed at most by the factor `BOUND`; their mean is about 1."""
     world, whole = len(times), sum(1.0 / each for each in times)
     before = shares.speeds if shares is not None else (1.0,) * world
     wanted = (world / (each * whole) for each in times)
@@ -180,5 +180,5 @@ def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]
 
 
 def _slowest(samples: Sequence[int], times: Sequence[float]) -> float:
-    """Seconds until the last rank is done."""
+    """Return the seconds until the last rank has finished."""
     return max(each * seconds for each, seconds in zip(samples, times, strict=True))
