@@ -1,13 +1,13 @@
 """Gradient accumulation by wrappers that the script holds: `Job.register` returns them.
 
-Where a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
-The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them, in either order, and
-the wrappers let that do what it should: optimizer and gradient scaler act only in the last accumulation step, and
-zeroing acts before the first or after the step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
-own (`schedule.py`), which ask here whether they are due.
+If a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
+The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each accumulation step. The wrappers
+let optimizer and gradient scaler act only in the last one, and zero gradients only before the first or after the step.
+(Accelerate's wrappers do the same.) Schedulers have wrappers of their own (`schedule.py`), which ask here whether they
+are due.
 
-What changes gradients between backward and step, such as clipping, the script leaves to the last accumulation step by
-`if job.updates:`. That, and calls that go past the wrappers, raise an error that says what to write.
+A script puts code that changes gradients between backward and step, such as clipping, under `if job.updates:`. Such
+code elsewhere, and calls that go past the wrappers, raise an error that says what to write.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Accumulation:
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         """Gradients of two parameters as backward left them: the tensor and its version."""
         self._arrived: set[torch.Tensor] = set()
-        """Parameters, of these two, that this accumulation step's backward has reached."""
+        """Parameters in `_marks` that this accumulation step's backward has reached."""
 
     @property
     def updates(self) -> bool:
@@ -97,14 +97,14 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Tell whether a wrapped method acts in this accumulation step; `asks` is true for the optimizer's step."""
+        """Return True if a wrapped method acts in this accumulation step; `asks` is true for the optimizer's step."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
         return self.updates
 
     def may_zero(self) -> bool:
-        """Tell whether gradients may be zeroed: none of them is still needed in this step."""
+        """Return True if gradients may be zeroed, since this step no longer needs them."""
         begins = self._index == 0 and not (self._asked or self._backward)
         return self._count == 1 or begins or (self.updates and self._asked)
 
@@ -118,7 +118,7 @@ class Accumulation:
             self._stepping = False
 
     def check(self) -> None:
-        """Raises RuntimeError where gradients changed since backward, before the last accumulation step."""
+        """Raises RuntimeError if gradients changed since a backward pass before the last accumulation step."""
         if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
             raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
 
@@ -139,7 +139,7 @@ class Accumulation:
             raise RuntimeError(UNWRAPPED)
 
     def _arriving(self, parameter: torch.Tensor) -> None:
-        """Backward brings a gradient, to be added to what should be there."""
+        """Hook: backward brings a gradient, which is added to an unchanged one."""
         mark = self._marks.get(parameter)
         if mark is None or parameter in self._arrived or not self._within:
             return
@@ -174,13 +174,13 @@ def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) ->
 
 
 class AccumulatedOptimizer(torch.optim.Optimizer):
-    """An optimizer that steps, and whose gradients are zeroed, when all accumulation steps were made.
+    """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made.
 
-    All else is the wrapped optimizer's own, `optimizer`: state, parameter groups, hooks.
+    State, parameter groups and hooks are those of the wrapped `optimizer`.
     """
 
     _step_supports_amp_scaling = True
-    """Has a `GradScaler` that was not registered set `grad_scale`, which says so."""
+    """Flag by which an unregistered `GradScaler` sets `grad_scale`, which raises an error."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation) -> None:
         # Not the base class's: this one has no state and no groups of its own.
@@ -193,7 +193,7 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
         return getattr(self.optimizer, name)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The optimizer's step, in the last accumulation step. Raises ValueError for a closure."""
+        """Make the optimizer's step, in the last accumulation step only. Raises ValueError for a closure."""
         if any(callable(value) for value in (*args, kwargs.get("closure"))):
             raise ValueError(CLOSURE)
         if not self._accumulation.due(asks=True):
@@ -217,7 +217,7 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_scale(self) -> Any:
-        """Scale that torch's gradient scalers give an optimizer; the registered one gives it to `optimizer`."""
+        """Scale that torch's gradient scalers set on an optimizer; a registered scaler sets it on `optimizer`."""
         raise AttributeError("grad_scale")
 
     @grad_scale.setter
@@ -243,7 +243,7 @@ class AccumulatedScaler:
             self.scaler.unscale_(_own(optimizer))
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer where its gradients are finite."""
+        """Step the optimizer if its gradients are finite."""
         if not self._accumulation.due(asks=True):
             return None
         with self._accumulation.stepping():

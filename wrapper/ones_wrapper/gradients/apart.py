@@ -1,8 +1,8 @@
-"""Exchanges whose ranks train parameters of their own, and average or copy them now and then.
+"""Exchanges whose ranks train their own parameters, and average or copy them now and then.
 
-A rank's gradient is the mean over its own samples. What the job evaluates, saves and publishes is one model that the
-ranks agree upon: `published` puts it into all of them for a while, `settle` for good. Between steps that leaves each
-rank's own parameters, which then train on unchanged.
+A rank's gradient is the mean over its own samples. The job evaluates, saves and publishes one model that the ranks
+agree upon. `published` puts this model into all ranks for a while, then each rank trains on with its own parameters.
+`settle` puts it there for good.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class ApartExchange(Exchange):
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._bucket = 25 * MB
         self._apart = False
-        """True if the ranks' parameters may differ; the same on all of them."""
+        """True if the ranks' parameters may differ; the flag is equal on all ranks."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+        """Return the model itself, which `.module` names too, as a script for DistributedDataParallel expects.
 
-        `options`: `bucket_cap_mb` (25), MB a message. Collective: all ranks begin with what rank 0 has. Raises
-        ValueError for other options, for a model without anything to train, and where the ranks' models differ.
+        `options`: `bucket_cap_mb` (25), MB a message. Collective: all ranks begin with rank 0's model. Raises
+        ValueError for other options, for a model without trained parameters, and if the ranks' models differ.
         """
         self._bucket = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
         if options:
@@ -64,14 +64,14 @@ class ApartExchange(Exchange):
         return model
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Weigh the mean over the pass's samples as its part of the mean over this rank's samples of the step."""
+        """Return the pass's mean gradient, weighted with its part of this rank's samples in the step."""
         if self.trying:
             return gradient
         part = self._now()
         return scaled(gradient, part.samples, part.share.samples)
 
     def _check(self, model: torch.nn.Module) -> None:
-        """Raises ValueError for a model that this exchange cannot train."""
+        """Check the model. Raises ValueError for a model that this exchange cannot train."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not parameter.is_floating_point():
                 raise ValueError(f"{self.name}: parameter {name} is {parameter.dtype}; real numbers can be averaged")
@@ -103,7 +103,7 @@ class ApartExchange(Exchange):
 
     @abstractmethod
     def _publish(self, tensors: list[torch.Tensor]) -> None:
-        """Make `tensors` (parameters, buffers, state of optimizers) on all ranks what the job publishes. Collective."""
+        """Set `tensors` (parameters, buffers, optimizers' state) to the published values on all ranks. Collective."""
 
     def settle(self) -> None:
         if self._apart:
@@ -123,8 +123,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Context in which these tensors hold the published values. This rank's own values return at its end: `always`,
-        or after an error, so that a rescue saves one model and not parts of two."""
+        """Context in which these tensors hold the published values. This rank's own values return at its end if
+        `always`, and after an error, so that a rescue never mixes two models."""
         if not self._apart:
             yield
             return
@@ -143,7 +143,7 @@ class ApartExchange(Exchange):
                         tensor.copy_(value)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return a copy of the published model while ranks differ, collectively; else the model itself."""
+        """Return a copy of the published model (collective) if the ranks' models differ; else the model itself."""
         if not self._apart:
             return model
         with self.evaluating():
@@ -159,9 +159,10 @@ class ApartExchange(Exchange):
         return [tensor.detach() for tensor in chain(self._model.parameters(), self._model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
-        """Parameters, buffers and the optimizers' state of these parameters, as many on all ranks. Collective.
+        """Return parameters, buffers and the optimizers' state of these parameters, as many tensors on all ranks.
+        Collective.
 
-        State that only other ranks have (their samples used a layer that this one's did not) is zeros here.
+        State that only other ranks have (this rank's samples used fewer layers) is zeros here.
         """
         assert self._model is not None
         mine = {parameter: number for number, parameter in enumerate(self._model.parameters())}
@@ -197,7 +198,7 @@ class ApartExchange(Exchange):
                 unflatten(flat, some)
 
     def _mean(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The mean over the ranks of `tensors`, on all of them; of whole numbers what rank 0 has. Collective."""
+        """Set `tensors` on all ranks to their mean over the ranks; integer tensors to rank 0's values. Collective."""
         tensors = list(tensors)
         self._from(0, [tensor for tensor in tensors if not tensor.is_floating_point()])
         for some in together([tensor for tensor in tensors if tensor.is_floating_point()], self._bucket):
@@ -217,5 +218,5 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, s
 
 
 def trained_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the parameters that are trained: what one message of all of them holds."""
+    """Return the bytes of all trained parameters, the size of one message that holds them."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

@@ -1,8 +1,8 @@
-"""The mean of gradients over a step's samples, from those of all passes and ranks.
+"""Mean of the gradients over a step's samples, from the gradients of all passes and ranks.
 
 Each pass gives the gradient of the mean over its own samples, and passes differ in size: ranks' shares by one sample,
-passes of one rank by one sample, and some have none. A plain mean over ranks and passes would be wrong. What is wanted
-of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp.
+passes of one rank by one sample, and some have none. A plain mean over ranks and passes would be wrong. The right mean
+is Σ_rp (n_rp / N) g_rp, if pass p of rank r has n_rp of the step's N samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Exchange(ABC):
-    """The gradient exchange of one model. Backward passes are collective: each rank makes the same ones."""
+    """The gradient exchange of one model. Backward passes are collective: each rank makes equally many."""
 
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         self._group = group
@@ -44,24 +44,24 @@ class Exchange(ABC):
         self.begun = 0
         """Number of exchanges begun so far."""
         self._unit = 0.0
-        """The gradient so far is Σ n_rp g_rp over this; 0 if no pass of the step had samples."""
+        """Divisor of the gradient so far, which is Σ n_rp g_rp / `_unit`; 0 if no pass of the step had samples."""
 
     trying = False
     """True if passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
     timed = False
-    """True if gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
+    """True if gradients arrive before this rank waits for others, so that `watch` measures the rank's own time."""
     watch: OwnTime | None = None
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model to call in the forward pass, whose gradients are exchanged. Collective.
+        """Return the model that the script calls, whose gradients are exchanged. Collective.
 
-        Raises ValueError where the model or the options cannot be used, with what to do.
+        Raises ValueError, with a remedy, if the model or the options cannot be used.
         """
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The model that `wrap` returned; None before."""
+        """Model that `wrap` returned; None before."""
         return self._model
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
@@ -70,18 +70,18 @@ class Exchange(ABC):
         return self._within(part)
 
     hot = False
-    """True if the ranks may change while it exchanges gradients: `ranks_changed`."""
+    """True if the ranks may change while the job trains (`ranks_changed`)."""
 
     def ranks_changed(self) -> None:
         """Go on with the group's new ranks. Not collective; between two steps. The script's model object stays."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     steps_together = True
-    """True if no rank can step before all ranks gave their gradients. Else a rank that lost the others does not know
-    that all samples of its steps were used."""
+    """True if no rank can step before all ranks gave their gradients. If False, a rank that lost the others cannot be
+    sure that all samples of its steps were used."""
 
     gathers = False
-    """True if forward passes are collective: ranks must make equally many of them in an evaluation, too."""
+    """True if forward passes are collective: ranks must make equally many in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Context of an evaluation, in which ranks may make different numbers of forward passes. Collective at its
@@ -92,7 +92,7 @@ class Exchange(ABC):
         """Take note of the optimizers that hold parameters of this model; `scaled` if a gradient scaler decides whether
         they step. Not collective.
 
-        Raises ValueError where one cannot be used, with what to do.
+        Raises ValueError, with a remedy, if an optimizer cannot be used.
         """
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
@@ -107,7 +107,7 @@ class Exchange(ABC):
         """Set all ranks to the published state, from which they train on. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the published form of `model`, the one given to `wrap`: to save, export or evaluate it."""
+        """Return the published form of `model`, which was given to `wrap`, to save, export or evaluate it."""
         return model
 
     def finish(self) -> None:
@@ -130,12 +130,13 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """True if a backward pass of the model arrives here: on a single rank not always."""
+        """True if hooks notice a backward pass of the model, which a single rank's DDP may not show."""
         return self._group.world > 1
 
     @property
     def idle(self) -> bool:
-        """True if the model took no part in the present pass: no gradient was exchanged, and there is none."""
+        """True if the model took no part in the present pass: no gradient was exchanged, and all gradients are missing
+        or 0."""
         if self._arrived or self._model is None:
             return False
         gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
@@ -148,14 +149,14 @@ class Exchange(ABC):
         return None if self._stepped or noise is None or not noise.looks else noise
 
     def _first(self, model: torch.nn.Module) -> None:
-        """Check that it is the only model."""
+        """Check that the exchange has no other model."""
         if self._model is not None:
             raise ValueError("an exchange is for one model; make one for each")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
 
     def _alike(self, model: torch.nn.Module) -> None:
-        """Check that all ranks have the same model. Collective. Raises ValueError where one has another."""
+        """Check that all ranks have the same model. Collective. Raises ValueError if their models differ."""
         named = chain(model.named_parameters(), model.named_buffers())
         mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
         for rank, theirs in enumerate(self._group.gather(mine)):
@@ -165,8 +166,8 @@ class Exchange(ABC):
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
-        """Take the model itself as the one to train with, on the group's device; `send` gives all ranks what rank 0
-        has. `.module` names the model, too, as a script for DistributedDataParallel expects. Collective."""
+        """Take the model itself as the one to train with, on the group's device; `send` gives rank 0's tensors to all
+        ranks. `.module` names the model, too, as a script for DistributedDataParallel expects. Collective."""
         self._alike(model)
         if self._group.world > 1:
             send(list(chain(model.parameters(), model.buffers())))
@@ -177,10 +178,10 @@ class Exchange(ABC):
 
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
-        """Around a pass whose gradients add up on the rank itself to those of the step's passes before.
+        """Context of a pass whose gradients are added, on the rank itself, to the sum of the step's earlier passes.
 
-        The sum is kept in units of the newest pass. If that has another size than the one before, what is there is
-        scaled first (Horner's rule), so passes of one size cost nothing.
+        The sum is kept in units of the newest pass. If a pass has another size than the pass before, the sum is scaled
+        first (Horner's rule).
         """
         assert self._model is not None
         if part.index == 0:
@@ -226,14 +227,14 @@ class Exchange(ABC):
 
 
 LOOK = 3
-"""Passes in which a single rank is checked as several would be."""
+"""Number of passes in which a single rank is checked as several ranks would be."""
 
 
 class DdpExchange(Exchange):
     """torch's DistributedDataParallel, with a communication hook in place of its mean over ranks.
 
-    Passes before the last add up their gradients on the rank itself. The hook turns the sum's unit into n_rp / N, and
-    sums over the ranks.
+    All passes but the last add up their gradients on the rank itself. The hook scales this sum to parts of N samples,
+    and sums over the ranks.
     """
 
     hot = timed = True
@@ -242,7 +243,7 @@ class DdpExchange(Exchange):
         super().__init__(group, noise)
         self._options: dict[str, Any] = {}
         self._looked = 0
-        """Passes of a single rank in which DDP was to show them: so it refuses at once what several would."""
+        """Number of passes of a single rank that were checked, so that it fails at once as several ranks would."""
         self._hooked = True
         """True if the present pass goes through DDP's hook."""
 
@@ -294,7 +295,7 @@ class DdpExchange(Exchange):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The running statistics of rank 0 go to all ranks once, rather than in each forward pass."""
+        """Context in which rank 0's running statistics go to all ranks once, not in each forward pass."""
         model = self._model
         assert isinstance(model, DistributedDataParallel)
         if self._group.world == 1 or not model.broadcast_buffers:
@@ -309,7 +310,7 @@ class DdpExchange(Exchange):
             model.require_forward_param_sync = before
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """The communication hook: the bucket becomes the mean over all samples, in place."""
+        """Communication hook: turn the bucket into the mean over all samples, in place."""
         self.begun += self._arrived and bucket == 0  # one more of the same pass
         part, noise = self._now(), self._measured
         samples, total = part.share_weight, part.share.total
@@ -345,11 +346,12 @@ _KEPT = (
     "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks",
 )
 _SCRIPTS = frozenset(" ".join(_KEPT).split())
-"""Dictionaries of a module in which a script's doing shows."""
+"""Names of a module's attributes that show what a script did to it."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """The gradient times a quotient. For 0 it is zeros: a borrowed sample may give NaN, and NaN times 0 is NaN."""
+    """Return the gradient times a quotient. For 0 return zeros, since a borrowed sample may give NaN, and NaN times 0
+    is NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)

@@ -22,7 +22,7 @@ class Exchanges:
         self._inside: list[torch.nn.Module] = []
         """The models as the script gave them."""
         self._trained: list[frozenset[torch.nn.Parameter]] = []
-        """The parameters whose gradients each exchanges."""
+        """Parameters whose gradients each exchange handles."""
         self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
         """Number of groups of each optimizer, and the exchanges of its parameters."""
 
@@ -49,11 +49,11 @@ class Exchanges:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients exchanged in a step: of the whole models, even if each rank holds a shard."""
+        """Bytes of all gradients exchanged in a step, for the whole models even if each rank holds a shard."""
         return sum(p.numel() * p.element_size() for trained in self._trained for p in trained)
 
     def owns(self, model: torch.nn.Module) -> bool:
-        """Tell whether it is a model that `add` returned."""
+        """Return True if `add` returned this model."""
         return any(exchange.model is model for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -62,7 +62,8 @@ class Exchanges:
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
-        """Raises ValueError for a trained parameter that was frozen in `add`: nobody exchanges its gradient."""
+        """Check for parameters that are not exchanged. Raises ValueError for a trained parameter that was frozen in
+        `add`."""
         for exchange, trained in zip(self._all, self._trained, strict=True):
             named = exchange.model.named_parameters() if exchange.model is not None else ()
             for name, parameter in named:
@@ -75,7 +76,7 @@ class Exchanges:
 
     @property
     def begun(self) -> int:
-        """Exchanges of gradients that were begun."""
+        """Number of gradient exchanges begun so far."""
         return sum(exchange.begun for exchange in self._all)
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:

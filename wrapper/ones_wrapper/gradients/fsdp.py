@@ -1,9 +1,9 @@
 """The gradient exchange of a sharded model: torch's FSDP2 (`fully_shard`), with a reduce-scatter that weighs.
 
 FSDP2 sums each module's gradients over the ranks at the end of every backward pass. It adds this rank's shard of the
-sum to the shard that it keeps. Here each rank multiplies its own by n_rp / N before that, and no division follows. So
-the shards hold the mean over the step's samples whatever the passes' sizes (see exchange.py). Accumulation so costs a
-reduce-scatter a pass, but no rank ever holds the whole model's gradients, which is what sharding is for.
+sum to the shard that it keeps. Here each rank first multiplies its gradient by n_rp / N, and no division follows. So
+the shards hold the mean over the step's samples for passes of any size (exchange.py). Accumulation costs a
+reduce-scatter a pass, but no rank ever holds the whole model's gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FsdpExchange(Exchange):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._sums: dict[int, torch.Tensor] = {}
-        """This rank's shard of each module's gradient so far, in a step of several passes; for the noise scale."""
+        """Sum of this rank's gradient shard of each module, over a step's passes so far; for the noise scale."""
         self._counts = True
         """True if this rank's shards count for the noise scale; other ranks may hold copies of them."""
 
@@ -76,7 +76,7 @@ class FsdpExchange(Exchange):
         return model
 
     def _local(self, module: int, gradient: torch.Tensor) -> None:
-        """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
+        """Weigh a module's gradient on this rank, the mean over the pass's samples, before the reduce-scatter."""
         if self.trying:
             return
         part = self._now()
@@ -85,7 +85,7 @@ class FsdpExchange(Exchange):
         scale(gradient, part.weight, part.share.total)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
-        """This rank's shard of the same, summed over the ranks."""
+        """Take this rank's shard of a module's gradient, summed over the ranks."""
         if self.trying:
             return
         part, noise = self._now(), self._measured
@@ -111,7 +111,7 @@ class FsdpExchange(Exchange):
 
 
 class _Weighing:
-    """A reduce-scatter that shows what it sums to `seen`, which may change it, and sums without dividing."""
+    """Reduce-scatter that sums without dividing, and first passes the gradient to `seen`, which may change it."""
 
     def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
         self._seen = seen
@@ -133,7 +133,7 @@ class _Weighing:
 
 
 def _chosen(model: torch.nn.Module, modules: Choice | None) -> list[torch.nn.Module]:
-    """The submodules that are sharded on their own, inner ones first."""
+    """Return the submodules that are sharded on their own, inner ones first."""
     below = list(model.modules())[:0:-1]
     if modules is None:
         lists = [module for module in below if isinstance(module, torch.nn.ModuleList)]

@@ -33,9 +33,9 @@ def called(closure: Callable[[], Any] | None) -> Any:
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam's step of each tensor, made as long as the tensor itself: times its trust ratio, |p| / |step|.
+    """LAMB optimizer: Adam's step of each tensor, times the trust ratio |p| / |step|.
 
-    State of a parameter: `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not taken.
+    State of a parameter: `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported.
     """
 
     def __init__(

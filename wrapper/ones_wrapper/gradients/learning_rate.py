@@ -1,13 +1,14 @@
 """Rules by which an optimizer's step follows the global batch, by the optimizer's class.
 
 A step of k base batches shall go as far as k steps, and forget as many samples. So the rate is multiplied by k, and
-momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the steps that it remembers, which
-are fewer now, so it is scaled once, and the rate likewise: the rate times what a constant gradient adds up to is k
-times as large. β₂, ε and weight decay stay as they are.
+momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the remembered steps, which are now
+fewer, so buffer and rate are scaled once. Then the rate times a constant gradient's sum is k times as large. β₂, ε and
+weight decay stay as they are.
 
-That holds up to a part of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. There, and
-before a noise scale is known, momentum stays as the script set it. No rate exceeds `CAP` times the largest that the
-script's schedule has had; Adam's never does. Other optimizers get the square root of k, under the same cap.
+This rule holds up to a part of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. For
+larger batches, and before a noise scale is known, momentum stays as the script set it. No rate exceeds `CAP` times the
+largest that the script's schedule has had; Adam's never does. Other optimizers get the square root of k, under the same
+cap.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Rate:
     script's own values."""
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
-        """`base` is the batch that the script chose its rate for; unless it `follows`, nothing is done."""
+        """`base` is the batch for which the script chose its rate; with `follows` False nothing is changed."""
         self.rule = common_rule(optimizers) if follows else SILENT
         self._base = base
         self._optimizers = optimizers
@@ -62,9 +63,10 @@ class Rate:
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
-        """Decide by the noise scale whether the batch in force costs no samples; return True if that changed.
+        """Decide by the noise scale whether the batch in force needs no more samples; return True if the decision
+        changed.
 
-        The noise scale's lower bound admits a batch, and its mean keeps it, so that no fluctuation turns it to and fro.
+        The noise scale's lower bound admits a batch and its mean keeps it (hysteresis).
         """
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
@@ -73,7 +75,7 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: TrainingProgress) -> int:
-        """Return the largest global batch known to cost no samples."""
+        """Return the largest global batch known to need no more samples."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:
@@ -83,8 +85,8 @@ class Rate:
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the learning rate in force over the script's own; for SGD both are multiplied by the memory of its
-        momentum."""
+        """Return the ratio of the learning rate in force to the script's own; for SGD each is multiplied by its
+        momentum's memory."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
@@ -148,7 +150,7 @@ class Rate:
 
 
 def _scale_buffers(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:
-    """A constant gradient's sum over the steps that momentum remembers, from one power of momentum to another."""
+    """Scale momentum buffers from one power of momentum to another, as a constant gradient's sum changes."""
     for group in optimizer.param_groups:
         momentum = group.get("momentum") or 0.0
         scale = (1.0 - momentum**old) / (1.0 - momentum**new)

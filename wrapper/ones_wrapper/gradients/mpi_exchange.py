@@ -1,4 +1,4 @@
-"""Gradients averaged over samples by MPI, where torch.distributed has no fitting backend.
+"""Gradients averaged over samples by MPI, for clusters without a fitting backend of torch.distributed.
 
 The parameters lie in buckets, the last ones first, since backward reaches them first. Once the last pass of a step has
 brought all gradients of a bucket, its reduction starts while backward goes on (Li et al., VLDB 2020, §3.2). All ranks
@@ -25,18 +25,18 @@ from ones_wrapper.group.mpi_group import MpiGroup
 
 MB = 2**20
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
-"""Options of DistributedDataParallel that ask for what is always so here."""
+"""Options of DistributedDataParallel for behaviour that this exchange always has."""
 
 
 ZEROED = 0.25
-"""Mark of a parameter that got no gradient, but has zeros from `zero_grad(set_to_none=False)`."""
+"""Mark of a parameter without a gradient that has zeros from `zero_grad(set_to_none=False)`."""
 
 
 class Bucket:
     """Some parameters of one type, their gradients in one flat buffer.
 
-    Behind the gradients the buffer holds a mark for each parameter, so that the sum shows which of them no rank used:
-    those get what a single process would have.
+    After the gradients the buffer holds a mark for each parameter. The sum of the marks shows the parameters that no
+    rank used: they get the gradient that a single process would leave.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -48,7 +48,7 @@ class Bucket:
         self.array = self.flat.numpy()  # the same memory
         self.used = [False] * len(parameters)
         self.arrived = [False] * len(parameters)
-        """Parameters whose gradient the present pass has brought."""
+        """Flag of each parameter: True if the present pass has brought its gradient."""
 
     def add(self, slot: int, gradient: torch.Tensor, weight: float) -> None:
         """Add a pass's gradient of one parameter."""
@@ -84,7 +84,7 @@ class Bucket:
 
 
 class OutputHook:
-    """Forward hook that hands on what a model returned. It does nothing in a copy of the model, or in a saved one."""
+    """Forward hook that passes on a model's outputs. It does nothing in a copy of the model, or in a saved one."""
 
     def __init__(self, callback: Callable[[object], None] | None = None) -> None:
         self._callback = callback
@@ -115,11 +115,11 @@ class MpiExchange(Exchange):
         """True if the step's gradients were handed out."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+        """Return the model itself, which `.module` names too, as a script for DistributedDataParallel expects.
 
         `options`: `bucket_cap_mb` (25), MB of gradients a message; `broadcast_buffers` (True), whether all ranks get
         the buffers of rank 0 (running means of BatchNorm, …) after each step. Collective. Raises ValueError for other
-        options, for models without anything to train or with complex numbers, and where the ranks' models differ.
+        options, for models without trained parameters or with complex numbers, and if the ranks' models differ.
         """
         self._size = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
         buffers = bool(options.pop("broadcast_buffers", True))
@@ -155,7 +155,7 @@ class MpiExchange(Exchange):
 
     @torch.no_grad()
     def _arrive(self, number: int, slot: int, parameter: torch.nn.Parameter) -> None:
-        """Backward has brought a parameter's gradient."""
+        """Hook: backward has brought a parameter's gradient."""
         if self.trying:
             return
         part, bucket, gradient = self._now(), self._buckets[number], parameter.grad
@@ -180,7 +180,7 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Make the backward pass from these outputs end only with all gradients exchanged, so that a script can clip
+        """Let the backward pass from these outputs end only when all gradients are exchanged, so that a script can clip
         them."""
         if self._part is None or not self._part.last:
             return
@@ -228,7 +228,7 @@ class MpiExchange(Exchange):
 
     @torch.no_grad()
     def _from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give all ranks what rank 0 has in `tensors`."""
+        """Broadcast rank 0's `tensors` to all ranks."""
         for some in together(tensors, self._size):
             flat = flattened(some)
             self._comm.Bcast(bytes_of(flat).numpy(), root=0)
@@ -236,5 +236,5 @@ class MpiExchange(Exchange):
 
 
 def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which gradients are summed: half precision is summed in single precision."""
+    """Return the type in which gradients are summed: single precision for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,9 +1,9 @@
 """Gradient noise scale, from the norms of gradients that are exchanged anyway (McCandlish et al. 2018, App. A.1).
 
-A rank's gradient is the mean over its n_i samples, the exchanged one over all n. So E|g_i|² = |G|² + tr(Σ)/n_i and
-E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean
-|G|² + k tr(Σ)/n. Hence tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the noise scale is
-the ratio of their running means.
+A rank's gradient is the mean over its n_i samples, the exchanged gradient the mean over all n. So E|g_i|² = |G|² +
+tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean |G|²
++ k tr(Σ)/n. Hence tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the noise scale is the
+ratio of their running means.
 
 A single rank compares each step's gradient a with the last one's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
 as far as the model stays the same meanwhile. That takes one copy of the gradients.
@@ -20,9 +20,9 @@ import torch
 from ones_wrapper.group import Group
 
 SPAN = 100
-"""Measured steps over which the means forget."""
+"""Number of measured steps after which the means forget."""
 WINDOWS = 24
-"""Exchanges that are kept. Their sums differ by chance, which shows how uncertain the means are."""
+"""Number of windows kept. Their sums differ by chance, which shows how uncertain the means are."""
 LEAST = 5
 """Fewest windows from which a lower bound is computed."""
 PART = 2
@@ -30,15 +30,15 @@ PART = 2
 later ones that they outweigh them in the means. The noise scale, which grows, would seem small for long. With 3 a
 single rank let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
 LOW = 0.84
-"""Standard deviations below its estimate that the bound lies: 20 % of a normal distribution are lower."""
+"""Distance of the lower bound below the estimate, in standard deviations: 20 % of a normal distribution lie below."""
 EVERY = 4
-"""One in this many steps is measured: its squares take time, and the noise scale changes over thousands of steps."""
+"""Interval of measured steps: squares take time, and the noise scale changes only over thousands of steps."""
 FIRST = 32
-"""First steps of the job that are each measured, so that its first report has a noise scale."""
+"""Number of the job's first steps that are all measured, so that its first report has a noise scale."""
 MOST = 1e4
-"""Batches beyond which noise scales are not distinguished: there the signal is lost in the noise."""
+"""Largest noise scale, in batches: beyond, the signal is lost in the noise."""
 PENDING = 64
-"""Squares that are kept before they are added up: adding up many costs no more than adding up one."""
+"""Number of squares kept before they are added up: adding up many costs no more than adding up one."""
 
 
 class Window(NamedTuple):
@@ -63,11 +63,10 @@ class NoiseScale:
         self.looks = True
         """True if the present step's gradients are needed, to measure it or to keep them for the next step."""
         self._alone: dict[int, torch.Tensor] = {}
-        """Last gradient of each bucket, with one rank."""
+        """Last gradient of each bucket, kept by a single rank."""
         self._alone_samples = 0
         self._step: list[tuple[torch.Tensor, float, float]] = []
-        """Squares of each bucket of the step, with their weights in the estimates of tr(Σ) and of |G|²; this rank's
-        part of either."""
+        """Squares of the step's buckets on this rank, each with its weights in the estimates of tr(Σ) and |G|²."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
         """Squares of finished steps that are not yet added to `_window`."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
@@ -76,10 +75,10 @@ class NoiseScale:
         self._batch = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
         self._measured_steps = 0
-        """Number of steps in all windows since the ranks changed, so that all ranks drop the same ones."""
+        """Number of measured steps since the ranks changed, by which all ranks drop the same windows."""
 
     def ranks_changed(self, known: float, known_low: float) -> None:
-        """Begin again, since the ranks changed. `known` and its lower bound are what all of them go on with."""
+        """Begin again, since the ranks changed. All go on with the noise scale `known` and its lower bound."""
         self.known, self.known_low = known, known_low
         self._alone.clear()
         self._step.clear()
@@ -89,14 +88,14 @@ class NoiseScale:
         self._measured_steps = 0
 
     def begin(self, number: int) -> None:
-        """Begin a step, before which the job made `number` steps."""
+        """Begin the step after the job's first `number` steps."""
         self.measures, self._keeps = _measured(number), _measured(number + 1)
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
-        """Take a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
+        """Measure a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
 
-        Where each of a step's `passes` is shown on its own, each counts as a rank of its own.
+        If a step's `passes` are measured one by one, each counts as a rank.
         """
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
@@ -105,12 +104,13 @@ class NoiseScale:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
-        """Take the bucket after the exchange, the mean over all samples. Rank 0 counts it for all."""
+        """Measure a bucket after the exchange, the mean over all samples. Only rank 0 counts it."""
         if self._group.rank == 0:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """Take this rank's shard of an exchanged bucket, if each rank has another: squares add up over shards."""
+        """Measure this rank's shard of an exchanged bucket, if each rank has a different one. Squares add up over
+        shards."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
@@ -127,7 +127,7 @@ class NoiseScale:
             self._alone[bucket] = gradient.detach().clone()
 
     def skip(self) -> None:
-        """Leave the present step out, since nobody sees its mean gradient. All ranks call it in the same steps."""
+        """Leave the present step out, since its mean gradient is on no rank. All ranks call this in the same steps."""
         self._skips = True
 
     def step(self, total: int) -> None:
@@ -167,13 +167,13 @@ class NoiseScale:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop windows that are older than the newest part of the steps, but for as many as a bound takes."""
+        """Drop windows older than the newest part of the steps, but keep the `LEAST` that a bound needs."""
         kept = sum(window.steps for window in self._windows)
         while len(self._windows) > LEAST and kept - self._windows[0].steps >= self._measured_steps / PART:
             kept -= self._windows.popleft().steps
 
     def _weights(self) -> list[float]:
-        """Weights of the windows in the means, 1 together: older ones count less, short ones as their steps."""
+        """Return the windows' weights in the means, with sum 1: by number of steps, and less for older windows."""
         found, after = [], 1.0
         for window in reversed(self._windows):
             keep = math.exp(-window.steps / SPAN)
@@ -189,7 +189,7 @@ class NoiseScale:
 
     @property
     def samples(self) -> float | None:
-        """The noise scale in samples; None before anything was measured."""
+        """Noise scale in samples; before the first measurement an earlier run's, or None."""
         if not self._windows:
             return self.known or None
         trace, square = self._means()
@@ -200,11 +200,11 @@ class NoiseScale:
 
     @property
     def low(self) -> float:
-        """A bound that the noise scale exceeds with a probability of 80 %, in samples; 0 while nothing is known.
+        """Lower bound, in samples, that the noise scale exceeds with a probability of 80 %; 0 if unknown.
 
-        Fieller's bound: the least N for which tr(Σ) − N |G|² is not clearly above 0. The variance of such a difference
-        is taken from how windows differ, each by its steps, and is that of the means by their weights. If |G|² is
-        clearly negative, as for a single rank whose every step turns the gradient round, nothing is known.
+        Fieller's bound: the least N for which tr(Σ) − N |G|² is not clearly above 0. The variance of this difference is
+        estimated from the windows, by their steps and weights. If |G|² is clearly negative, as for a single rank whose
+        every step reverses the gradient, the bound is unknown.
         """
         if len(self._windows) < LEAST:
             return self.known_low
@@ -234,7 +234,7 @@ def _square(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _square_by_norm(gradient: torch.Tensor) -> torch.Tensor:
-    """Without cuBLAS, which keeps up to 32 MiB for each of the streams on which gradients arrive."""
+    """Return the square without cuBLAS, which keeps up to 32 MiB for each stream on which gradients arrive."""
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=wide)
     return norm.square()

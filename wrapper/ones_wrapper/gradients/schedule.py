@@ -1,12 +1,12 @@
-"""Learning rate schedules that follow progress, whatever batches a job goes through.
+"""Learning rate schedules that follow the training's progress through changes of the batch.
 
-A script's schedule is written in steps of its base batch: a cosine over `epochs * len(loader)` of them, say. A step of
-twice the batch uses the samples of two of those, so the schedule must advance by two, or it never ends. So
+A script's schedule is written in steps of its base batch, for example a cosine over `epochs * len(loader)` steps. A
+step of twice the batch uses the samples of two such steps, so the schedule must advance by two, or it never ends. So
 `Job.register` returns each scheduler in a wrapper. Its `step()` inside the loop over batches advances the script's own
 by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
 base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
 
-What a step leaves of a base batch is carried in the scheduler's state; all else follows from `TrainingProgress`.
+Samples short of a whole base batch are kept in the scheduler's state; all else follows from `TrainingProgress`.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ MADE_OTHERWISE = (
 MADE = "ones:made"
 """Key in a scheduler's state: its state as the job's first start made it."""
 REST = "ones:samples"
-"""Key in a scheduler's state: samples that no whole base batch was made of yet."""
+"""Key in a scheduler's state: samples that do not fill a base batch yet."""
 
 
 def base_steps(samples: int, base_batch: int) -> int:
-    """Steps of the base batch that `samples` samples take; the last one may be smaller."""
+    """Return the steps of the base batch that `samples` samples take; the last step may be smaller."""
     return -(-samples // base_batch)
 
 
 def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
-    """Samples that a schedule counts for a step of `total`, taken at global batch `batch` with this progress before it.
+    """Return the samples that a schedule counts for a step of `total` samples at global batch `batch`, from this
+    progress on.
 
-    Those of an epoch's last step count as if they filled its last base batch: each epoch has whole steps. Fewer than
+    An epoch's last step counts as if it filled its last base batch, so each epoch has whole steps. Fewer than
     `least_step` samples are left out.
     """
     end = progress.cursor + total
@@ -69,7 +70,7 @@ def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int,
 
 
 def is_scheduler(thing: Any) -> bool:
-    """Tell whether it changes learning rates by steps: torch's, or another that works like these."""
+    """Return True for a learning rate scheduler: torch's, or an object that works like one."""
     if isinstance(thing, LRScheduler):
         return True
     methods = all(callable(getattr(thing, name, None)) for name in ("step", "state_dict", "load_state_dict"))
@@ -134,9 +135,9 @@ class _Average:
 
 
 class ProgressScheduler:
-    """A learning rate scheduler that is as far as the training's progress, in steps of the base batch.
+    """Scheduler wrapper that follows the training's progress, in steps of the base batch.
 
-    All else is the script's own, `scheduler`.
+    All other attributes are those of the script's own `scheduler`.
     """
 
     def __init__(self, scheduler: Any, schedules: Schedules) -> None:
@@ -153,9 +154,9 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches: go to where progress is once this step is made. Outside: the script's own step.
+        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step.
 
-        Raises RuntimeError inside the loop for a metric or a number, which progress has none of.
+        Raises RuntimeError for an argument (metric, epoch) inside the loop, since progress gives none.
         """
         schedules = self._schedules
         if not schedules.within:
@@ -175,12 +176,12 @@ class ProgressScheduler:
         self.mark()
 
     def _over(self) -> bool:
-        """True if the schedule is at its end, at which some (OneCycleLR) raise an error."""
+        """True if the schedule is at its end, beyond which some schedulers (OneCycleLR) raise an error."""
         last, total = (getattr(self.scheduler, name, None) for name in ("last_epoch", "total_steps"))
         return isinstance(last, int) and isinstance(total, int) and last >= total
 
     def mark(self) -> None:
-        """Remember where the script's own scheduler is."""
+        """Store the position of the script's own scheduler for `check`."""
         self._marks = _marks(self.scheduler)
 
     def check(self) -> None:
@@ -189,11 +190,11 @@ class ProgressScheduler:
             raise RuntimeError(UNWRAPPED.format(name=type(self.scheduler).__name__))
 
     def state_dict(self) -> dict[str, Any]:
-        """The script's own scheduler's, and what is left of a base batch."""
+        """Return the script's scheduler's state, and the samples that do not fill a base batch yet."""
         return {**self.scheduler.state_dict(), REST: self._samples, MADE: self._made}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, or the script's own scheduler did."""
+        """Load a state that `state_dict` or the script's own scheduler returned."""
         state = dict(state_dict)
         self._samples = state.pop(REST, 0)
         first = state.pop(MADE, self._made)
@@ -213,7 +214,7 @@ def _marks(scheduler: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The plain part of a state: numbers and texts, in lists and dicts."""
+    """Return the plain part of a state: numbers and texts, in lists and dicts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -233,7 +234,8 @@ def _other(before: Any, now: Any, key: str = "") -> dict[str, Any]:
 
 
 def _differences(scheduler: Any) -> list[str]:
-    """Differences of its functions, which no checkpoint holds, that give another rate than the one that was saved."""
+    """Return differences between the saved rate and the rate that the scheduler's functions give now; checkpoints hold
+    no functions."""
     found = [text for part in getattr(scheduler, "_schedulers", ()) for text in _differences(part)]
     saved = getattr(scheduler, "_last_lr", None)
     if not isinstance(scheduler, LambdaLR) or not saved:
