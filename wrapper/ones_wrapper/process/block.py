@@ -18,8 +18,7 @@ class Block:
 
 
 def own_block(env: Mapping[str, str]) -> Block | None:
-    """The block that this process belongs to. None for a plain job, and for a task of an array that is a job of its own
-    (a sweep's)."""
+    """Return this process's block. None for a plain job, and for an array's task that is its own job (a sweep's)."""
     if env.get("ONES_BLOCKS") != "1":
         return None
     values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]

@@ -1,8 +1,8 @@
-"""The end of a rank's process: what the script wrote is there, its `atexit` handlers ran, its exit code stays.
+"""The end of a rank's process: files are flushed, `atexit` handlers called, and the script's exit code kept.
 
-The interpreter does not take itself apart here. While it does, a thread of gloo that still holds a Python callback
-aborts the process now and then (torch 2.13). A finished job would then count as failed. So what the interpreter would
-do for the script is done by hand, in its order: threads, `atexit`, the names of the main module, open files.
+The interpreter's own teardown is skipped. During a teardown, a thread of gloo that still holds a Python callback
+sometimes aborts the process (torch 2.13). A finished job would then count as failed. So the teardown's steps are made
+by hand, in the same order: threads, `atexit`, the main module's names, open files.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ones_wrapper.process.hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_
 from ones_wrapper.process.log import log
 
 LONGEST_S = 10.0
-"""Time that each rank may take for its end while others wait for it: a resize, a stop, an error. Slurm kills 30 s after
-its signal (KillWait). A script that has come to its end may take as long as it likes."""
+"""Longest time in which a rank may end while others wait for it: at a resize, a stop, an error. Slurm kills 30 s after
+its signal (KillWait). A script that has come to its end has no limit."""
 
 
 _FILE: type = io.IOBase.__mro__[1]
-"""Base of all files, in C or Python: asking for it costs a tenth of asking for the abstract class."""
+"""Base class of all files, in C or Python: a check against it costs a tenth of a check against the abstract class."""
 
 
 def flush_files() -> None:
-    """Write what is buffered in regular files that are open, in log handlers that hold lines back, in stdout and
-    stderr, and in C's streams. Files stay open, and the script may go on.
+    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open, and the script
+    may go on.
 
     Costs a walk over the objects that the script made: some milliseconds.
     """
@@ -57,11 +57,11 @@ def flush_files() -> None:
 
 
 def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
-    """End this rank's process with an exit code, as the interpreter would, but for taking itself apart.
+    """End this rank's process with an exit code, as the interpreter would, but without its teardown.
 
-    `main` holds the names of the script's main module, which are dropped, so that what only they held is finalised
-    (archives, HDF5 files). From another thread than the main one the script's threads and names are left alone, and its
-    exit hooks do not run: it did not come to its end.
+    `main` holds the names of the script's main module. They are dropped, so that objects with no other reference are
+    finalised (archives, HDF5 files). If another thread than the main one calls this, the script's threads, names and
+    exit hooks are skipped.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if in_main:
@@ -85,7 +85,7 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
 
 
 def _take(steps: deque[Callable[[], None]]) -> None:
-    """Take the steps that are left; each is taken once, whoever takes it."""
+    """Take the remaining steps; each is taken once, even if two threads call this."""
     while steps:
         step = steps.popleft()
         try:
@@ -97,7 +97,7 @@ def _take(steps: deque[Callable[[], None]]) -> None:
 
 
 def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: int) -> None:
-    """End the process where one of its steps takes too long; those that follow are still taken."""
+    """End the process if one of its steps takes too long; the remaining steps are still taken."""
     time.sleep(LONGEST_S)
     with ending:
         log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without it")

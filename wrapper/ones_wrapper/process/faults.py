@@ -1,8 +1,8 @@
 """Four classes of errors with four ends: a device's, the configuration's, a peer's, the script's own.
 
-CUDA's and NCCL's texts are read first, for they name the cause; "NCCL" or "peer" by itself says little: "peer access is
-not supported" is no peer's end, and an NCCL error may carry a card's. Texts are those of cudaGetErrorString (CUDA 12,
-13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
+CUDA's and NCCL's texts are searched first, since they name the cause. "NCCL" or "peer" by itself says little: "peer
+access is not supported" is no lost peer, and an NCCL error may contain a GPU's. Texts are those of cudaGetErrorString
+(CUDA 12, 13), ncclGetErrorString (NCCL 2.30) and torch 2.6 to 2.14.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Fault(Enum):
     CONFIGURATION = "configuration"
     """An error that would recur on any node: the job ends with a message."""
     PEER = "peer"
-    """Other ranks are gone: a block begins again without them, and counts no try."""
+    """Other ranks are gone: a block begins again without them, and the start does not count as a retry."""
     SCRIPT = "script"
     """An error of the script's own: the job ends."""
 
@@ -51,7 +51,7 @@ _PATTERNS = tuple((fault, re.compile(pattern, re.IGNORECASE)) for fault, pattern
 
 
 def fault_in(text: str) -> Fault:
-    """Return the class of an error by its text."""
+    """Return the class of an error, found by its text."""
     return next((fault for fault, pattern in _PATTERNS if pattern.search(text)), Fault.SCRIPT)
 
 

@@ -1,8 +1,8 @@
 """Detection of ranks that hang: each rank writes the time of its last step boundary into memory shared with its node's
 launcher.
 
-A dead peer, a lost network or a deadlock leaves ranks waiting for ever, and the job's time with them. What hangs
-is found, its ranks are ended, and training goes on from the last checkpoint.
+A dead peer, a lost network or a deadlock leaves ranks waiting for ever. The detector ends ranks that hang, and training
+goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _ENTRY = struct.Struct("d")
 
 
 class Heartbeats:
-    """The time of each local rank's last beat, on the machine's monotonic clock; 0 if it is not watched.
+    """Time of each local rank's last beat, on the machine's monotonic clock; 0 for a rank that is not watched.
 
-    Made before the fork. Each rank writes only its own entry, in one store.
+    The launcher makes it before the fork. Each rank writes only its own entry, in one store.
     """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
         self._excused = [(0.0, 0.0)] * ranks
-        """Last beat of each rank, and the seconds of pauses since then."""
+        """Last beat of each rank, and the seconds of pauses since that beat."""
 
     def beat(self, local_rank: int, now: float) -> None:
         """Record that this rank was at a step boundary at this time; 0 ends its watch."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
     def stood_still(self, now: float, seconds: float) -> None:
-        """Excuse all ranks for these seconds until now, in which they were paused with the caller. Pauses add up, for
-        schedulers that suspend jobs in turn."""
+        """Excuse all ranks for the seconds before `now` in which they were paused with the caller. Pauses add up, since
+        a scheduler may suspend jobs in turn."""
         for rank, beat in enumerate(self._beats()):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
@@ -61,14 +61,14 @@ _own: tuple[Heartbeats, int] | None = None
 
 
 def watch_rank(board: Heartbeats, local_rank: int) -> None:
-    """Let `beat` and `pause` of this process record the beats of this local rank."""
+    """Make this process's `beat` and `pause` write the entry of this local rank."""
     global _own
     _own = (board, local_rank)
 
 
 def beat() -> None:
-    """Record that this rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a
-    microsecond; does nothing without a watch."""
+    """Record that this rank is at a step boundary, or otherwise alive. The first call begins the watch. Costs under a
+    microsecond; does nothing if the rank has no detector."""
     if _own is not None:
         _own[0].beat(_own[1], time.monotonic())
 

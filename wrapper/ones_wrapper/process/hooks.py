@@ -27,21 +27,20 @@ from ones_wrapper.protocol import LOOK_SIGNAL
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
 LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
-"""Signal that announces an order, to be read at once."""
+"""Signal after which a rank reads its orders at once."""
 
 QUIET_S = 2.0
-"""Seconds after a checkpoint in which a request is taken for the second copy of the one just answered."""
+"""Seconds after a checkpoint in which another request counts as a copy of the answered one."""
 
 
 class Flags:
-    """Requests by signals since they were last acted on."""
+    """Requests that came by signals and are not answered yet."""
 
     def __init__(self) -> None:
         self.stop = False
         self.checkpoint = self.look = False
         self.armed = False
-        """True if a step boundary will come that looks at the flags; if none will, a stop ends the script.
-        """
+        """True if a coming step boundary will check the flags; otherwise a stop ends the script."""
         self.leaving = False
         """True if others wait for the end of this process although it ends with 0."""
         self.tested = False
@@ -52,7 +51,7 @@ class Flags:
         self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """The handler: little but flags, since it may run between any two lines of the script."""
+        """Handle a signal. Sets little but flags, since it may run between any two lines of the script."""
         if number in CHECKPOINT:
             self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
         elif number in LOOK:
@@ -64,7 +63,7 @@ class Flags:
             raise SystemExit(STOP_CODE)
 
     def _call_script(self, number: int, frame: FrameType | None) -> None:
-        """Call the script's own handler. One that would end the script stops it after a checkpoint instead."""
+        """Call the script's own handler. If the handler would end the script, stop after a checkpoint instead."""
         handler = self.scripts.get(number)
         if handler is None or self._calling:  # the latter where it calls the handler that it found: ours
             return
@@ -79,7 +78,7 @@ class Flags:
             self._calling = False
 
     def checkpoint_taken(self) -> None:
-        """Clear the request for a checkpoint, which was taken."""
+        """Clear the request for a checkpoint after the checkpoint was written."""
         self.checkpoint = False
         self._quiet_until = time.monotonic() + QUIET_S
 
@@ -102,23 +101,21 @@ class Flags:
 
 
 FLAGS = Flags()
-"""The process's own: signal handlers belong to a process."""
+"""Flags of this process, since signal handlers belong to a process."""
 
 
 ExitHook = Callable[[int, str], None]
-"""Takes the exit code and, after an uncaught error, its text."""
+"""Function called with the exit code and the text of an uncaught error, if any."""
 
 ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
-"""Takes an uncaught error: the exit code and text that it shall end with, None if it is nothing special."""
+"""Function from an uncaught error to the process's exit code and text; None for an ordinary error."""
 
 _callbacks: list[ExitHook] = []
 _classifiers: list[ErrorClassifier] = []
 
 
 def on_exit(callback: ExitHook) -> None:
-    """Have `callback` called once when the script ends; also without the node launcher, under plain
-    `python`.
-    """
+    """Register `callback`, called once when the script ends, under plain `python` too."""
     if not _callbacks:
         previous = sys.excepthook
 
@@ -132,7 +129,7 @@ def on_exit(callback: ExitHook) -> None:
 
 
 def on_error(classifier: ErrorClassifier) -> None:
-    """Have `classifier` asked what an uncaught error of the script means."""
+    """Register `classifier`, which gives uncaught errors of the script their exit code."""
     _classifiers.append(classifier)
 
 
@@ -164,7 +161,7 @@ def drop_exit_hooks() -> None:
 
 
 def describe_error(error: BaseException) -> str:
-    """One line on an error, short enough for a report."""
+    """Return one line about an error, short enough for a report."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
@@ -187,7 +184,7 @@ _HANDLERS = {
 }
 """Handlers of signals, by their package and name."""
 _DEEP = 4
-"""Handlers that hold other handlers are followed so far."""
+"""Most levels of handlers within handlers that are searched."""
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:

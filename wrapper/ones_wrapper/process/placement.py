@@ -36,14 +36,14 @@ class LaunchError(Exception):
 
 
 def require_torch() -> None:
-    """Raises `LaunchError` where torch is not installed: every rank would fail at its imports."""
+    """Raises `LaunchError` if torch is not installed, since every rank would fail at its imports."""
     if find_spec("torch") is None:
         raise LaunchError(TORCH_MISSING)
 
 
 @dataclass(frozen=True)
 class NodeAllocation:
-    """The nodes of one run, and how many ranks each takes."""
+    """Nodes of one run, and the ranks on each node."""
 
     nodes: int
     ranks_per_node: int
@@ -73,15 +73,14 @@ def number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def free_port() -> int:
-    """A port of this machine that the system picks. Nobody is kept from it: nothing of ours depends on it."""
+    """Return a port of this machine that the system picks. It is not reserved, and nothing of ours depends on it."""
     with socket.create_server(("", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> NodeAllocation:
-    """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
-    its own count wins, since a resize changes it. Raises `LaunchError`.
-    """
+    """Return the allocation that `env` describes. `asked` is the number of ranks per node if Slurm counts no GPUs;
+    Slurm's count has priority, since a resize changes it. Raises `LaunchError`."""
     restart = number(env, "SLURM_RESTART_COUNT") or 0
     if not env.get("SLURM_JOB_ID"):
         return NodeAllocation(1, asked or 1, "127.0.0.1", restart=restart)
@@ -136,7 +135,7 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""(rank, size, local rank, local size) as process managers name them; an empty name if there is none."""
+"""Names of the variables of each process manager: (rank, size, local rank, local size); empty if it has none."""
 
 
 class PlacementError(LaunchError):
@@ -145,7 +144,7 @@ class PlacementError(LaunchError):
 
 @dataclass(frozen=True)
 class ProcessNumber:
-    """A process as its starter numbers it; None if it does not say."""
+    """Numbers that a launcher gave a process; None for a number that it does not give."""
 
     rank: int
     size: int | None = None
@@ -166,9 +165,8 @@ class Placement:
     nodes: int
 
     def env(self) -> dict[str, str]:
-        """The variables that torchrun gives each rank (torch.distributed.run, "Environment Variables"): all ranks have
-        one role. Those that are the same for all ranks are `contract`'s.
-        """
+        """Environment variables that torchrun gives each rank (torch.distributed.run, "Environment Variables"): all
+        ranks have one role. `contract` has the variables that are the same for all ranks."""
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
@@ -185,9 +183,9 @@ class Placement:
 def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
     """Environment that torchrun gives to all ranks of a run alike, besides `MASTER_ADDR` and `MASTER_PORT`.
 
-    `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
-    scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the job. No
-    agent holds a store at `MASTER_PORT`: `env://` leads to the job's own (`network.rendezvous`).
+    `attempt` is the number of earlier starts of the ranks in this allocation, and `retries` its maximum. With these
+    variables, scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the
+    job. No agent holds a store at `MASTER_PORT`: `env://` leads to the job's own (`network.rendezvous`).
     """
     return {
         "TORCHELASTIC_RUN_ID": str(has.job_id),

@@ -1,4 +1,4 @@
-"""Detection of pauses of this process, which must not count as silence of others."""
+"""Detection of this process's pauses, which must not count as other processes' silence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 
 class Standstill:
-    """Detects that this process was paused: its node was, or Slurm had suspended the job. Others were paused too, or
-    unreachable, so that time does not count as their silence."""
+    """Detects pauses of this process, whose node was paused or whose job Slurm suspended. Other processes were paused
+    or unreachable too, so this time does not count as their silence."""
 
     MOST_S = 2.0
-    """Seconds between two looks above which the process was paused."""
+    """Seconds between two calls of `look` above which the process counts as paused."""
     COUNTS_S = 0.5
     """Seconds of each pause that count nevertheless, so that a process that is always late still finds silent ones."""
 
@@ -18,9 +18,8 @@ class Standstill:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Call it several times a second. Returns the seconds since the last call that do not count, if that was a
-        pause; else 0.
-        """
+        """Return the seconds since the last call that do not count, if the process was paused; else 0. Call it several
+        times a second."""
         last, self._last = self._last, time.monotonic()
         between = self._last - last
         return between - self.COUNTS_S if between > self.MOST_S else 0.0

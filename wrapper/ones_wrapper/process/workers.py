@@ -18,8 +18,7 @@ _DATA_LOADER = "torch.utils.data.dataloader"
 
 
 def shield_workers() -> None:
-    """Have workers that this process forks from now on leave signals to it, those of the script's own DataLoaders
-    too."""
+    """Make workers forked from now on leave signals to this process, those of the script's DataLoaders included."""
     os.register_at_fork(after_in_child=_in_child)
 
 
