@@ -1,1 +1,1 @@
-"""Checks of what a script does besides its loop, and what of that a resize would not carry."""
+"""Checks of a script's code besides its loop, and of state that a resize would lose."""

@@ -1,7 +1,7 @@
 """Distinguish a script that asks for its batches ahead from one that left a batch out.
 
-Both ask for a second batch before a backward pass. The first then trains on the batch that it has, the second on the
-one that it got. The inputs of the model show which of them it is.
+Both ask for a second batch before a backward pass. A script that asks ahead then trains on the earlier batch, a script
+that left a batch out on the later one. The model's inputs tell them apart.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ class AskedAhead:
     def __init__(
         self, model: torch.nn.Module, held: Any, asked: Any, trained: Callable[[], bool], left_out: Callable[[], None]
     ) -> None:
-        """`held` is the batch that the script had, `asked` the one that it gets. `trained` says that a backward pass
-        was made. `left_out` is called before the forward pass that shows that the first was left out.
-        """
+        """`held` is the script's earlier batch, `asked` the batch that it now gets. `trained` returns True after a
+        backward pass. `left_out` is called before a forward pass on `asked`, which shows that `held` was left out."""
         self._held, self._asked = _tensors(held), _tensors(asked)
         self._trained, self._left_out = trained, left_out
         self._known = self._seen = False
@@ -47,7 +46,7 @@ class AskedAhead:
 
     @property
     def unclear(self) -> bool:
-        """True if a forward pass was made that did not show its batch."""
+        """True if a forward pass was made whose inputs did not identify a batch."""
         return self._seen and not self._known
 
     def close(self) -> None:

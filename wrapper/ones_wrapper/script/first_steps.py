@@ -1,6 +1,6 @@
-"""Checks of the first steps of a run, which find what works on these ranks and would not survive the first resize.
+"""Checks in a run's first steps, which find state that the first resize would lose.
 
-Rank 0 names each thing once, with the script's line and what to write. Training goes on.
+Rank 0 logs each finding once, with the script's line and a remedy. Training goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ones_wrapper.script.optimizers import INNER, shown
 LOOK = 20
 """Number of a run's first steps that are checked for gradients which no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched: objects that it makes late in its first turn exist by then."""
+"""Step after which the script's objects are searched; objects made late in the loop's first turn exist by then."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
@@ -46,7 +46,7 @@ AVERAGE = (
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
-"""Names under which wrappers of ours and of frameworks hold what was registered, and schedulers others."""
+"""Attributes in which wrappers (ours, frameworks') and schedulers hold registered objects."""
 _SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR")
 FORGOTTEN = (
     "{name} {what} and is not registered, so it begins again at each resize: give it to job.prepare, together with "
@@ -67,7 +67,7 @@ class FirstSteps:
         """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
         self._parts: list[int] = []
-        """Samples of each forward pass of the step, in the first ones."""
+        """Samples of each forward pass of the present step, counted only in a run's first steps."""
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = list(carried)
@@ -144,7 +144,7 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Tell whether an object is an average of weights: by its class's name, or by tensors in the shapes of all
+        """Return True if an object is an average of weights: by its class's name, or by tensors in the shapes of all
         trained parameters."""
         values = (vars(thing) if hasattr(thing, "__dict__") else {}).values()
         lists = (one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,) for one in values)
@@ -157,13 +157,13 @@ class FirstSteps:
 
 
 def averages(others: Iterable[Any], batch: int) -> list[str]:
-    """Sentences on registered averages whose decay does not follow the batch."""
+    """Return sentences on registered averages whose decay does not follow the batch."""
     names = {type(one).__name__ for one in others if not isinstance(one, AveragedModel)}
     return [AVERAGE.format(name=name, batch=batch) for name in sorted(names) if _AVERAGE.search(name)]
 
 
 def _stateful(kind: type) -> bool:
-    """Tell whether objects of this type have a state to carry: types of torch's, or the script's own classes."""
+    """Return True if objects of this type have a state to carry: torch's types, or the script's own classes."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     methods = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -1,6 +1,6 @@
-"""A check of the script's own collectives: a gathered batch fails if ranks have different numbers of samples.
+"""Check of the script's own collectives, since gathering a batch fails if ranks have different numbers of samples.
 
-gloo aborts one rank and gives another what was in its memory; NCCL hangs, or reads what is not there.
+gloo aborts a rank and returns memory's old content on another; NCCL hangs, or reads beyond the tensor.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CANNOT = (
 
 
 class BatchShares(NamedTuple):
-    """Samples of this rank in a pass, and whether all ranks have as many."""
+    """Number of this rank's samples in a pass, compared with other ranks'."""
 
     samples: int
     """Samples of this rank."""
     alike: bool
     """True if all ranks have the same number."""
     say: Callable[[str], None]
-    """Logs a sentence once."""
+    """Function that logs a sentence once."""
 
 
 _shares: Callable[[], BatchShares | None] | None = None

@@ -35,11 +35,11 @@ def script() -> str:
 
 
 def left_on_purpose(frame: FrameType | None) -> bool:
-    """Tell if the frame in which a loop's iterator was dropped is at a `break` or `return`, which drop it themselves.
+    """Return True if the frame in which a loop's iterator was dropped is at a `break` or `return`.
 
-    At an error it is at the instruction that failed: then other ranks may be anywhere, and nothing collective may
-    follow. The error itself is not visible here, since it is on its way. Generators around the loop (a progress bar)
-    are closed from outside. Tried with Python 3.10 to 3.13.
+    After an error the frame is at the instruction that failed: then other ranks may be anywhere, and nothing collective
+    may follow. The error itself is not visible here yet. Generators around the loop (a progress bar) are closed from
+    outside. Tried with Python 3.10 to 3.13.
     """
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back

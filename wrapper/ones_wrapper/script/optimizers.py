@@ -29,8 +29,8 @@ def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
-    That is if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure."""
+    """Return True if an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
+    This is so if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure."""
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
         return True
     closure = _parameters(optimizer).get("closure")
@@ -53,8 +53,8 @@ def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, An
 
 @contextmanager
 def stepping_without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context in which `step(closure=None)` works on any optimizer: torch.distributed.checkpoint so fills an empty
-    state."""
+    """Context in which any optimizer's `step(closure=None)` works: torch.distributed.checkpoint fills an empty state by
+    it."""
     parameters = _parameters(optimizer)
     taken = "closure" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     if taken:

@@ -1,9 +1,9 @@
-"""Detection of ranks that wait for each other for ever, since one made fewer backward passes than another.
+"""Detection of ranks that wait for each other for ever, since a rank made fewer backward passes than another.
 
 A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
-gradients. Each rank counts the exchanges of gradients that it began. One that makes no progress writes its place to a
-file in the job's directory, and reads those of the others. Who has completed as many steps with fewer exchanges names
-itself, and ends with an error.
+gradients. Each rank counts the exchanges of gradients that it began. A rank without progress writes its counts to a
+file in the job's directory, and reads the others' files. A rank that completed as many steps with fewer exchanges logs
+its line and ends with an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 STILL_S = 4.0
-"""Seconds without progress after which a rank writes its place; three of its steps, if these take longer."""
+"""Seconds without progress after which a rank writes its counts; three of its steps if these take longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
 UNEQUAL = (
     "rank {mine.rank} made {fewer} backward pass(es) fewer than rank {other.rank} by step {mine.steps}, so the ranks "
@@ -74,7 +74,7 @@ class Watch:
         threading.Thread(target=self._run, name="ones-places", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread, and remove this rank's place from the directory."""
+        """End the thread, and remove this rank's file from the directory."""
         self._stop.set()
         self._forget()
 
