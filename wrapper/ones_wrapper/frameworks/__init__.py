@@ -1,4 +1,4 @@
 """Elastic training in loops that a framework runs: one module each, which imports its framework.
 
-`steps` is what they have in common. Nothing here is imported by the rest of `ones_wrapper`.
+`steps` holds their common code. The rest of `ones_wrapper` imports nothing from here.
 """

@@ -68,8 +68,8 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """Number of processes, as Accelerate's. A script that asks before `prepare` may write its schedule by it, which
-        is reported."""
+        """Accelerate's number of processes. Reading it before `prepare` is reported, since the script may scale its
+        schedule by it."""
         found: int = self.state.num_processes
         at = line(sys._getframe(1), 1) if self._asks() else ""
         if at:
@@ -108,14 +108,14 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def job(self) -> Job:
-        """Job that `ones.init` returned. Raises RuntimeError before `prepare`."""
+        """Job that `ones.init` made. Raises RuntimeError before `prepare`."""
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="job"))
         return self._job
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         """Prepare as Accelerate does. The call that is given an optimizer makes the job elastic, and loads its newest
-        checkpoint. What is prepared in other calls, such as a DataLoader to evaluate on, is only Accelerate's.
+        checkpoint. Objects given to other calls, such as a DataLoader to evaluate on, are prepared by Accelerate only.
         """
         models = [one for one in args if isinstance(one, torch.nn.Module)]
         optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
@@ -151,7 +151,7 @@ class Accelerator(accelerate.Accelerator):
         return found | {id(one): new for one, new in zip(schedulers, carried[1:], strict=False)}
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to train of `count`, in place of `range(count)`. Synchronises as `Job.epochs`."""
+        """Yield the remaining epochs out of `count`, in place of `range(count)`. Synchronises as `Job.epochs`."""
         if self._job is None:
             raise RuntimeError(NOT_YET.format(name="epochs"))
         run = self._job._run
@@ -201,7 +201,7 @@ class Batches:
     """This rank's local batches of the present epoch, on its device.
 
     Length and totals are those of one process, which takes a base batch in `accumulation` batches: scripts divide the
-    one and multiply the others by that.
+    length and multiply the totals by `accumulation`.
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:

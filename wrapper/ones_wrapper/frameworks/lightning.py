@@ -5,7 +5,7 @@
 
 The base batch is what the script takes on one GPU: the DataLoader's `batch_size` times `accumulate_grad_batches`.
 `max_steps`, `val_check_interval` and schedules that step with each batch are in steps of it. A batch of Lightning's is
-a whole step, with all its accumulation steps; `global_step` and `batch_idx` count those that were made.
+a whole step, with all its accumulation steps; `global_step` and `batch_idx` count the whole steps made.
 
 In Lightning a strategy knows the ranks, exchanges gradients and lets an optimizer step. Data, gradient exchange and
 checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the methods of a strategy this
@@ -42,7 +42,7 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch as Lightning sees it, never reached: the data ends an epoch, whose steps change with the batch."""
+"""Length of an epoch given to Lightning, never reached: the data ends the epoch, since its number of steps varies."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
@@ -111,8 +111,8 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """World size, as Lightning's. A module that asks before training may divide its batch by it, which is
-        reported."""
+        """World size, given to Lightning. Reading it before training is reported, since a module may divide its batch
+        by it."""
         at = line(sys._getframe(1), 2) if self._job is None and not self._said else ""
         if at:
             self._said = True
@@ -185,7 +185,7 @@ class ElasticStrategy(ParallelStrategy):
         return self.job.ddp(model, **self._ddp) if self._fitting else model
 
     def _refuse(self, trainer: Any) -> None:
-        """Raises ValueError for what contradicts an elastic job."""
+        """Check the Trainer's arguments. Raises ValueError for those that contradict an elastic job."""
         for name, (needed, why) in REFUSED.items():
             if (found := getattr(trainer, name)) != needed:
                 raise ValueError(f"Trainer({name}={found!r}): an elastic job cannot do that; {why}")
@@ -254,7 +254,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load nothing from a Lightning checkpoint for training, since the job has its own; as Lightning otherwise."""
+        """Load nothing for training, since the job has its own checkpoints; otherwise load as Lightning does."""
         if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
             return super().load_checkpoint(checkpoint_path, weights_only)
         self._checkpoint = str(checkpoint_path)
@@ -275,7 +275,7 @@ class ElasticStrategy(ParallelStrategy):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def take(self) -> Any:
-        """The next step's samples on this rank, of its first pass, after the step before has ended."""
+        """End the step before; return this rank's samples for the first pass of the next step."""
         self._asking = False
         self._passes = self._steps.take()
         if not self._passes:
@@ -289,7 +289,7 @@ class ElasticStrategy(ParallelStrategy):
         return super().training_step(*args, **kwargs)
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The forward and backward passes of a step, each by Lightning's closure, and then the optimizer's step."""
+        """Make a step's forward and backward passes, each by Lightning's closure, and then the optimizer's step."""
         own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
         *others, (last, local) = self._passes
         for part, samples in others:

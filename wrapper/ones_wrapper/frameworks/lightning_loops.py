@@ -1,4 +1,4 @@
-"""Lightning's loops in an elastic job: where epochs begin and end, how far the loops are, and what callbacks note."""
+"""Lightning's loops in an elastic job: bounds of epochs, the loops' position, and callbacks' state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER = 1 << 62
 
 
 class Carried:
-    """State that Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
+    """State of Lightning's callbacks, such as early stopping, which a checkpoint carries through a resize."""
 
     carries_averages = True
     """True since a callback with an average of the weights saves it by its hooks."""
@@ -90,7 +90,7 @@ class Boundaries(Callback):
         """Limit in steps of the base batch, or -1."""
 
     def restore(self) -> None:
-        """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
+        """Set Lightning's loops to the checkpoint's epoch, or to their end if no training is left."""
         fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
         over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
         if over or run.finished_before:

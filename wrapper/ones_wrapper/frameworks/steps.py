@@ -1,8 +1,8 @@
 """Steps for a loop that a framework runs: their data, beginnings and ends.
 
-A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends where
-the next one is asked for: what the framework noted of a step is then in the checkpoint that is taken there. The last
-step of an epoch ends with the epoch, after its evaluation.
+A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends when
+the framework asks for the next step: a checkpoint taken then holds the framework's state after the step. The last step
+of an epoch ends with the epoch, after its evaluation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def meet(backend: str | None) -> Group:
 
 
 def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
-    """Raises RuntimeError if the framework counts other ranks than the job."""
+    """Compare the numbers of ranks. Raises RuntimeError if the framework counts more or fewer ranks than the job."""
     if theirs != job.world:
         raise RuntimeError(RANKS.format(framework=framework, theirs=theirs, ours=job.world, on_cpus=on_cpus))
 
@@ -95,7 +95,7 @@ class Steps:
         """The last pass of a step that was handed out and has not ended."""
 
     def take(self) -> list[Pass]:
-        """End the step before and return the passes of the next step; empty at the epoch's end, whose last step
+        """End the step before; return the passes of the next step. Empty at the epoch's end, whose last step
         `end_epoch` ends."""
         coming = self._fetch()
         if not coming:

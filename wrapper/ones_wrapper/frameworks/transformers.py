@@ -3,12 +3,12 @@
     from ones_wrapper.frameworks.transformers import Trainer
 
 `max_steps`, `logging_steps`, `global_step` and the schedule are in steps of the base batch, which is
-`per_device_train_batch_size * gradient_accumulation_steps`: what the script takes on one GPU. A larger batch makes
-several of them at once, so that training ends where it would have. `Trainer(elastic={...})` takes keywords of
+`per_device_train_batch_size * gradient_accumulation_steps`: what the script takes on one GPU. A larger batch counts as
+several such steps, so that training ends after the same number of samples. `Trainer(elastic={...})` takes keywords of
 `ones.init`, such as `max_batch`.
 
 Data, gradient exchange and checkpoints are ours; the loop, losses, evaluation, logs and callbacks are the Trainer's.
-What is overridden are methods that the Trainer documents for that, but for two, which are named at their place.
+All overridden methods but two are documented by the Trainer for this purpose; the two are marked in the code.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Trainer(transformers.Trainer):
         self._register(max_steps)
 
     def _taken_over(self) -> TakenOver:
-        """The script's own DataLoader. Raises ValueError for one that chooses samples by itself."""
+        """Return the script's own DataLoader. Raises ValueError for a DataLoader that chooses samples by itself."""
         if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share of it
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
@@ -204,9 +204,8 @@ class Trainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The Trainer's loss, as the mean over this pass's samples. If it is a sum over the step's tokens, the
-        gradients of all passes and ranks so become the mean over the step's tokens.
-        """
+        """Return the Trainer's loss as the mean over this pass's samples. A loss summed over tokens is scaled so that
+        the step's gradient is the mean over its tokens."""
         found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         part = self._part
         scaled = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
@@ -315,7 +314,8 @@ class _Boundaries(TrainerCallback):
         state.global_step = self._trainer.steps.base_steps - 1  # the Trainer adds one
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The Trainer's own flow asks whether the number of steps can be divided; here it may have been passed."""
+        """Set the Trainer's controls if a step passed a multiple of their intervals: the Trainer's own check needs
+        exact multiples."""
         state.epoch = self._trainer.steps.epochs
         before, now = self._trainer.job.base_steps, state.global_step
 
