@@ -38,7 +38,7 @@ from ones_wrapper.strategy import Strategy
 _run: Run | None = None
 """The run of this process."""
 _entered: Entered | None = None
-"""Ranks of this process that met before there was a run; None otherwise."""
+"""Ranks that met before `init` made the run; None otherwise."""
 
 TWICE = (
     "init: a job is one training, and init was called before: a second one, another fold say, would go on from its "
@@ -68,25 +68,26 @@ def init(
     """Join the run: build the process group, listen to signals and orders.
 
     `batch` is the global batch, in samples, that the script's learning rate was chosen for. `max_batch` is the largest
-    that it takes (default: `batch`, so only the GPUs change). `max_local_batch` is the most samples per GPU per forward
-    pass (default: `max_batch`; if the device turns out to hold fewer, half as many from then on). A step takes up to
+    global batch allowed (default: `batch`, so only the GPUs change). `max_local_batch` is the most samples per GPU per
+    forward pass (default: `max_batch`; halved if the device runs out of memory). A step takes up to
     `max_accumulation_steps` forward passes per GPU if the batch does not fit otherwise (default: as many as `batch`
     needs on one GPU, so that no size makes it smaller). Global batches are multiples of `multiple_of`, except an
-    epoch's last, and if the GPUs take fewer samples than that. `epochs` is the number to train, 0 if it is open.
+    epoch's last, and if the GPUs take fewer samples than that. `epochs` is the number of epochs to train; 0 for no
+    limit.
 
     Learning rate and momentum follow the batch by a rule of the optimizer's class (`gradients/learning_rate.py`) unless
     `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: as their measured cost and the
     job's failures suggest). With `write_behind` checkpoints that nobody waits for are copied and written while training
-    goes on. `noise_scale` measures the gradient noise scale on the way: it tells the companion the worth of larger
-    batches. On one GPU this keeps a copy of the gradients. `backend` overrides the choice between nccl (every rank has
-    a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is a way to train other than plain data parallel.
+    goes on. `noise_scale` measures the gradient noise scale, by which the companion judges larger batches. On one GPU
+    this keeps a copy of the gradients. `backend` overrides the choice between nccl (every rank has a GPU) and gloo;
+    "mpi" exchanges through mpi4py. `strategy` is a way to train other than plain data parallel.
 
     With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
     (`data/uneven.py`). It needs `job.ddp`, and `max_local_batch` above `batch` over the ranks.
 
     All samples of an epoch are used, so shares differ by one if a step does not divide. With `shares="equal"` all ranks
-    have as many, for a script whose own collectives gather a batch. Steps are as large as the batch and the ranks
-    allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others each time.
+    have equally many samples, for a script whose own collectives gather a batch. Steps are as large as the batch and
+    the ranks allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others each time.
 
     `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
     `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
@@ -152,7 +153,7 @@ def before_script() -> None:
 
 
 def enter(backend: str | None = None) -> Entered:
-    """Return the ranks for `init`: those that a framework asked for beforehand, or that met before the script.
+    """Return the group of ranks for `init`, which may have met earlier, for a framework or before the script.
 
     Collective, the first time. Ends a block that has nothing to do.
     """
@@ -172,9 +173,9 @@ def enter(backend: str | None = None) -> Entered:
 
 
 def join(backend: str | None = None) -> Group:
-    """Build the process group: torch.distributed's, or with `mpi` that of the ranks that the MPI launcher started.
+    """Build the process group: torch.distributed's, or with `mpi` a group of the ranks that the MPI launcher started.
 
-    `backend` is `ONES_BACKEND` unless given. With mpi torch.distributed is left alone.
+    `backend` is `ONES_BACKEND` unless given. With mpi, torch.distributed is not initialized.
     """
     backend = backend or os.environ.get("ONES_BACKEND") or None
     if backend != "mpi":

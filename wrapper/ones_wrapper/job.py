@@ -43,7 +43,7 @@ class Job:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._models: dict[str, torch.nn.Module] = {}
-        """Models that were prepared, by name."""
+        """Prepared models, by name."""
         self._found: dict[str, float] = {}
         """Accuracy and loss that the script gave for the present epoch's report."""
 
@@ -66,7 +66,8 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Replicas over which the samples of a step are split: one a rank, unless the strategy has larger ones."""
+        """Number of replicas over which a step's samples are split: one a rank, unless the strategy's replicas are
+        larger."""
         return self._run.known(self._run.sizes.division.replicas)
 
     @property
@@ -86,7 +87,7 @@ class Job:
 
     @property
     def lr_factor(self) -> float:
-        """Learning rate in force over the one that the script set."""
+        """Ratio of the learning rate in force to the rate that the script set."""
         return self._run.sizes.lr_factor
 
     @property
@@ -96,12 +97,12 @@ class Job:
 
     @property
     def run_id(self) -> str:
-        """A name for all runs of this job, after `register` also for those of the job that it goes on from:
+        """Name for all runs of this job, and after `register` for runs of the job whose checkpoint it resumes:
 
             wandb.init(id=job.run_id, resume="allow")
             SummaryWriter(log_dir=f"tensorboard/{job.run_id}", purge_step=job.progress.step)
 
-        It is in `run-id` in the job's directory, and in checkpoints.
+        The name is stored in the file `run-id` of the job's directory, and in checkpoints.
         """
         return self._run.run_id
 
@@ -385,7 +386,7 @@ class Job:
     def any(self, bad: torch.Tensor | bool) -> bool:
         """Return whether any rank's answer is yes: `if job.any(not loss.isfinite()): continue`.
 
-        So all ranks leave a step out: the others would wait for a rank that skips its backward pass by itself.
+        All ranks then leave the step out together: if one rank skipped its backward pass, the others would wait for it.
         Synchronises all ranks, and waits for the GPU.
         """
         found, first = bool(self._run.group.maximum([int(bool(bad))])[0]), self._run.loop.first_steps
@@ -396,8 +397,8 @@ class Job:
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
         """Return the mean over all ranks' samples, from each rank's sum over its own and their number.
 
-        In double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError if no rank
-        had any.
+        The sum is in double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError
+        if no rank had any.
         """
         sums = self._run.group.total([float(total), float(count)])
         if not sums[1]:
@@ -425,8 +426,8 @@ class Job:
         Each turn ends the epoch, at a step boundary: it is reported, with the values that `report` got, and two small
         sums synchronise the ranks. A block that joins waits here.
 
-        To leave it by `break` or `return` writes the last checkpoint, too, and a start after that goes on behind it,
-        unless init's `epochs` is another by then. All ranks must leave it.
+        Leaving the loop by `break` or `return` writes the last checkpoint, too. The next start goes on after the loop,
+        unless init's `epochs` has changed. All ranks must leave together.
         """
         run = self._run
         over = run.finished_before
@@ -485,7 +486,7 @@ class Job:
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean; with a strategy that has each rank compute a part, that part.
 
-        Costs no wait for the GPU, and synchronises nothing.
+        Does not wait for the GPU, and synchronises nothing.
         """
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:

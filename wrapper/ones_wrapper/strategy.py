@@ -31,14 +31,14 @@ class Strategy(ABC):
     """
 
     name: str
-    """Short, for reasons and logs."""
+    """Short name of the strategy, for reasons and logs."""
 
     hot = False
-    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. There it must not wait
-    for others: if one was lost, not all may come."""
+    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. Then `bind` must not
+    wait for other ranks, since a lost rank never comes."""
 
     losses_add_up = False
-    """True if the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
+    """True if the local losses of a replica's ranks add up to the replica's loss; False if each is the whole loss."""
 
     same_numbers = False
     """True if the generators of a replica's ranks are seeded alike before each step."""
@@ -47,11 +47,12 @@ class Strategy(ABC):
     """True if the gradient noise scale can be measured when each rank is a replica."""
 
     local_rate = False
-    """True if the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
+    """True if the learning rate belongs to a replica's local batch. Then `init(batch=...)` is a local batch, too."""
 
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
-        """Return the sizes that it can use of up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks.
+        """Return the sizes that the strategy can use, up to `most_gpus` GPUs, `ranks_per_node` a node. All ranks return
+        the same.
 
         `init` calls it, and the run again when training begins: then models are known (`wrapped`).
         `StrategyLimits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that
@@ -61,19 +62,19 @@ class Strategy(ABC):
     def replicas(self, world: int) -> int:
         """Return the number of replicas over which the samples of a step are split.
 
-        Raises ValueError for a world size that it cannot use, with sizes that would fit (`refuse`).
+        Raises ValueError for a world size that the strategy cannot use, with sizes that would fit (`refuse`).
         """
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:
-        """Return the error to raise for a world size that it cannot use; `fitting` are some that it can, ascending."""
+        """Return the error to raise for an unusable world size; `fitting` are some usable sizes, ascending."""
         return ValueError(refusal(self.name, world, fitting))
 
     def bind(self, group: Group) -> None:  # noqa: B027, since many need no process groups
         """Make process groups: the ranks are known. Collective; `init` calls it before the model is made."""
 
     def batch_fixed(self) -> bool:
-        """Return whether the global batch must not change now. Called at step boundaries, with one answer on all ranks.
+        """Return True if the global batch must not change now. Called at step boundaries, with one answer on all ranks.
 
         Not collective.
         """

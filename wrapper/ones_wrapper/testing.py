@@ -81,7 +81,7 @@ def values() -> list[Put]:
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, without a bye; the next start has `ranks` ranks. All ranks call this."""
+    """End this rank as SIGKILL does, without notice; the next start has `ranks` ranks. All ranks call this."""
     _this("die").die(ranks)
 
 
@@ -161,7 +161,7 @@ def _start(
 
 _LOCAL = "127.0.0.1"
 GRACE_S = 2.0
-"""Time that the other ranks may go on after one rank failed."""
+"""Seconds that the other ranks may go on after one rank failed."""
 
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
