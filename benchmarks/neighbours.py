@@ -5,8 +5,8 @@
 Each `PYTHON` is that of an environment with this torch, and with torchft 0.2 or nvidia-resiliency-ext 0.4. Each system
 trains the same model with the same optimizer and schedule, on members of one rank each. Five times a member joins,
 another leaves by plan, one joins, and one is killed together with what started it: 20 changes. Members write down when
-each step ended, at which rate, and a digest of their weights. A pause is the longest time between the ends of two
-steps, less the median. Everything is on one machine, by gloo and the loopback device, outside Slurm and without a GPU.
+each step ended, at which rate, and a digest of their weights. A pause is the longest time in which nobody ends a step,
+less the median step. Everything is on one machine, by gloo and the loopback device, outside Slurm and without a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ STEPS = 10
 """Steps of every member after a change that are looked at."""
 BEFORE_S = 3.0
 """Before a change, for the median."""
-LIMIT_S = 90.0
+LIMIT_S = 45.0
 """For a change."""
 JOIN_TIMEOUT_MS = 1000
 """Of torchft's lighthouse: its default of 60 s holds each planned leave up for that long, and at 0.1 s groups part."""
@@ -172,7 +172,9 @@ class Change:
 
     kind: str
     pause_s: float | None
-    """None if the members that stay did not all train again within the limit."""
+    """Longest time in which no member ended a step; None if those that stay did not all train again in time."""
+    all_s: float | None
+    """Longest time in which one of those that stay ended no step."""
     equal: bool
     """True if all members had the same rate and weights after each of the steps that were looked at."""
     ended: int
@@ -317,15 +319,16 @@ def _equal(found: list[list[Step]]) -> bool:
     return bool(common) and all(len({one[step] for one in by_step}) == 1 for step in common)
 
 
-def _pause_s(stay: list[Member], began: float, until: float) -> float:
-    """Longest time between the ends of two steps of all who stay, less the median before the change."""
-    longest = []
-    for member in stay:
-        ends = [step.ended for step in member.steps()]
-        before = [b - a for a, b in pairwise(end for end in ends if began - BEFORE_S <= end < began)]
-        during = [b - a for a, b in pairwise(ends) if b >= began and a <= until]
-        longest.append(max(during) - statistics.median(before))
-    return max(longest)
+def _pauses_s(stay: list[Member], began: float, until: float) -> tuple[float, float]:
+    """Return the longest time without a step of anybody, and of one member, less the median step before the change."""
+    ends = [[step.ended for step in member.steps()] for member in stay]
+    first = ends[0]
+    usual = statistics.median(b - a for a, b in pairwise(end for end in first if began - BEFORE_S <= end < began))
+
+    def longest(times: list[float]) -> float:
+        return max(b - a for a, b in pairwise(times) if b >= began and a <= until) - usual
+
+    return longest(sorted(chain.from_iterable(ends))), max(map(longest, ends))
 
 
 def _wait(members: list[Member], world: int, after: float) -> list[list[Step]] | None:
@@ -363,9 +366,9 @@ def measured(system: System) -> list[Change]:
                     gone.signal(signal.SIGKILL)
             found = _wait(members, len(members), began)
             until = max(steps[0].ended for steps in found) if found else 0.0
-            pause = _pause_s(stay, began, until) if found else None
+            pause, each = _pauses_s(stay, began, until) if found else (None, None)
             lost = [member for member in members if member.process.poll() is not None]
-            changes.append(Change(kind, pause, bool(found) and _equal(found or []), len(lost)))
+            changes.append(Change(kind, pause, each, bool(found) and _equal(found or []), len(lost)))
             print(f"{system.name}: {changes[-1]}", file=sys.stderr)
             members = [member for member in members if member not in lost]
     finally:
@@ -402,7 +405,7 @@ def restarted_in_place(python: str, directory: Path, step_s: float) -> list[dict
             while started and time.monotonic() < deadline and len(went_on) < len(members):
                 went_on = [one for one in members if sum(step.ended > began + 1 for step in one.steps()) >= STEPS]
                 time.sleep(0.05)
-            pauses = [_pause_s([member], began, time.time()) for member in went_on]
+            pauses = [_pauses_s([member], began, time.time())[1] for member in went_on]
             first = [next(step.step for step in one.steps() if step.ended > began + 1) for one in went_on]
             found.append({"went_on": len(went_on), "pause_s": max(pauses, default=None), "first_steps": first})
             print(f"NVRx: {found[-1]}", file=sys.stderr)
@@ -417,10 +420,13 @@ def _rows(changes: list[Change]) -> dict[str, Any]:
     for kind in dict.fromkeys(CYCLE):
         mine = [change for change in changes if change.kind == kind]
         pauses = [change.pause_s for change in mine if change.pause_s is not None]
+        each = [change.all_s for change in mine if change.all_s is not None]
         rows[kind] = {
             "changes": len(mine), "went_on": len(pauses), "equal": sum(change.equal for change in mine),
             "median_s": round(statistics.median(pauses), 3) if pauses else None,
-            "most_s": round(max(pauses), 3) if pauses else None, "ended_unasked": sum(one.ended for one in mine),
+            "most_s": round(max(pauses), 3) if pauses else None,
+            "all_median_s": round(statistics.median(each), 3) if each else None,
+            "ended_unasked": sum(one.ended for one in mine),
         }  # fmt: skip
     return rows
 
