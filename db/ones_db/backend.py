@@ -1,4 +1,4 @@
-"""Protocol of a database of each kind, beyond what SQLAlchemy covers; and the package's errors."""
+"""Interface of each kind of database for what SQLAlchemy does not cover, and the package's errors."""
 
 from __future__ import annotations
 

@@ -379,7 +379,8 @@ class RunReports:
     offset: int
     """Bytes of the report file that have been read, these reports included."""
     number: int | None
-    """Number of the last report in the bytes of this read, believed or not; None without any report."""
+    """Number of the last report in the bytes just read, even if that report was refused; None if there was no
+    report."""
     spec: Spec | None = None
     """Spec of the job, if read too; a spec without a report creates no run."""
     lines: Sequence[ReportLine] = ()

@@ -109,8 +109,8 @@ UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start
 companion's last decision, not until now: a copied database, or one whose companion stopped, knows no later time."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
-"""SQL for the time from which a run r of a job j counts: not before submission, since a start that no snapshot saw is
-from the job's own report, which may say anything."""
+"""SQL for the time from which run r of job j is counted: its start, and no earlier than the job's submission. A start
+that no snapshot showed is the job's own claim, and is not trusted."""
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 

@@ -264,8 +264,8 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Order the job to train with its new blocks unless that order is in force; return why that is impossible, or None.
-    The order precedes the releases, since a starting block reads whether it is wanted."""
+    """Write the order to train with the job's new blocks, unless it is in force; return why it cannot be written, or
+    None. The order comes before held blocks are released: a block that starts reads whether it is wanted."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)

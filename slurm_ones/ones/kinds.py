@@ -265,9 +265,9 @@ class ByKind:
         return _Wanted(jobs, tables, choices, columns, prices)
 
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
-        """Return (J, U) the columns that deadlines leave open, present columns included. A promised job keeps the kind
-        on which it was promised or runs. A waiting job without a promise gets the kinds on which it could end in time,
-        or all kinds if none."""
+        """Return a (J, U) mask of the columns that deadlines allow; a job's present column is always allowed. A job
+        whose deadline was promised keeps the kind on which it runs, or was promised. Other waiting jobs may use each
+        kind on which they could end in time; if there is none, every kind."""
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
             if job.deadline is None or not job.deadline > of.now or (job.shape is not None and not job.promised):

@@ -237,12 +237,9 @@ def _changeable(view: JobView, free: int) -> JobView:
 
 
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
-    """Return the number of nodes of a job of blocks at each of its sizes.
-
-    At a smaller size the staying blocks' nodes count. A larger size takes the fewest nodes if these are free now, since
-    new blocks then replace the job's own. Otherwise blocks join on further nodes. `room` lists each node's free GPUs,
-    the most first.
-    """
+    """Return how many nodes a job of blocks would use at each of its sizes. A smaller size uses the nodes of the blocks
+    that stay. A larger size uses the fewest nodes if enough are free now, since new blocks then replace all present
+    ones. Otherwise further blocks join on other nodes. `room` lists each node's free GPUs, the most first."""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}
     for gpus in view.limits.gpus:

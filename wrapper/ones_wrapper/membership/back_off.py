@@ -16,8 +16,8 @@ from ones_wrapper.membership.plan import Member
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
 """Seconds to wait after the first failure, and at most; each further failure doubles the wait."""
 SOON_S = 60.0
-"""Seconds after which a membership counts as no failure. The first loss before that costs no wait, since a node may
-fail at any time."""
+"""Seconds within which the loss of a new membership counts as a failure. The first failure costs no wait, since a node
+may fail at any time."""
 LOST = "lost.json"
 _MOST_BYTES = 1 << 16
 _MOST_COUNT = 100

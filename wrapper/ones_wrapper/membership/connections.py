@@ -1,9 +1,7 @@
-"""Process groups that are formed while training goes on, and the change to them.
-
-A thread forms raw groups over the board's store. Test sums try the groups once training is paused for the change. Then
-the default group is replaced by a group whose registered backend returns the raw groups. So all collectives that name
-no group (the script's, DDP's) use the new ranks.
-"""
+"""Process groups that are formed while training goes on, and the change to them. A thread forms the new groups over the
+store of the job's board. Once training pauses for the change, a small sum tests each group. Then the default group is
+replaced by one whose registered backend returns the new groups. So all collectives that name no group (the script's,
+DDP's) use the new ranks."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
 
 
 def _handlers(handler: Any, deep: int) -> Iterator[Any]:
-    """Yield a signal's handler, and the handlers in its `signal_handlers`, to this depth."""
+    """Yield `handler` and, down to `deep` levels, the handlers in its attribute `signal_handlers`."""
     if handler is None or isinstance(handler, int):
         return
     yield handler

@@ -138,12 +138,11 @@ class Boundary:
         return self._agreed(self._group.maximum(self._proposed))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
-        """Propose what is asked for now. All ranks call it at every step boundary, once they obeyed the last agreement.
-
-        They agree while the next step goes on, so that none waits for another; if steps are short, not at every
-        boundary. `step_s` is the length of a step in seconds. `due` says whether it is time for a checkpoint, and
-        `measure` whether to sum up the measured gradient noise: rank 0 decides both.
-        """
+        """Begin an agreement of all ranks on what is asked for now: a checkpoint, a change, an end. All ranks call this
+        at every step boundary, after they obeyed the last agreement. The exchange goes on during the next step, so that
+        no rank waits; if steps are short, some calls begin none. `step_s` is the length of a step in seconds. `due`
+        says whether it is time for a checkpoint, and `measure` whether to sum up the measured gradient noise: rank 0
+        decides both."""
         if self._skip > 0:
             self._skip -= 1
             return
