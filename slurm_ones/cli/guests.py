@@ -24,7 +24,8 @@ from slurm_ones.slurm.model import Partition, Quotas
 GRACE_S = 60
 """GraceTime that the checks recommend, s: more than one training step."""
 LONG_EXEMPT_S = 60.0
-"""Longest PreemptExemptTime without a note, s; beyond it, rigid jobs wait for guests as for any job."""
+"""Longest PreemptExemptTime that is accepted without a warning, s. Beyond it Slurm preempts no guest for that long, so
+that rigid jobs wait for guests as for any other job."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
 """Options of PreemptParameters: the youngest guest is preempted first, its batch script gets a signal, and licences are
 reclaimed.

@@ -55,7 +55,8 @@ MAX_BYTES = 1 << 20
 MAX_LINES = 2_000
 """Most lines, good or bad, read of one job in a tick; further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Fewest lines allowed per job, for any number of jobs: more than a job reports in a minute."""
+"""Lower bound of the lines that are read from a job, however many jobs share the total: more than a job reports in a
+minute."""
 ALL_LINES = 100_000
 """Most lines read of all jobs at a time, unless `LEAST_LINES` per job are more."""
 BURST = 2_000

@@ -47,7 +47,8 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample at each global batch, in (0, 1]; 1 up to the base batch, and up to `free`."""
+        """Return the progress per sample at each global batch, in (0, 1]. It is 1 up to the base batch or `free`,
+        whichever is larger."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):

@@ -43,7 +43,7 @@ class Published:
 
     written: int = 0
     left: int = 0
-    """Number of users left for a later round."""
+    """Number of users whose rows wait for a later round of publishing."""
     removed: int = 0
     unknown: tuple[str, ...] = ()
     """Users without an account on this machine."""

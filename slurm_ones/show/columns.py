@@ -93,7 +93,7 @@ class ShownColumn(Generic[T]):
     width: int = 8
     """Characters of the column in a table of fixed widths."""
     most: int = 400
-    """Most characters of a cell in a table of measured widths; longer text is cut."""
+    """Most characters of a cell in a table whose columns are as wide as their content; longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
     """Sort key of an object, if not the value; objects with None come last."""

@@ -370,8 +370,8 @@ def _room(nodes: Iterable[NodeView], free: Nodes) -> int:
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:
-    """Return GPUs below the leaf switch with the least sufficient room, as Slurm places a job on a tree. If no leaf
-    suffices, the roomiest leaf is combined with further ones."""
+    """Return the GPUs of each node that a job gets, as Slurm's tree topology places it: below the leaf switch with the
+    least room that suffices. If no leaf suffices, the leaf with the most room is combined with further ones."""
     leaves: dict[str, dict[str, int]] = {}
     for node in nodes:
         if node.name in free:

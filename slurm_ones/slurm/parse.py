@@ -101,7 +101,7 @@ _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.PENDING),
 }
-"""Base states of jobs that show only a flag; unknown for a job that shows only COMPLETING."""
+"""Base state of a job for which Slurm shows only a flag, by that flag; COMPLETING by itself implies no state."""
 
 
 @contextmanager

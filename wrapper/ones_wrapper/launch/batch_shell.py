@@ -18,7 +18,8 @@ _NAME = "slurm_script"
 
 
 class BatchShell:
-    """The shell of this job's batch script, if SIGUSR2 would kill it; else no process."""
+    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill that shell; no process
+    otherwise."""
 
     def __init__(self, process: int | None = None, proc: Path = Path("/proc")) -> None:
         self._proc = proc

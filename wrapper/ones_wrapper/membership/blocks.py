@@ -167,7 +167,7 @@ class Blocks:
         return self._coordinator.proposal(self._may)
 
     def _may(self, coming: Plan) -> bool:
-        """Return whether the ranks may change to this plan now."""
+        """Return whether the ranks may change to this plan at the present step boundary."""
         all_stay = self.present is not None and not self.present.newcomers(coming)
         return (self.hot and all_stay) or self.may_leave()
 

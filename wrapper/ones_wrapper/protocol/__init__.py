@@ -230,7 +230,7 @@ class Hello:
     resizes: int = 0
     """Runs of this job so far that began at another world size than the previous run ended with."""
     attempt: int = 0
-    """Number of earlier starts of the ranks within this run, after one of them died or hung."""
+    """Number of times that the ranks were started again within this run, since a rank died or hung."""
     directory: str = ""
     """The job's directory; empty if the wrapper is too old to report a directory."""
     spool: str = ""

@@ -228,7 +228,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def meant(comment: str) -> str:
-    """Return the comment that these words would make if written correctly; an example if they make none."""
+    """Return the correct comment that comes closest to a user's `words`; an example if none is close."""
     found = {
         one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "".join((one[5] or "").split()))
         for one in _WORD.finditer(comment[:1000])

@@ -134,7 +134,8 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the hello. `order` is the order in force, which may have caused this start."""
+        """Send the report with which each start of the ranks begins (`Hello`). `order` is the order in force, which may
+        have caused this start."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:

@@ -176,10 +176,8 @@ class Run:
         self.ranks.began()
 
     def complete(self) -> int:
-        """Check that nothing is missing for training, and return the samples of an epoch. Not collective.
-
-        Raises RuntimeError if the script left something out.
-        """
+        """Check that nothing is missing for training, and return the number of samples of an epoch. Not collective.
+        Raises RuntimeError if the script left something out."""
         if self.keeping.state is None or self.loop.feed is None:
             missing = "model and optimizer" if self.keeping.state is None else "data"
             raise RuntimeError(

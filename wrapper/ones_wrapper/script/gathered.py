@@ -44,7 +44,8 @@ _shares: Callable[[], BatchShares | None] | None = None
 
 
 def watch(shares: Callable[[], BatchShares | None] | None) -> None:
-    """Check the script's collectives from now on, by the ranks' `shares` of the pass; None ends the checks."""
+    """Check from now on that the script's collectives fit the ranks' `shares` of the samples of a pass; None ends the
+    checks."""
     global _shares
     _shares = shares
     for name in NAMES if shares is not None else ():

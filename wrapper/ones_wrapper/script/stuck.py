@@ -123,7 +123,8 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """Return a name for the ranks of this start, to ignore files that other ranks left in the directory."""
+    """Return a name for this start of the ranks. Files in the directory under another name are from other starts, and
+    are ignored."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 

@@ -132,7 +132,7 @@ def check(
 
 @dataclass(frozen=True)
 class Meetings:
-    """Places of this rank's queries and other ranks' keys in one attention."""
+    """Positions in the sequence of this rank's queries and of other ranks' keys, for one call of attention."""
 
     arrangement: Arrangement
     real: torch.Tensor | None
