@@ -322,11 +322,11 @@ def _equal(found: list[list[Step]]) -> bool:
 def _pauses_s(stay: list[Member], began: float, until: float) -> tuple[float, float]:
     """Return the longest time without a step of anybody, and of one member, less the median step before the change."""
     ends = [[step.ended for step in member.steps()] for member in stay]
-    first = ends[0]
-    usual = statistics.median(b - a for a, b in pairwise(end for end in first if began - BEFORE_S <= end < began))
+    before = [b - a for one in ends for a, b in pairwise(end for end in one if began - BEFORE_S <= end < began)]
+    usual = statistics.median(before) if before else 0.0  # who was started again a moment ago has no step before
 
     def longest(times: list[float]) -> float:
-        return max(b - a for a, b in pairwise(times) if b >= began and a <= until) - usual
+        return max((b - a for a, b in pairwise(times) if b >= began and a <= until), default=0.0) - usual
 
     return longest(sorted(chain.from_iterable(ends))), max(map(longest, ends))
 

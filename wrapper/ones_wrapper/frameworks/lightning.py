@@ -95,7 +95,7 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = False
         """True while Lightning asks for the training data or its length."""
         self._passes: list[Pass] = []
-        """Forward and backward passes of which the present step consists."""
+        """Forward and backward passes that make up the present step."""
         self._local: Any = None
         """Samples of a pass after the first, on the device."""
         self._checkpoint: Any = None
