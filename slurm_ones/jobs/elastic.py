@@ -433,7 +433,7 @@ def _refusal(
 
 
 def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | None:
-    """Return the reason against resizing a lone array task or a part of a heterogeneous job; None if it may be resized."""
+    """Return the reason against resizing a lone array task or a part of a heterogeneous job; None if there is none."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:

@@ -146,8 +146,8 @@ class MeasuredThroughput:
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
         """Factor on the speed at all of the job's sizes: the plausible share of its claim at the smallest measured
-        size. A separate bound at each size would let a claim seem to scale better than its peers do, since peers are
-        less certain at many GPUs."""
+        size. A separate bound at each size would let a claim scale better than its peers do, which are less certain
+        at many GPUs."""
         self.apart: Floats = np.zeros(FIGURES)
         """(7,) further uncertainty of the figures at every size: a direction with length one deviation."""
 

@@ -9,8 +9,8 @@ Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep 
 - At most twice the most GPUs that the job has had (§4.1), one GPU at first.
 - The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations. It begins with the
   last decision's population and has tournament, one-point crossover over jobs, three mutations, repair. Rates, order of
-  jobs (least attained service first) and the second aim (NSGA-II, for diverse candidates) are those of the authors'
-  public simulator, which gave the paper's figures.
+  jobs (least attained service first) and the second aim (NSGA-II, for diverse candidates) are from the authors' public
+  simulator. It gave the paper's figures.
 
 Differences because of Slurm:
 

@@ -4,8 +4,8 @@ Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-clust
 there:
 
 - Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
-- A job's goodputs are divided by its least one. Those of configurations other than its current one are multiplied by
-  (T - R·S) / (T + S), with T its age, R its restarts and S the seconds of a restart, once T is at least S (§3.4).
+- A job's goodputs are divided by its least one. Those of other configurations are multiplied by (T - R·S) / (T + S),
+  with T its age, R its restarts and S a restart's seconds, once T is at least S (§3.4).
 - The program: at most one configuration a job, no more GPUs than there are. Σ goodput^p over the chosen plus λ for each
   job without one is minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
