@@ -7,8 +7,8 @@ are kept as logs of ratios: c1 to the job's own step, c2 to c1 and d to c. So jo
 learn from each other. For example, a job with long exchanges inside a node has long ones across nodes. d / c is small
 if gradients go around in a ring, since each GPU then sends 2 · (n - 1) / n of them.
 
-If a training strategy reports the bytes that each rank sends in a step (`layout`), c1 is no ratio, but the time of a
-gigabyte inside a node. c2 / c1 is the factor for a gigabyte between nodes, and the exchange takes bytes times
+If a training strategy reports the bytes that each rank sends in a step (`layout`), c1 is the time of a gigabyte
+inside a node. c2 / c1 is the factor for a gigabyte between nodes, and the exchange takes bytes times
 that time. So the exchange at an untried size follows from the bytes there. Link speeds learned from one job hold for
 all jobs with known bytes.
 
