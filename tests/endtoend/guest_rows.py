@@ -59,7 +59,7 @@ MAINTENANCE = (
 )
 GROWN = {
     "full": GrownJob(),
-    "memory": GrownJob((2, 3, 4), (4, 1), ("--mem=3500",)),
+    "memory": GrownJob((8,), (4, 1), ("--mem=3500",)),
     "licences": GrownJob((2, 3), None, ("--licenses=matlab:1",)),
     "limit": GrownJob((8,), (2, 4), admin=(LAB_8,), undo=(LAB_ANY,)),
     "account": GrownJob(plain=None, account="guests", admin=(LAB_8,), undo=(LAB_ANY,)),
