@@ -229,7 +229,7 @@ class System(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what is no member."""
+        """End the processes that belong to no member."""
 
     def _log(self) -> Path:
         self._started += 1
@@ -342,7 +342,7 @@ def _wait(members: list[Member], world: int, after: float) -> list[list[Step]] |
 
 
 def measured(system: System) -> list[Change]:
-    """Take a system through all changes. What ends although nobody asked it to is started again before the next one."""
+    """Take a system through all changes. A member that ends unasked is started again before the next change."""
     members: list[Member] = []
     changes = []
     try:
@@ -382,7 +382,7 @@ def restarted_in_place(python: str, directory: Path, step_s: float) -> list[dict
     """Kill one of three ranks under NVRx's in-process restart, as often as there are cycles.
 
     It restarts the function in the ranks that are left. It has neither newcomers nor planned leaves, and carries no
-    state: what the function needs from before must come from a checkpoint of its own.
+    state: the function must read its state from a checkpoint of its own.
     """
     script, found = directory / "train.py", []
     directory.mkdir()
