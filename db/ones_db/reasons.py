@@ -218,6 +218,7 @@ SENTENCES: dict[str, str] = {
     "parked": "it is parked",
     "block_ended": "block {task} ended before it joined: it is {state}",
     "block_preempted": "block {task} was preempted before it joined",
+    "base_ended": "a base block ended before its guests joined",
     "block_unknown": "Slurm no longer knows block {task}",
     "block_held": "block {task} was held by others",
     "blocks_held": "blocks {tasks} were held by others",

@@ -244,7 +244,8 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> 
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
-    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _order_blocks(machine, resize, array)
+    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _lacks_base(machine, resize, array)
+    why = why or _order_blocks(machine, resize, array)
     if why is not None:
         return _turn(machine, resize, why)
     ours = [(task, job) for task, job in _joining_jobs(resize, array) if job.pending and job.held]
@@ -261,6 +262,18 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
     # Blocks that leave are waited for as a checkpoint is.
     deadline = machine.deadline(State.JOINING if resize.added else State.DRAINING)
     return machine.move(resize, State.JOINING, deadline=deadline)
+
+
+def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
+    """Return a reason if a guest would join in place of a base block that ended since the plan; else None."""
+    known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
+    if known is None:
+        return None
+    staying = (array.tasks[task] for task in _training(resize, array, _newest(machine, array)) - {*resize.dropped})
+    base = sum(machine.gpus_of(job) for job in staying if not (job.ended or array.is_guest(job)))
+    base += sum(shape.gpus for task, shape in resize.added if task not in resize.guests)
+    guests = (shape.gpus for task, shape in resize.added if task in resize.guests)
+    return reason("base_ended") if any(base + gpus <= known.requested_shape.gpus for gpus in guests) else None
 
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:

@@ -20,7 +20,7 @@ from slurm_ones.rules.blocks import REQUEUE
 from slurm_ones.rules.job_rules import breaks
 from slurm_ones.rules.restart import reserved_ahead
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
-from slurm_ones.slurm.model import JobKey, Snapshot, fewest_switches, longest_run_s
+from slurm_ones.slurm.model import JobKey, SlurmJob, Snapshot, fewest_switches, longest_run_s, partition_gpus
 from slurm_ones.untrusted_files import NoAnswer
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,19 @@ class Machine:
     def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
         """Return the longest time limit in seconds with which the shape may start in the partition, before any other
         job's reservation begins."""
+        return longest_run_s(self._snapshot(), partition, shape, reservation)
+
+    def gpus_of(self, block: SlurmJob) -> int:
+        """Return the GPUs of a block: all GPUs of its nodes if Slurm allocates them whole."""
+        seen = self._snapshot()
+        partition = seen.partitions.get(block.partition)
+        full, whole = partition_gpus(partition, seen, self.whole_node_gpus) if partition is not None else (0, False)
+        return block.nodes * full if whole else block.gpus
+
+    def _snapshot(self) -> Snapshot:
         if self.seen is None:
             self.seen = self.client.snapshot()
-        return longest_run_s(self.seen, partition, shape, reservation)
+        return self.seen
 
     def release(self, key: JobKey, *, now: bool) -> None:
         """Release a job or task that we hold; with `now`, without Slurm's delay after a requeue. Raises `Refused`."""

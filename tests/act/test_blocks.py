@@ -598,6 +598,29 @@ def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int,
     assert guests_among(kept_out, moves, asked) == ()
 
 
+@pytest.mark.parametrize(("other", "code"), [({}, "base_ended"), ({3: ONE}, "blocks_train")], ids=["none", "another"])
+def test_a_guest_does_not_take_the_place_of_a_base_block_that_ends(
+    make: Make, other: dict[int, Shape], code: str
+) -> None:
+    """Between the plan and the release the only base block fails: the guest is not released, unless a base block joins
+    with it."""
+    world = make(guests=QUEUES[0])
+    world.begin({1: TWO}, guests=(1,))
+    world.finish()
+    world.begin({2: ONE} | other, guests=(2,))
+    seen = len(world.events)
+
+    def fail(number: int, event: str) -> None:
+        if event == "after journal opening" and world.tasks[0].running:
+            world.cluster.kill(Task(world.job_id, 0), 9)
+
+    world.interrupt = fail
+    resize = world.finish()
+    assert resize.outcome.code == code
+    assert ("before release" in world.events[seen:]) == bool(other)
+    assert world.tasks[2].held != bool(other) and world.tasks[1].running
+
+
 def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
     """The order names it first, whatever its number is, also one of a batch; so it leads when the leader leaves."""
     world = make(guests=QUEUES[0])
