@@ -82,6 +82,8 @@ class Machine:
     """Time of the last action, by resize id and stage."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
     """Time at which each resize's requeued job was first seen ready for release."""
+    _undrained: dict[int, float] = field(default_factory=dict, init=False)
+    """Time of the last look at which each resize's job had not drained yet."""
 
     def take_ended(self) -> list[ResizeRecord]:
         """Return the resizes that ended since the last call."""
@@ -126,6 +128,15 @@ class Machine:
             return False
         now = self.clock()
         return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
+
+    def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
+        """Return when the job reported the checkpoint of the resize's drain order, or None before that. A job's clock
+        may be behind ours, so the time is at least that of the last look without the report."""
+        found = self.reports.drained(job, resize.restart, resize.order_number or 0)
+        if found is None:
+            self._undrained[resize.id] = self.clock()
+            return None
+        return max(found, min(self._undrained.get(resize.id, found), self.clock()))
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
@@ -225,6 +236,7 @@ class Machine:
             )
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
         self._requeued.pop(resize.id, None)
+        self._undrained.pop(resize.id, None)
         self.gains.pop(resize.id, None)
         self.new.discard(resize.id)
         ended = self.store.end_resize(resize.id, state.value, detail, now, pause_s)

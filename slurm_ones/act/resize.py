@@ -98,7 +98,7 @@ def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
             machine.orders.write(job, order, wake=job.first)
         except OrderError as error:
             return machine.move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
-    drained = machine.reports.drained(job, resize.restart, resize.order_number)
+    drained = machine.drained(resize, job)
     if drained is not None:
         # A job that has waited nearly its whole minute is about to train on: leave it to that.
         return machine.move(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
@@ -116,7 +116,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
         return machine.move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
     if job.restart != resize.restart:
         return _cancel_drain(machine, resize, job, reason("started_before_reshape"))
-    if machine.late(resize) or machine.reports.drained(job, resize.restart, resize.order_number or 0) is None:
+    if machine.late(resize) or machine.drained(resize, job) is None:
         return _cancel_drain(machine, resize, job, reason("not_requeued_in_time"))
     if machine.orders.last_number(job) > (resize.order_number or 0):
         # A companion that died, or could not write it down, cancelled it.

@@ -286,6 +286,14 @@ def test_a_clock_of_the_job_that_is_ahead_does_not_stretch_its_minute(make_world
     assert world.resize.state == State.ABANDONED
 
 
+def test_a_clock_of_the_job_that_is_behind_does_not_shorten_its_minute(make_world: Make) -> None:
+    """Its report seems older than the minute for which the job waits, but was not there at the last look."""
+    world = make_world()
+    world.clock.now += 2 * DRAIN_WAIT_S
+    world.begin()
+    assert world.finish().state == State.DONE
+
+
 def test_the_order_is_written_once(make_world: Make) -> None:
     """A companion that starts anew finds it in force, and gives it again only where it is not."""
     world = make_world(drain_s=30.0)
