@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,18 @@ TRAIN = Path(__file__).parent / "train.py"
 TIMEOUT_S = 180.0
 
 R = TypeVar("R", bound=Report)
+
+
+@cache
+def decoded(line: bytes) -> Report:
+    """The report of a line; who waits for a report reads the lines before many times."""
+    return decode_report(line)[2]
+
+
+def reports_in(path: Path) -> list[Report]:
+    """The reports so far; none where there is no such file yet."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [decoded(line) for line in lines if line.endswith(b"\n")]
 
 
 class Run:
@@ -68,9 +81,7 @@ class Run:
 
     def reports(self) -> list[Report]:
         """The reports so far."""
-        path = self.job_dir / reports_name(self.restart)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+        return reports_in(self.job_dir / reports_name(self.restart))
 
     def of(self, kind: type[R]) -> list[R]:
         """The reports of one kind so far."""

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import torch
 
-from ones_wrapper.protocol import First, Hello, Membership, Order, Report, decode_report, reports_name
+from ones_wrapper.protocol import First, Hello, Membership, Order, Report, reports_name
 from tests.wrapper import reference
 from tests.wrapper.membership.forked import ForkedBlock
-from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, write_order
+from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, reports_in, write_order
 
 ARRAY = 4711
 SAMPLES = 97
@@ -24,7 +24,7 @@ R = TypeVar("R", bound=Report)
 class Job:
     """One job of blocks in a directory; its script is `train.py`."""
 
-    def __init__(self, directory: Path, *arguments: str, epochs: int = 40, script: Path = TRAIN, **env: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, epochs: int = 24, script: Path = TRAIN, **env: str) -> None:
         """Steps take some time until `hurry`."""
         self._script = script
         self.directory = directory
@@ -66,12 +66,7 @@ class Job:
 
     def runs(self) -> list[list[Report]]:
         """The reports of each term, in order."""
-        found = []
-        for term in range(self.terms()):
-            path = self.directory / reports_name(term)
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            found.append([decode_report(line)[2] for line in lines if line.endswith(b"\n")])
-        return found
+        return [reports_in(self.directory / reports_name(term)) for term in range(self.terms())]
 
     def of(self, kind: type[R]) -> list[R]:
         """Reports of one kind, over all terms."""

@@ -25,7 +25,7 @@ from tests.wrapper.test_same_result import flat
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     # Steps that leave a busy machine time for what a test does while it trains; most tests hurry afterwards.
-    job = Job(tmp_path / "job", "--step-ms", "40", epochs=60)
+    job = Job(tmp_path / "job", "--step-ms", "40", epochs=30)
     yield job
     job.kill()
 
@@ -201,7 +201,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
 def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None:
     """Protects: parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all
     ranks after any change, while checkpoints are written behind the training; hooks of the script's own stay."""
-    job = Job(tmp_path / "job", "--step-ms", "80", *options, script=Path(__file__).parent / "rich.py", epochs=60)
+    job = Job(tmp_path / "job", "--step-ms", "80", *options, script=Path(__file__).parent / "rich.py", epochs=30)
     try:
         job.start(0)
         job.wait(First)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def test_a_gan_goes_on_in_other_blocks(tmp_path: Path) -> None:
     """Protects a job of several models in blocks: each model's exchange gets the new ranks, both optimizers and the
     plain values travel, and what they end with is what one process ends with. Evaluations and the log go on, too."""
-    job = Job(tmp_path / "job", epochs=30, script=Path(gan.__file__))
+    job = Job(tmp_path / "job", epochs=20, script=Path(gan.__file__))
     job.move()
     assert_exactly_once(job.directory, job.epochs, gan.SAMPLES)
     found, counters = torch.load(job.directory / "state-0.pt")

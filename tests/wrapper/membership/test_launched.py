@@ -78,7 +78,7 @@ class LaunchedJob(Job):
     """Whether `ones-run` is a fork of a process that has imported torch, where that makes no difference."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        super().__init__(directory, "--step-ms", "80", *arguments, epochs=120)
+        super().__init__(directory, "--step-ms", "80", *arguments, epochs=60)
         tools = directory / "bin"
         tools.mkdir()
         for name in ("scontrol", "scancel"):

@@ -129,7 +129,7 @@ def test_blocks_go_by_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 file.write(f"{before.value} {machine.state.value}\n")
 
     monkeypatch.setattr(BlockMachine, "go", noted)
-    Job(tmp_path / "job", "--step-ms", "40", epochs=60).move()
+    Job(tmp_path / "job", "--step-ms", "40", epochs=30).move()
     gone = {tuple(path.read_text().split()) for path in tmp_path.glob("states-*")}
     first = "leading changing changing leading leading changing changing parting"
     second = "admitted changing changing member member changing changing leading leading over"

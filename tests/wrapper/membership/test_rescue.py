@@ -19,7 +19,7 @@ from ones_wrapper.run import changing
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 
-EPOCHS, SAMPLES, GAMMA = 300, 16, 0.99
+EPOCHS, SAMPLES, GAMMA = 180, 16, 0.99
 
 
 @pytest.fixture
