@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -129,14 +130,9 @@ def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) ->
             thread.join(120)
 
 
-WRITER = """
-import sys
-from ones_db import Store
-from tests.db.test_faults import BATCH
-
-with Store.open(sys.argv[1], "gres") as store:
-    store.add_reports([BATCH])
-"""
+def write(url: str) -> None:
+    with Store.open(url, "gres") as store:
+        store.add_reports([BATCH])
 
 
 def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
@@ -144,10 +140,11 @@ def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
     with Store.open(postgresql_url, "gres") as store:
         store.record_jobs([job(1)])
         change(postgresql_url, STUCK)
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, postgresql_url])
+        writer = multiprocessing.get_context("fork").Process(target=write, args=(postgresql_url,))
+        writer.start()
         until(lambda: copying(postgresql_url))
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        writer.join()
         until(lambda: not copying(postgresql_url))
         assert count(postgresql_url) == (0, 0)
         change(postgresql_url, "DROP FUNCTION stuck() CASCADE")

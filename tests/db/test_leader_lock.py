@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,15 @@ from ones_db import ActionRecord, LeaderRecord, NotLeader, Store, StoreError, St
 from ones_db.engine import backend_of
 from ones_db.leader import LeaderLock
 from slurm_ones.service.leadership import Leadership
+from tests.db import candidate
 from tests.db.make import ask, change, job
 from tests.db.server import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
+FORKS = multiprocessing.get_context("fork")
+"""A candidate need not import what is here: that takes longer than most of what it does."""
 ME = f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -71,7 +73,7 @@ def test_many_that_race(url: str) -> None:
     counting = threading.Lock()
     end = time.monotonic() + 30.0
 
-    def candidate() -> None:
+    def compete() -> None:
         with LeaderLock(url, "gres") as lock:
             while len(terms) < 20 and time.monotonic() < end:
                 term = lock.take(time.time())
@@ -87,7 +89,7 @@ def test_many_that_race(url: str) -> None:
                     within[0] -= 1
                 lock.leave(time.time())
 
-    threads = [threading.Thread(target=candidate) for _ in range(8)]
+    threads = [threading.Thread(target=compete) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,30 +122,33 @@ class Candidate:
     """`tests.db.candidate` in a process of its own; what it says is read by a thread."""
 
     def __init__(self, url: str, takeover_s: float) -> None:
-        command = [sys.executable, "-m", "tests.db.candidate", url, str(takeover_s)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._heard, says = FORKS.Pipe(duplex=False)
+        self._process = FORKS.Process(target=candidate.main, args=(url, takeover_s, says.send), daemon=True)
+        self._process.start()
+        says.close()
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.holder = f"{socket.gethostname()}:{self._process.pid}"
+        self.pid = self._process.pid or 0
+        self.holder = f"{socket.gethostname()}:{self.pid}"
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        self.said.extend(line.strip() for line in iter(self._process.stdout.readline, ""))
+        with suppress(EOFError):
+            while True:
+                self.said.append(self._heard.recv())
 
     @property
     def leads(self) -> bool:
         return next((line.startswith("wrote") for line in reversed(self.said)), False)
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join()
         self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._heard.close()
 
 
 @contextmanager

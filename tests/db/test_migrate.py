@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -85,22 +83,22 @@ def unmade(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
 def test_several_first_starts_make_one_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Protects those who start two companions, or a command beside one, where there is no database yet: each waits
     for its turn, and finds it made."""
-    url = unmade(kind, tmp_path, request)
-    code = "import sys; from ones_db import Store, migrate; migrate.head(); print(flush=True); input(); "
-    code += "migrate.upgrade(sys.argv[1]); Store.open(sys.argv[1], 'here')"
-    starts = [
-        subprocess.Popen([sys.executable, "-c", code, url], stdin=PIPE, stdout=PIPE, stderr=STDOUT, text=True)
-        for _ in range(3)
-    ]
-    for start in starts:
-        assert start.stdout is not None and start.stdout.readline() == "\n"
-    # All have imported what they need, and begin in the same moment.
-    for start in starts:
-        assert start.stdin is not None
-        start.stdin.write("\n")
-        start.stdin.flush()
-    assert [start.communicate(timeout=60)[0] for start in starts] == [""] * 3
-    assert [start.returncode for start in starts] == [0] * 3
+    url, number = unmade(kind, tmp_path, request), 3
+    forks = multiprocessing.get_context("fork")
+    together = forks.Barrier(number)
+
+    def start() -> None:
+        migrate.head()
+        together.wait(60)
+        migrate.upgrade(url)
+        Store.open(url, "here")
+
+    starts = [forks.Process(target=start) for _ in range(number)]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join(60)
+    assert [one.exitcode for one in starts] == [0] * number
     assert migrate.current(url) == SCHEMA_REVISION
 
 
