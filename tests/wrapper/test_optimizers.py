@@ -14,7 +14,12 @@ from tests.wrapper.runs import Run, write_order
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-pytest.importorskip("pytorch_optimizer")
+
+@pytest.fixture(autouse=True, scope="module")
+def _library() -> None:
+    """Not as all tests are collected: with it comes transformers, two seconds of the processor in each worker."""
+    pytest.importorskip("pytorch_optimizer")
+
 
 SCRIPT = """
 import json, os, sys, time

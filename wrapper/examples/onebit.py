@@ -6,7 +6,6 @@ import argparse
 import time
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -31,6 +30,8 @@ def options() -> argparse.Namespace:
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """1437 digits of 8x8, from 0 to 16, to train on, 360 to measure accuracy with."""
+    from sklearn.datasets import load_digits
+
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images, dtype=torch.float32), torch.tensor(labels)
     held_out = torch.arange(len(y)) % 5 == 0
