@@ -3,7 +3,8 @@
 Growth may hold what a pending job waits for: GPUs, CPUs, memory, a node, a licence, or the limit of its account or QOS.
 Then no job grows in any partition where the pending job could start. Growth goes back until the pending job has room,
 the youngest growth first. Blocks leave; a plain job returns to its requested size by one requeue. If free resources and
-all growth together do not suffice, nothing goes back. The next tick repeats all of this on what Slurm then shows.
+all growth together do not suffice, nothing goes back. Nor does a plain job's growth while such a job would start on all
+that is free during the requeue. The next tick repeats all of this on what Slurm then shows.
 
 Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
 They go back only if a job has waited so long that Slurm evidently does not preempt for it, and their GPUs would
@@ -175,6 +176,10 @@ class _Returns:
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
+        self._taken: list[tuple[str, Resources]] = []
+        """Resources of each node that served jobs take, in their order."""
+        self._not_served: list[tuple[WaitingJob, int]] = []
+        """Pending jobs for which free resources and growth do not suffice, each with the length of `_taken` then."""
 
     def let_go(self, idle: Collection[int]) -> None:
         """Give all growth of idle jobs back."""
@@ -187,7 +192,9 @@ class _Returns:
         not start."""
         if one.shared:
             return self._serve_limit(one)
-        return any(self._serve_room(one, nodes) for nodes in one.on)
+        served = any(self._serve_room(one, nodes) for nodes in one.on)
+        self._not_served += [] if served else [(one, len(self._taken))]
+        return served
 
     def _serve_limit(self, one: WaitingJob) -> bool:
         wants = one.amount(one.job, one.job.nodes * one.job.gpus_each)
@@ -244,6 +251,7 @@ class _Returns:
             self._go(one, piece, wanted)
         for name in sorted(fits, key=lambda name: (name not in named, free[name], name))[: one.job.nodes]:
             self._free[name] = self._free[name].without(nodes[name])
+            self._taken.append((name, nodes[name]))
         return True
 
     def _go(self, one: WaitingJob, piece: Piece, wanted: Mapping[str, int]) -> None:
@@ -274,9 +282,27 @@ class _Returns:
             site = self._site(grown.elastic.partition) if gone else ClusterView(())
             while rest and not grown.may_keep(gone, site):
                 gone.append(rest.pop(0))
-            if gone and grown.may_keep(gone, site):
+            if gone and grown.may_keep(gone, site) and (grown.blocks or not self._loses_base(job_id)):
                 found[job_id] = self._given_back(grown, gone)
         return found
+
+    def _loses_base(self, job_id: int) -> bool:
+        """Tell whether a pending job that growth cannot serve would start during the requeue of this plain job, whose
+        GPUs are then all free."""
+        free = dict(self._free)
+        for piece, nodes in self._gone[job_id]:
+            for name, given in piece.gives({name: name not in nodes for name in piece.held}):
+                if name in free:
+                    free[name] = free[name].plus(piece.held[name].without(given))
+        for one, before in self._not_served:
+            left = dict(free)
+            for name, need in self._taken[before:]:
+                left[name] = left[name].plus(need)
+            for on in one.on:
+                fits = {name for name, need in on.items() if left[name].cover(need)}
+                if len(fits) >= one.job.nodes and fits.issuperset(one.job.requested_nodes):
+                    return True
+        return False
 
     def _given_back(self, grown: Grown, gone: Sequence[Piece]) -> GivenBack:
         job_id, before = grown.elastic.job.job_id, grown.elastic.shape.gpus

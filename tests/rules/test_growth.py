@@ -251,6 +251,24 @@ def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: SlurmJob, shape: S
 
 
 @pytest.mark.parametrize(
+    ("front", "back"),
+    [
+        (waits(49, Shape(4, 4)), None),
+        (waits(49, Shape(4, 4), priority=-1), Shape(1, 1)),
+        (waits(49, Shape(1, 4), requested_nodes=("n1", "n2", "n3", "n4")), None),
+        (waits(49, Shape(4, 4), requested_nodes=("n5",)), Shape(1, 1)),
+        (waits(49, Shape(5, 4)), Shape(1, 1)),
+        (waits(49, Shape(4, 4), partitions=("down",)), Shape(1, 1)),
+    ],
+)
+def test_a_plain_job_keeps_its_growth_if_its_requeue_would_cost_its_base(front: SlurmJob, back: Shape | None) -> None:
+    """All its GPUs are free for a moment, and Slurm would start a job that waits for the base."""
+    plain = changed(replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4), cpus=16)
+    found = round_with([plain], front, waits(50)).growth.back.get(1)
+    assert (found.shape if found is not None else None) == back
+
+
+@pytest.mark.parametrize(
     ("comment", "sizes"), [("gpus=1-16", (1, 2)), ("gpus=4-16", (2,)), ("gpus=1-16 size=8", (1, 2, 4, 8))]
 )
 def test_a_job_of_blocks_starts_at_no_more_than_was_asked_for(comment: str, sizes: tuple[int, ...]) -> None:
