@@ -96,6 +96,8 @@ class GuestRow(NamedTuple):
     """It makes sense with guests alone."""
     unheld: bool = False
     """Guests hold none of it, so that nothing need be taken for it."""
+    plain_waits: bool = False
+    """A plain job gives nothing back for it, since its requeue would cost its base."""
 
 
 IMPOSSIBLE = ("--nodes=4", "--gres=gpu:4")
@@ -123,7 +125,7 @@ ROWS = {
         guests=True,
     ),
     "n": GuestRow("four whole nodes, impossible next to the base", IMPOSSIBLE, judged="waits"),
-    "n2": GuestRow("a GPU for 5 min behind that", ("--time=5", "--gres=gpu:1"), first="impossible"),
+    "n2": GuestRow("a GPU for 5 min behind that", ("--time=5", "--gres=gpu:1"), first="impossible", plain_waits=True),
     "o": GuestRow("a node, while a guest of somebody waits", ("--gres=gpu:4",), first="guest", guests=True),
     "i2": GuestRow(
         "a GPU in one's own reservation",
@@ -131,7 +133,7 @@ ROWS = {
         admin=(RESERVED,),
         undo=("scontrol delete ReservationName=theirs",),
     ),
-    "e": GuestRow("3000 MB, GPUs and CPUs being free", ("--mem=3000",), "memory"),
+    "e": GuestRow("3000 MB of two nodes, GPUs and CPUs being free", ("--nodes=2", "--mem=3000"), "memory"),
     "f": GuestRow("a licence", ("--licenses=matlab:1",), "licences", unheld=True),
     "g0": GuestRow("a GPU, an account's GrpTRES being used up", ("--gres=gpu:1",), "limit", rule=True, accounting=True),
     "g2": GuestRow(

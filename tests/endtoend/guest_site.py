@@ -110,9 +110,11 @@ class GuestStage:
         return {"guests": f"{{{name} = {{{given}}}}}"}
 
     def _submit(self) -> int:
-        plain, options = self.variant.plain, self._grown.options
-        comment = f"ones: gpus=1-16 batch=32-{BATCH}" + ("" if plain else " array=blocks")
-        options, env = self._site.asked((f"--comment={comment}", *options), {})
+        plain = self.variant.plain
+        options, env = self._site.asked(self._grown.options, {})
+        # Sbatch takes the last comment. On one GPU a job that trains nothing has a batch of 16 at most.
+        comment = f"ones: gpus=1-16 batch=16-{BATCH}" + ("" if plain else " array=blocks")
+        options = (*options, f"--comment={comment}")
         env |= {"ONES_TRACE": f"{self._inside}/trace-{{restart}}-{{rank}}.jsonl"}
         if not self.trains:
             light = self.harness.light if plain else self.harness.blocks
@@ -180,7 +182,8 @@ class GuestStage:
                 return self._limits()
             before = self._now()
             others.append(self._rigid(row, places))
-            return self._waits(before, others[-1]) if row.judged == "waits" else self._served(row, before, others[-1])
+            waits = row.judged == "waits" or (row.plain_waits and self.variant.plain)
+            return self._waits(before, others[-1]) if waits else self._served(row, before, others[-1])
         finally:
             self._run([f"scancel {' '.join(map(str, others))}"] if others else ())
             self._run([line.format(**places) for line in row.undo])
