@@ -143,6 +143,38 @@ def test_a_boundary_amid_unused_gradients_is_put_off(monkeypatch: pytest.MonkeyP
     assert boundaries.finish_agreement(True).stop == boundary.BY_SIGNAL  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_signal_while_an_agreement_begins_is_not_lost(held: bool) -> None:
+    """Protects a checkpoint that is asked for in the moment in which the flag was just read."""
+    from ones_wrapper.process.hooks import CHECKPOINT, Flags
+    from ones_wrapper.run.boundary import Boundary
+
+    class Interrupted(Flags):
+        """Gets a signal right after the flag was read."""
+
+        comes = False
+
+        @property
+        def checkpoint(self) -> bool:
+            found = self._checkpoint
+            if self.comes:
+                self.comes = False
+                self.handle(CHECKPOINT[0], None)
+            return found
+
+        @checkpoint.setter
+        def checkpoint(self, value: bool) -> None:
+            self._checkpoint = value
+
+    flags = Interrupted()
+    boundaries = Boundary(Agreeing(), None, None, 0, flags)  # type: ignore[arg-type]
+    flags.stop, flags.comes = held, not held
+    boundaries.start_agreement(1.0, False, False)
+    flags.comes = held
+    boundaries.finish_agreement(held)
+    assert flags.comes or flags.checkpoint
+
+
 def skips(agreed: bool) -> None:
     loop = Loop(data=Numbers(bad=7), epochs=1)
     for _ in loop.job.epochs():

@@ -172,6 +172,11 @@ def enter(backend: str | None = None) -> Entered:
     return _entered
 
 
+def present_group() -> Group | None:
+    """Return the ranks of this process's run; None before `init`."""
+    return _run.group if _run is not None else None
+
+
 def join(backend: str | None = None) -> Group:
     """Build the process group: torch.distributed's, or with `mpi` a group of the ranks that the MPI launcher started.
 

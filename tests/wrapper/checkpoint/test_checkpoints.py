@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,6 +254,31 @@ def test_a_rescue_keeps_as_many_checkpoints_as_the_job(tmp_path: Path, group: Gr
         f"step-{number:09d}" for number in range(1, 5)
     ]
     assert name == "step-000000004"
+
+
+def test_a_rescue_at_the_step_of_a_checkpoint_under_way(
+    tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the rescue of ranks that are lost while a checkpoint of the same step is written: that one fails, and
+    its clean-up must leave the rescue's files alone."""
+    writing, lost, write = threading.Event(), threading.Event(), checkpoints.write_tensors
+
+    def written(*given: Any) -> Any:
+        if threading.current_thread().name != "ones-checkpoint":
+            lost.set()
+            kept._wait()  # until the other has cleaned up
+            return write(*given)
+        writing.set()
+        lost.wait(10.0)
+        raise OSError("the others are lost")
+
+    monkeypatch.setattr(checkpoints, "write_tensors", written)
+    kept, progress = Checkpoints(tmp_path, group, 7, 0), TrainingProgress(step=5)
+    kept.begin(state(1.0), progress)
+    assert writing.wait(10.0)
+    name = kept.rescue(state(1.0), progress, str)
+    kept.close()
+    assert Checkpoints(tmp_path, group, 7, 1).load(state()).name == name == "step-000000005"
 
 
 def test_the_folder_is_as_durable_as_its_checkpoints(

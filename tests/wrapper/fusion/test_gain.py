@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
+from ones_wrapper import testing
 from ones_wrapper.strategies.fusion import NoGainError, gain, largest
 from ones_wrapper.strategies.fusion.gain import Gain, most_members
 
@@ -40,6 +43,27 @@ def test_many_tiny_members_pay_and_one_does_not() -> None:
 def test_what_does_not_save_a_fifth_does_not_pay() -> None:
     assert Gain(4, 1.2, 1.0).pays and not Gain(4, 1.19, 1.0).pays and not Gain(1, 2.0, 1.0).pays
     assert "1.19 times as fast, which does not pay" in str(Gain(4, 1.19, 1.0))
+
+
+def fuse_on_ranks(first_s: float) -> None:
+    """Puts whether this rank may fuse: rank 1 measures a loss, rank 0 what it is given."""
+    job = ones.init(batch=4, epochs=1)
+    found = Gain(2, *((first_s, 1.0), (1.0, 1.5))[job.rank])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ones_wrapper.strategies.fusion.measure", lambda *_: found)
+        try:
+            ones.strategies.fuse(*members(2, 4), loss=cross_entropy, probe=batch(8))
+        except NoGainError as error:
+            testing.put(f"{error.gain.speedup:.1f}")
+        else:
+            testing.put("fused")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first_s", "all_say"), [(4.0, "fused"), (1.5, "1.0")])
+def test_ranks_are_refused_together(first_s: float, all_say: str) -> None:
+    """Protects a job whose ranks measure differently: one that was refused by itself would leave others waiting."""
+    assert [put.value for put in testing.run(partial(fuse_on_ranks, first_s), ranks=2)] == [all_say] * 2
 
 
 def test_as_many_as_fit() -> None:

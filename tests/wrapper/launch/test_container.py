@@ -71,6 +71,19 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return words
 
 
+def test_a_process_that_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the exit code of a container whose helper ends in the moment in which it is to be ended."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = iter([[gone.pid], []])
+    monkeypatch.setattr(outside, "descendants", lambda pid: next(left))
+    monkeypatch.setattr(outside, "TIDY_S", 0.01)
+    monkeypatch.setattr(outside, "_is_launcher", lambda pid: True)
+    monkeypatch.setattr(os, "waitpid", lambda *_: (0, 0))
+    outside.Outside._end_the_rest()
+    assert next(left, None) is None
+
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.restart_policy import RestartLimits
+from ones_wrapper.launch.supervise import Launch, Supervisor
 from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
@@ -85,3 +87,15 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
     output, errors = process.communicate(timeout=180)
     assert sorted(output.splitlines()) == ["checkpoint of rank 0", "checkpoint of rank 1"], errors
     assert process.returncode == 0
+
+
+def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects `ones-run`, whose signal comes after the launcher's end was collected and before that is noted."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
+    supervisor._launch = Launch([], {}, 1, 1, "srun", signal.SIGUSR2)
+    supervisor._process = process = subprocess.Popen(["true"])
+    os.waitpid(process.pid, 0)
+    with process._waitpid_lock:  # type: ignore[attr-defined]  # as in `wait`, which the signal interrupts
+        supervisor._handle(signal.SIGTERM, None)
+    assert supervisor._stopped

@@ -96,7 +96,7 @@ class Checkpoints:
         myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
         folder = self._folder
         alone = Checkpoints(folder.job_dir, myself, self._job_id, folder.restart, folder.keep, holds=False)
-        alone._folder.refuse = refuse
+        alone._folder.refuse, alone._folder.mark = refuse, "rescue-"
         return alone.save(state, progress).name
 
     def save(self, state: SavedState, progress: TrainingProgress) -> Saved:

@@ -57,6 +57,8 @@ class Folder:
         self._job_id, self.keep = job_id, keep
         self._sweeper: Thread | None = None
         self._held: int | None = None
+        self.mark = ""
+        """Part of the temporary directories' names, for a rank that writes while others may write the same step."""
         self.refuse: Callable[[], str] = str
         """Function that returns the reason to discard a written checkpoint before it is published; empty for none."""
 
@@ -66,7 +68,7 @@ class Folder:
 
     def temporary(self, name: str) -> Path:
         """Return the path at which a checkpoint is written."""
-        return self._path / f".tmp-{name}"
+        return self._path / f".tmp-{self.mark}{name}"
 
     def prepare(self) -> None:
         """Lock the job's directory, create the folder, and remove what an interrupted save left.

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -38,11 +39,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 def _children(pid: int) -> list[int]:
     """Children of a process, also those that its other threads started."""
     found: list[int] = []
-    try:
+    with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
             found += map(int, path.read_text().split())
-    except OSError:
-        pass
     return found
 
 
@@ -70,6 +69,12 @@ def _catches(pid: int, number: int) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _signal(pid: int, number: int) -> None:
+    """Signal a descendant, unless it has ended meanwhile: its parent may be the runtime."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class Outside:
@@ -114,7 +119,7 @@ class Outside:
         if launcher is None or not _catches(launcher, self._pending[0]):
             return
         while self._pending:
-            os.kill(launcher, self._pending.pop(0))
+            _signal(launcher, self._pending.pop(0))
 
     @staticmethod
     def _end_the_rest() -> None:
@@ -123,7 +128,7 @@ class Outside:
             for pid in left:
                 # A helper of the runtime may take its time; ranks must not go on.
                 if time.monotonic() > until or _is_launcher(pid):
-                    os.kill(pid, signal.SIGKILL)
+                    _signal(pid, signal.SIGKILL)
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -121,7 +122,8 @@ class Supervisor:
                 receiver, name = _receiver(process.pid)
             if number not in (signal.SIGUSR1, signal.SIGURG):
                 number = self._launch.stop or (signal.SIGTERM if name.startswith("mpiexec") else signal.SIGUSR2)
-            os.kill(receiver, number)
+            with suppress(ProcessLookupError):  # it has ended, which `_once` is about to note
+                os.kill(receiver, number)
 
     def run(self, plan: Callable[[int], Launch]) -> int:
         """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.

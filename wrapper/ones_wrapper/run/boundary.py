@@ -147,7 +147,8 @@ class Boundary:
             self._skip -= 1
             return
         first, owner = self._group.rank == 0, False
-        asked, self._flags.checkpoint = self._flags.checkpoint, False
+        if asked := self._flags.checkpoint:  # cleared only if seen: a signal may come in between
+            self._flags.checkpoint = False
         if self.requests is not None and self.requests.due():
             owner = self.requests.requested(STOP)
             if self.requests.requested(SAVE):
@@ -183,7 +184,8 @@ class Boundary:
             return self._quiet
         *proposal, held = self._group.maximum([*self._proposed, int(unused and self._may_hold())])
         if held:
-            self._flags.checkpoint = self._flags.checkpoint or bool(self._proposed[1])
+            if self._proposed[1]:
+                self._flags.checkpoint = True
             self._skip = 0
             return self._quiet
         self._held_since = 0.0

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ones_wrapper.api import present_group
 from ones_wrapper.gradients.lamb import Lamb
 from ones_wrapper.strategies.fusion.alike import check_models, named
 from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, device_of, losses_of, measure, most_members
@@ -57,7 +58,8 @@ def fuse(
     With `randomness` "different" each member has its own dropout, with "same" all have one.
 
     `probe` is a local batch (x, *targets) on the device that will train. Fused and separate training then take a few
-    steps with it, on copies; `NoGainError` is raised if fusing does not pay.
+    steps with it, on copies; `NoGainError` is raised if fusing does not pay. After `ones.init` all ranks must give one:
+    the mean of their measurements decides, on all alike.
 
     The models are copied: the given ones stay unchanged. Raises ValueError, with the member's name, if a member differs
     from the first in more than the values of its tensors and its optimizer's numbers.
@@ -73,6 +75,8 @@ def fuse(
         raise ValueError(f"fuse: randomness={randomness!r} is neither 'different' nor 'same'")
     if probe is not None:
         found = gain(its_models, its_optimizers, loss=loss, values=values, batch=probe)
+        if (group := present_group()) is not None:
+            found = found.of_all(group)
         if not found.pays:
             raise NoGainError(found)
     model = FusedModel(its_models, loss, values or {}, randomness)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ones_wrapper.devices.streams import wait
+from ones_wrapper.group import Group
 from ones_wrapper.strategies.fusion.model import Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
@@ -41,6 +42,11 @@ class Gain:
     @property
     def pays(self) -> bool:
         return self.members > 1 and self.speedup >= LEAST
+
+    def of_all(self, group: Group) -> Gain:
+        """Return the mean of the ranks' gains. Collective."""
+        alone_s, fused_s = (total / group.world for total in group.total([self.alone_s, self.fused_s]))
+        return Gain(self.members, alone_s, fused_s)
 
     def __str__(self) -> str:
         verdict = "pays" if self.pays else f"does not pay (that begins at {LEAST})"
