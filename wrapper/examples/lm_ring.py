@@ -4,13 +4,11 @@ ordinary training script, made elastic by `ones`.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sysconfig
 import time
-from pathlib import Path
 
 import torch
+from common import library, options
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -56,37 +54,6 @@ class LanguageModel(nn.Module):
         return guess
 
 
-def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=4, help="global batch that --lr is meant for")
-    parser.add_argument("--max-batch", type=int, default=16)
-    parser.add_argument("--max-local-batch", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=0.003)
-    parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
-    parser.add_argument("--length", type=int, default=512, help="bytes of a sequence")
-    parser.add_argument("--ring", type=int, help="ranks of a ring; as few as the memory asks for, or all")
-    parser.add_argument("--memory-mb", type=int, default=0, help="of a rank, as if it were a GPU with so little")
-    parser.add_argument("--double", action="store_true", help="in double precision, to compare results")
-    parser.add_argument(
-        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
-    )
-    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
-    return parser.parse_args()
-
-
-def library(kilobytes: int, length: int) -> tuple[TensorDataset, TensorDataset]:
-    """Pieces of the library's source to train on, and every tenth to measure with."""
-    text = bytearray()
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= 1024 * kilobytes:
-            break
-    pieces = torch.frombuffer(text[: 1024 * kilobytes], dtype=torch.uint8).long().unfold(0, length + 1, length)
-    held_out = torch.arange(len(pieces)) % 10 == 0
-    return TensorDataset(pieces[~held_out]), TensorDataset(pieces[held_out])
-
-
 def losses(model: nn.Module, ring: Ring, pieces: torch.Tensor) -> torch.Tensor:
     """Of each of this rank's bytes, in nats, (batch, tokens)."""
     guess, target = model(pieces[:, :-1]), ring.shard(pieces[:, 1:])
@@ -94,7 +61,14 @@ def losses(model: nn.Module, ring: Ring, pieces: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    args = options()
+    parser = options(__doc__, epochs=3, lr=0.003)
+    parser.set_defaults(batch=4, max_batch=16, max_local_batch=16)
+    parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
+    parser.add_argument("--length", type=int, default=512, help="bytes of a sequence")
+    parser.add_argument("--ring", type=int, help="ranks of a ring; as few as the memory asks for, or all")
+    parser.add_argument("--memory-mb", type=int, default=0, help="of a rank, as if it were a GPU with so little")
+    parser.add_argument("--double", action="store_true", help="in double precision, to compare results")
+    args = parser.parse_args()
     sizes = Transformer(layers=2, width=64, heads=4, vocabulary=256, element_bytes=8 if args.double else 4)
     ring = Ring(args.length, causal=True, ranks=args.ring, model=sizes, memory_bytes=args.memory_mb << 20)
     job = ones.init(
@@ -126,7 +100,7 @@ def main() -> None:
         model.eval()
         total, count = 0.0, 0
         with torch.no_grad():
-            for (pieces,) in job.evaluate(test, batch=args.max_local_batch):
+            for (pieces,) in job.evaluate(TensorDataset(test), batch=args.max_local_batch):
                 found = losses(model, ring, pieces.to(job.device))
                 total, count = total + found.sum().item(), count + found.numel()
         bits = job.mean(total, count) / math.log(2)

@@ -38,7 +38,8 @@ def dense(group: Group) -> tuple[float, int]:
     for block in model.blocks:
         block.attention = Dense(block.attention, sizes.width, sizes.heads)  # type: ignore[union-attr]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    train, test = (data.tensors[0] for data in lm_ring.library(KB, LENGTH))
+    data, test = lm_ring.library(KB, LENGTH)
+    train = data.tensors[0]
     for chosen in script.steps(len(train), 4, 1, 0):
         optimizer.zero_grad()
         torch.autograd.backward(_loss(model, train[torch.from_numpy(chosen)]))
