@@ -60,7 +60,8 @@ class Actor:
         self._settings = settings
         self._guest_queues = guests_of(settings)
         self._say = say
-        self._ordered: dict[int, int | None] = {}
+        self._ordered: dict[int, tuple[int | None, int]] = {}
+        """Batch and number of the last batch order, by job id."""
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
         self.outcomes: dict[int, Reason] = {}
@@ -227,13 +228,14 @@ class Actor:
 
     def _order_batch(self, change: PlannedChange) -> None:
         job, batch = change.elastic.job, change.new_batch
-        if self._ordered.get(job.job_id) == batch:
+        # Another order since, as of a resize that was taken back, asked for another batch.
+        if self._ordered.get(job.job_id) == (batch, self._orders.last_number(job)):
             return
         try:
             tasks = job.base_first(change.blocks or ()) or None
             order = Order(self._orders.next_number(job), job.restart, batch, blocks=tasks)
             self._orders.write(job, order)
-            self._ordered[job.job_id] = batch
+            self._ordered[job.job_id] = batch, order.number
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 

@@ -92,6 +92,16 @@ def test_a_batch_is_ordered_once(own_store: Store, tmp_path: Path) -> None:
     assert own_store.resizes(job_id) == []
 
 
+def test_a_batch_is_ordered_again_after_another_order(own_store: Store, tmp_path: Path) -> None:
+    """A resize that was taken back ordered the old batch: the decided one is no longer in force."""
+    bench, job_id = Bench(own_store, tmp_path), 1
+    elastic = bench.add(job_id, Shape(1, 1), "n1")
+    bench.act({job_id: Allocation(Shape(1, 1), 64)})
+    write_order(elastic.job, Order(bench.order(job_id).number + 1, 0, 32), None)
+    bench.act({job_id: Allocation(Shape(1, 1), 64)})
+    assert bench.order(job_id).batch == 64
+
+
 @pytest.mark.parametrize(
     ("members", "restarts", "named"),
     [((0, 1), (0, 0), (0, 1)), ((0, 1), (0, 1), (0,)), ((1,), (1, 1), (0, 1))],
@@ -272,7 +282,7 @@ def test_nothing_is_left_of_a_job_that_ended(own_store: Store, tmp_path: Path, w
     bench.act_on({}, {id_: e.job.first for id_, e in bench.jobs.items()}, {2: bench.jobs[2]})
     assert own_store.deferrals() == {} and own_store.open_resizes() == []
     assert {path.name for path in spool.iterdir()} == {SPOOL_MARK, spool_order_name(2), "orders-mine.json"}
-    assert bench.actor._ordered == {2: 64} and bench.slurm.deferred == [(3, 901)]
+    assert bench.actor._ordered.keys() == {2} and bench.slurm.deferred == [(3, 901)]
 
 
 def test_a_spool_that_is_gone_is_no_reason_to_stop(own_store: Store, tmp_path: Path) -> None:
