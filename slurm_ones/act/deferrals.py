@@ -72,12 +72,17 @@ class Deferrals:
     def release_all(self) -> None:
         """Release all deferred jobs; raises `Unreachable`."""
         jobs: dict[int, SlurmJob | WholeJob] = {}
+        unread = set()
         for job_id in self.store.deferrals():
             try:
                 jobs[job_id] = self.client.job(job_id)
             except UnknownJob:
                 continue
-        self.reconcile((), jobs, ())
+            except Refused as error:
+                # Its record stays: a next companion must not take the wait for the owner's.
+                log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
+                unread.add(job_id)
+        self.reconcile((), jobs, unread)
 
     def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
         """Renew a job's deferral if less than half of its length is left. An earliest start set by the owner or Slurm

@@ -11,8 +11,8 @@ from ones_db.reasons import reason
 from ones_db.shape import PARKED, Shape
 from slurm_ones.act.transitions import State
 from slurm_ones.policy.contract import Allocation
-from slurm_ones.slurm.client import NotResizable, Unreachable
-from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
+from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.act.bench import LEASE_S, Bench
 from tests.act.make import NOW
 
@@ -205,3 +205,21 @@ def test_advice_to_park(own_store: Store, tmp_path: Path) -> None:
         "scontrol update ",
     ]
     assert bench.slurm.deferred == [] and own_store.resizes(1) == [] and own_store.deferrals() == {}
+
+
+def test_one_job_that_cannot_be_read_keeps_no_other_waiting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A companion that ends lets all others start at once; the lease of that one ends by itself."""
+    for job_id in (1, 2):
+        bench.add(job_id, Shape(1, 1), **AT)
+    bench.act({}, 1, 2)
+    read = bench.slurm.job
+
+    def job(job_id: int) -> SlurmJob:
+        if job_id == 1:
+            raise Refused("squeue --json: the answer is not understood")
+        return read(job_id)
+
+    monkeypatch.setattr(bench.slurm, "job", job)
+    bench.now += 60
+    bench.actor.leave()
+    assert bench.slurm.deferred[2:] == [(2, 60)] and bench.store.deferrals().keys() == {1}
