@@ -99,7 +99,7 @@ _FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
-    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.PENDING),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), JobState.PENDING),
 }
 """Base state of a job for which Slurm shows only a flag, by that flag; COMPLETING by itself implies no state."""
 

@@ -236,6 +236,7 @@ def test_gpus_and_their_types_in_every_form(text: str | None, count: int, kind: 
         (["COMPLETING"], False, JobState.UNKNOWN, {"COMPLETING"}),
         (["RUNNING", "CONFIGURING"], False, JobState.RUNNING, {"CONFIGURING"}),
         (["REQUEUE_HOLD"], True, JobState.PENDING, {"REQUEUE_HOLD"}),
+        (["RESV_DEL_HOLD"], True, JobState.PENDING, {"RESV_DEL_HOLD"}),
         (["CONFIGURING"], False, JobState.RUNNING, {"CONFIGURING"}),
         (["OUT_OF_MEMORY"], False, JobState.OUT_OF_MEMORY, set()),
         (["FROM_THE_FUTURE"], False, JobState.UNKNOWN, {"FROM_THE_FUTURE"}),
