@@ -178,7 +178,7 @@ class Companion:
         """Map each pending job that trains within another job to that job, its carrier. Empty in advise mode or with a
         stop file.
         """
-        if not self._actor.acting or self.settings.stop_file.exists():
+        if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)
 
@@ -227,7 +227,7 @@ class Companion:
             self._held.look(job_id, tasks)
         self._release_stale(seen, busy)
         waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
-        acting = self._actor.acting and not self.settings.stop_file.exists()
+        acting = self._actor.acting and not self.settings.stopped
         at_rest = {id_: tasks for id_, tasks in arrays.items() if id_ not in busy - moving.keys()}
         self._guest_holds.keep(at_rest, trains if acting else {}, seen.snapshot.partitions, moving)
         self._leftovers.cancel_waiting(waiting, acting=acting)

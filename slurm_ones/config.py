@@ -324,6 +324,17 @@ class Settings(_Section):
         return self
 
     @property
+    def stopped(self) -> bool:
+        """True if the stop file exists, or its file system does not say."""
+        try:
+            self.stop_file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    @property
     def interval_s(self) -> float:
         """Seconds between ticks."""
         return self.tick_s if self.tick_s is not None else (180.0 if self.scope == "own" else 60.0)

@@ -100,14 +100,14 @@ class Actor:
 
         Then defer the jobs that must wait and the jobs `kept`, and release all others. Raises `Unreachable`.
         """
-        if self.acting and not self._settings.stop_file.exists():
+        if self.acting and not self._settings.stopped:
             self._orders.mark()
         begun: list[PlannedChange] = []
         self.outcomes = {}
         deferred, queued = {*kept}, set[int]()
         for one in plans:
             made = one.plan
-            if self._settings.stop_file.exists():
+            if self._settings.stopped:
                 stopped = reason("stop_file", path=str(self._settings.stop_file))
                 made = ResizePlan((), dict.fromkeys(made.outcomes, stopped))
             else:

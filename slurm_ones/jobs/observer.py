@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import defaultdict
@@ -43,6 +44,8 @@ from slurm_ones.slurm.model import JobState, Node, Queue, SlurmJob, Snapshot, ki
 from slurm_ones.slurm.parse import usable
 from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NoAnswer
+
+log = logging.getLogger(__name__)
 
 
 class Observer:
@@ -280,7 +283,7 @@ class Observer:
 
     def may_resize(self, job: WholeJob) -> bool:
         """Tell whether the job's owner still opts in and no stop file exists."""
-        if self._settings.stop_file.exists():
+        if self._settings.stopped:
             return False
         try:
             optin = parse_comment(job.first.comment)
@@ -401,10 +404,13 @@ class StopFile:
         """
         try:
             found = self._path.stat()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             if self._there:
                 self._store.add_action(ActionRecord(now, "", "stop file removed", str(self._path)))
             self._there = False
+            return
+        except OSError as error:
+            log.error("%s: whether it exists cannot be found out: %s; nothing is begun", self._path, error.strerror)
             return
         if not self._there:
             made = ActionRecord(found.st_mtime, login_of(found.st_uid), "stop file made", str(self._path))

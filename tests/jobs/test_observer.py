@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -332,3 +334,25 @@ def test_the_stop_file_is_recorded_once(tmp_path: Path, store: Store) -> None:
     file.check(40.0)
     file.check(50.0)
     assert actions(store) == [ActionRecord(40.0, "", "stop file removed", str(path)), made]
+
+
+def test_a_stop_file_that_nobody_can_look_for_stops_too(
+    queue: Queue, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its server may be down: then no job may be resized, each in a hold goes back, and nobody has removed the file."""
+    path, stat = tmp_path / "stop", Path.stat
+
+    def stale(self: Path, **options: Any) -> os.stat_result:
+        if self == path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return stat(self, **options)
+
+    path.touch()
+    settings, file = Settings(stop_file=path), StopFile(path, store)
+    file.check(10.0)
+    monkeypatch.setattr(Path, "stat", stale)
+    file.check(20.0)
+    observer = Observer(queue, store, settings)  # type: ignore[arg-type]
+    assert not observer.may_resize(WholeJob.of(queue.jobs[1])) and settings.stopped
+    assert [one.action for one in actions(store)] == ["stop file made"]
+    assert f"{path}: whether it exists cannot be found out: Stale file handle" in caplog.text
