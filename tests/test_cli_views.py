@@ -8,6 +8,7 @@ import pwd
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +23,10 @@ from slurm_ones.cli.common import own_store
 from slurm_ones.cli.doctor import _database, _permission, _plugin, _views
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import SlurmJob
+from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.commands import call
 from tests.db.make import job, resize, resized_job, said
 from tests.slurm.make import job_of
@@ -90,6 +92,18 @@ def test_who_waits_for_a_size_reads_why(site: Path, monkeypatch: pytest.MonkeyPa
     assert [by_hand._why(7, tick + after) for after in (-3600.0, 3600.0)] == [why, ""]
     monkeypatch.setattr(by_hand, "settings_of", lambda config: Settings(database="sqlite:////nonexistent/ones.sqlite"))
     assert by_hand._why(7, 0.0) == ""
+
+
+def test_a_size_by_hand_counts_whole_nodes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where Slurm knows of no GPUs: a job that has the size is not waited for until the wish is taken back."""
+    whole = replace(job_of(Shape(2, 0)), state=JobState.RUNNING, held=False, node_list=("n1", "n2"))
+    asked: list[int | None] = []
+    monkeypatch.setattr(by_hand, "settings_of", lambda config: Settings(whole_node_gpus={"gpu": 4}))
+    monkeypatch.setattr(by_hand, "look", lambda client, job_id: WholeJob.of(whole))
+    monkeypatch.setattr(by_hand, "ask", lambda client, job, gpus: asked.append(gpus))
+    by_hand.resize(7, "2x4", timeout=0.0)
+    by_hand.pin(7)
+    assert asked == [8, None, 8] and "job 7: stays at 8 GPUs" in capsys.readouterr().out
 
 
 def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,18 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
         ) from None
 
 
+def _whole_node(job: WholeJob) -> int:
+    """GPUs of a node by the settings, if Slurm shows none; 0 if the settings do not say."""
+    with suppress(ConfigError):
+        return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
+    return 0
+
+
+def _gpus_now(job: WholeJob) -> int:
+    """GPUs that the job holds; 0 unless it runs."""
+    return job.gpus or (_whole_node(job) * len(job.node_list) if job.running_blocks else 0)
+
+
 def opted_in(job: WholeJob) -> OptIn:
     """Opt-in of a job that may be resized, from its comment; raises `BadInput` for any other job."""
     try:
@@ -142,26 +154,27 @@ def resize(
         )
     ask(client, now, gpus)
     asked = time.time()
-    console.print(f"job {job}: asked for {gpus} GPUs; it has {now.gpus}. Ctrl-C takes the wish back.")
+    console.print(f"job {job}: asked for {gpus} GPUs; it has {_gpus_now(now)}. Ctrl-C takes the wish back.")
     console.print(f"job {job}: {next_look()}", soft_wrap=True)
     begun = shown = time.monotonic()
     try:
-        while now.gpus != gpus:
+        while _gpus_now(now) != gpus:
             if time.monotonic() - begun > timeout:
                 raise BadInput(
-                    f"job {job}: it has {now.gpus} GPUs after {timeout:.0f} s, and the wish was taken back: "
+                    f"job {job}: it has {_gpus_now(now)} GPUs after {timeout:.0f} s, and the wish was taken back: "
                     f"see slurm-ones why {job}"
                 )
             if time.monotonic() - shown > SHOWN_S:
                 shown = time.monotonic()
                 why = _why(job, asked)
-                say(f"{shown - begun:5.0f} s: {now.first.state.value.lower()}, {now.gpus} GPUs{why and f': {why}'}")
+                state = now.first.state.value.lower()
+                say(f"{shown - begun:5.0f} s: {state}, {_gpus_now(now)} GPUs{why and f': {why}'}")
             time.sleep(POLL_S)
             now = look(client, job)
             if now.ended:
                 raise BadInput(f"job {job}: it ended ({now.first.state.value}) before it was resized")
     except KeyboardInterrupt:
-        raise BadInput(f"job {job}: the wish was taken back; it has {now.gpus} GPUs") from None
+        raise BadInput(f"job {job}: the wish was taken back; it has {_gpus_now(now)} GPUs") from None
     finally:
         if not now.ended:
             ask(client, look(client, job), None)
@@ -178,9 +191,9 @@ def pin(
     """Have a job stay at a size until `slurm-ones release`."""
     client = CommandClient()
     now = look(client, job)
-    if not size and not now.gpus:
+    if not size and not _gpus_now(now):
         raise BadInput(f"job {job} does not run: say the size, such as slurm-ones pin {job} 4")
-    gpus = gpus_of(size) if size else now.gpus
+    gpus = gpus_of(size) if size else _gpus_now(now)
     ask(client, now, gpus)
     console.print(f"job {job}: stays at {gpus} GPUs until slurm-ones release {job}")
     console.print(f"job {job}: {next_look()}", soft_wrap=True)
@@ -262,12 +275,12 @@ def estimate(
     held = Counter[str]()
     for block in now.running_blocks:
         held.update(dict.fromkeys(block.node_list, block.gpus_per_node))
-    each = max(held.values(), default=now.first.gpus_per_node) or 1
+    each = max(held.values(), default=now.first.gpus_per_node) or _whole_node(now) or 1
     asked = map(shape_of, sizes)
     shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
     found = waits(client, now, shapes)
     if as_json:
-        print_json({"job": job, "gpus": now.gpus, "sizes": [asdict(one) for one in found]})
+        print_json({"job": job, "gpus": _gpus_now(now), "sizes": [asdict(one) for one in found]})
         return
     table = grid("GPUs", "shape", "would start", right=("GPUs",))
     for one in found:
