@@ -35,6 +35,7 @@ from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
 from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round
 from slurm_ones.rules.job_rules import parts
 from slurm_ones.rules.views import limits_of
+from slurm_ones.slurm.fields import ANY_OF
 from slurm_ones.slurm.model import Node, SlurmJob
 
 MOST = 50
@@ -69,7 +70,7 @@ class WaitingJob:
     def shares(self, job: SlurmJob) -> bool:
         """Tell whether `job` may hold part of the limit."""
         if self.shared == "licenses":
-            return not dict(self.job.licenses).keys().isdisjoint(dict(job.licenses))
+            return not (dict(self.job.licenses).keys() - {ANY_OF[0]}).isdisjoint(dict(job.licenses))
         return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
 
     def amount(self, job: SlurmJob, gpus: int) -> Counter[str]:

@@ -14,6 +14,8 @@ _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _LICENCE = re.compile(r"([^:|;,*]+)(?:[:*]([0-9]{1,9}))?")
+ANY_OF = ("|", 0)
+"""Last of the licences of a job that asks for any of them, not for all: Slurm allows either."""
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")
@@ -153,7 +155,8 @@ def texts(value: Any) -> tuple[str, ...]:
 
 def _licences(value: Any) -> tuple[tuple[str, int], ...]:
     text = ",".join(texts(value))
-    return tuple((name, int(count or 1)) for name, count in _LICENCE.findall("" if text == "(null)" else text))
+    found = tuple((name, int(count or 1)) for name, count in _LICENCE.findall("" if text == "(null)" else text))
+    return (*found, ANY_OF) if "|" in text else found
 
 
 def _status(value: Any) -> tuple[int, int]:

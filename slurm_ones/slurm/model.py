@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 from ones_db.shape import Shape
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.slurm.fields import (
+    ANY_OF,
     COUNT,
     FLAG,
     HOSTS,
@@ -158,7 +159,7 @@ class SlurmJob:
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
     """Total CPUs that the job has, or asks for."""
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
-    """Pairs (name, count) of the licences that the job has or asks for."""
+    """Pairs (name, count) of the licences that the job has or asks for; `ANY_OF` comes last if one of them suffices."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
     """Nodes that the job requires (`--nodelist`)."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
@@ -264,7 +265,8 @@ class Queue(NamedTuple):
     @classmethod
     def of(cls, job: SlurmJob) -> Queue:
         """Return the queue of a job."""
-        licenses = ",".join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
+        between = "|" if ANY_OF in job.licenses else ","
+        licenses = between.join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:

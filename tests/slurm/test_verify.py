@@ -132,6 +132,16 @@ def test_a_job_waits_in_another_queue_by_the_same_update() -> None:
     assert Queue(time_limit_s=300.0).other_than(slurm.job) == Queue(time_limit_s=300.0)
 
 
+def test_a_base_block_takes_one_of_several_licences_again() -> None:
+    """As a guest it needs none; back home it must not wait for all of which its user asked for any."""
+    own = replace(job_of(Shape(1, 1)), qos="normal", licenses=LICENCES.text("matlab:1|octave:2"))
+    slurm = FakeSlurm(own)
+    slurm.reshape(Shape(1, 1), queue=GUEST)
+    assert slurm.job.licenses == ()
+    slurm.reshape(Shape(1, 1), queue=Queue.of(own))
+    assert Queue.of(slurm.job).licenses == "matlab:1|octave:2" and dict(own.licenses)["octave"] == 2
+
+
 @pytest.mark.parametrize("takes", [("nodes", "gpus", ""), ("queue",), ()])
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_queue_that_is_taken_in_part_is_undone(takes: tuple[str, ...], refused: bool) -> None:
