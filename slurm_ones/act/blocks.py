@@ -176,7 +176,7 @@ def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
     A limit that already fits stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
-        return own.time_limit_s
+        return 0.0 if math.isinf(wanted) else wanted
     if 0.0 < job.time_limit_s <= most_s <= job.time_limit_s + 2.0 * wait_s + 60.0:
         return job.time_limit_s
     return max(60.0, most_s - wait_s)

@@ -258,7 +258,7 @@ class Queue(NamedTuple):
     qos: str = ""
     account: str = ""
     time_limit_s: float = 0.0
-    """Time limit in seconds; Slurm keeps whole minutes."""
+    """Time limit in seconds, infinity for none; Slurm keeps whole minutes."""
     licenses: str = ""
     """Licences as `sbatch --licenses` takes them, or `NO_LICENSES`."""
 
@@ -267,12 +267,13 @@ class Queue(NamedTuple):
         """Return the queue of a job."""
         between = "|" if ANY_OF in job.licenses else ","
         licenses = between.join(f"{name}:{count}" for name, count in job.licenses if count) or NO_LICENSES
-        return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s, licenses)
+        return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s or math.inf, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:
         """Return the fields that differ from the job's, others left empty. A changed partition, QOS or account also
         sets the time limit, which Slurm then resets."""
-        wanted = self._replace(time_limit_s=self.time_limit_s // 60 * 60.0)
+        limit_s = self.time_limit_s
+        wanted = self if math.isinf(limit_s) else self._replace(time_limit_s=limit_s // 60 * 60.0)
         same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]
         new = wanted._replace(**{name: self._field_defaults[name] for name in same})
         return new._replace(time_limit_s=wanted.time_limit_s or job.time_limit_s) if any(new[:3]) else new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import stat
 import time
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
     assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
+    for seconds, word in ((659.0, "TimeLimit=10"), (math.inf, "TimeLimit=UNLIMITED")):
+        assert slurm_commands.move_command(7, Queue(time_limit_s=seconds))[-1] == word
     for licenses, word in (
         ("none", "Licenses="),
         ("matlab:2,idl:1", "Licenses=matlab:2,idl:1"),

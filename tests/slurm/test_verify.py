@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +52,7 @@ class FakeSlurm:
             moved["licenses"] = LICENCES.text(queue.licenses.removeprefix(NO_LICENSES))
             kept = {"partition"} | ({"licenses"} if not queue.licenses else set())
             changes |= {key: value for key, value in moved.items() if (value or key == "licenses") and key not in kept}
+            changes |= {"time_limit_s": 0.0} if queue.time_limit_s == math.inf else {}
         self.job = replace(self.job, **changes)
         if len(self.updates) <= self.faulty_updates:
             self.job = replace(self.job, **self.spoil)
@@ -130,6 +133,18 @@ def test_a_job_waits_in_another_queue_by_the_same_update() -> None:
     assert Queue(qos="normal", time_limit_s=659.0).other_than(slurm.job) == Queue(qos="normal", time_limit_s=600.0)
     assert Queue(qos="normal").other_than(slurm.job) == Queue(qos="normal", time_limit_s=600.0)
     assert Queue(time_limit_s=300.0).other_than(slurm.job) == Queue(time_limit_s=300.0)
+
+
+@pytest.mark.parametrize("takes", [("nodes", "gpus"), ("queue",)], ids=["and back", "undone"])
+def test_a_job_without_a_time_limit_has_none_again(takes: tuple[str, ...]) -> None:
+    """A guest's limit, which ends before a reservation, must not kill the base block that its task becomes."""
+    own = replace(job_of(Shape(1, 1)), qos="normal", time_limit_s=0.0)
+    slurm = FakeSlurm(own, takes=takes, times=1)
+    with suppress(NotResizable):
+        slurm.reshape(Shape(2, 2), queue=GUEST)
+        assert slurm.job.time_limit_s == 600.0
+        slurm.reshape(Shape(2, 2), queue=Queue.of(own))
+    assert (slurm.job.time_limit_s, slurm.job.qos) == (0.0, "normal")
 
 
 def test_a_base_block_takes_one_of_several_licences_again() -> None:

@@ -206,7 +206,7 @@ class SimulatedCluster:
         for job in self.records.waiting(job_id):
             job.partitions = (queue.partition,) if queue.partition else job.partitions
             job.qos, job.account = queue.qos or job.qos, queue.account or job.account
-            job.limit_s = queue.time_limit_s or job.limit_s
+            job.limit_s = 0.0 if math.isinf(queue.time_limit_s) else queue.time_limit_s or job.limit_s
             job.licenses = LICENCES.text(queue.licenses.removeprefix(NO_LICENSES)) if queue.licenses else job.licenses
         self._schedule_soon()
 

@@ -168,6 +168,19 @@ def test_two_launchers_at_once_do_what_one_does() -> None:
     assert (slurm.where(), slurm.throttle) == before
 
 
+def test_the_next_base_has_no_time_limit_if_the_last_had_none() -> None:
+    """A guest's limit is that of its queue, and would end the job."""
+    slurm = FakeSlurm(count=3)
+    slurm.tasks[0].limit = "UNLIMITED"
+    for number in (1, 2):
+        slurm.tasks[number] = FakeTask(partition="scavenge", limit="12:00:00")
+    slurm.guests().look()
+    assert (
+        slurm.commands[0]
+        == f"scontrol update JobId=7_2 StartTime=uts{END - NEAR_S:.0f} Partition=gpu TimeLimit=UNLIMITED"
+    )
+
+
 @pytest.mark.parametrize("state", ["PREEMPTED", "COMPLETED"])
 def test_a_guest_that_slurm_cancelled_comes_back(state: str) -> None:
     """Protects growth where a site cancels what it preempts; another task takes the place of one that its owner

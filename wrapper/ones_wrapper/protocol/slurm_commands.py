@@ -5,13 +5,15 @@ Only this module builds them. Needs only the standard library. A job is named by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
 NO_LICENSES = "none"
 """Word for "no licences"."""
 QueueWords = tuple[str, str, str, float, str]
-"""Partition, QOS, account, time limit in seconds, and licences; empty or 0 leaves the job's present value."""
+"""Partition, QOS, account, time limit in seconds (infinity for none), and licences; empty or 0 leaves the job's present
+value."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
 
 
@@ -48,9 +50,13 @@ def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
     """Return the command that moves a pending job to another queue, and sets the time limit, which Slurm resets with
     the QOS."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
-    found = [f"{key}={int(value // 60) if isinstance(value, float) else value}" for key, value in names if value]
+    found = [f"{key}={_minutes(value) if isinstance(value, float) else value}" for key, value in names if value]
     found += [f"Licenses={'' if queue[4] == NO_LICENSES else queue[4]}"] if queue[4] else []
     return ["scontrol", "update", f"JobId={job}", *words, *found]
+
+
+def _minutes(seconds: float) -> str:
+    return "UNLIMITED" if math.isinf(seconds) else f"{seconds // 60:.0f}"
 
 
 def reshape_command(

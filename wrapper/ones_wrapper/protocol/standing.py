@@ -288,9 +288,10 @@ class StandingGuests:
 
 
 def _home(base: QueueLine, queue: GuestQueue) -> QueueWords:
+    limit_s = base.limit_s or math.inf
     if queue.kind == "partition":
-        return base.partition, "", "", base.limit_s, ""
-    return "", base.qos, "", base.limit_s, ""
+        return base.partition, "", "", limit_s, ""
+    return "", base.qos, "", limit_s, ""
 
 
 def _shown(queue: GuestQueue) -> str:
