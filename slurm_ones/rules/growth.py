@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
@@ -34,17 +34,19 @@ from slurm_ones.policy.shapes import shape_of, takes
 from slurm_ones.rules.blocks import RunningBlock, hot, task_of, training
 from slurm_ones.rules.gate import LOOK_S, GivenBack, Growth, Round
 from slurm_ones.rules.job_rules import parts
+from slurm_ones.rules.quotas import amount_of
 from slurm_ones.rules.views import limits_of
 from slurm_ones.slurm.fields import ANY_OF
-from slurm_ones.slurm.model import Node, SlurmJob
+from slurm_ones.slurm.model import Node, Quota, SlurmJob
 
 MOST = 50
 """Most waiting jobs served in one tick, the first in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
 """Slurm's reasons of jobs that wait for room. All other reasons name causes that no growth holds: a hold, a dependency,
 a begin time, a user's own limit, missing hardware."""
-_LIMITS = {"AssocGrp": "account", "QOSGrp": "qos", "Licenses": "licenses"}
-"""Prefixes of Slurm's reasons of jobs that wait for a shared limit, and the job field that names the sharers."""
+_LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max(?!Jobs|Submit)\w+PerAccount)|(Licenses)")
+_SHARED = {1: "account", 2: "qos", 3: "licenses"}
+"""Slurm's reasons of jobs that wait for a shared limit, and the job field that names the sharers."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class WaitingJob:
     """Job field whose value names the jobs that share the limit (account, qos or licenses); empty for room."""
     unserved: bool = True
     """True if Slurm does not preempt guests for the job: it waits for a limit, or has waited for long."""
+    limits: Collection[str] = ()
+    """Accounts or QOS whose limit is used up."""
+    under: Callable[[SlurmJob], frozenset[str]] = field(default=lambda job: frozenset(), compare=False)
+    """Returns all accounts or QOS under whose limits a job runs."""
 
     @property
     def what(self) -> str:
@@ -71,7 +77,9 @@ class WaitingJob:
         """Tell whether `job` may hold part of the limit."""
         if self.shared == "licenses":
             return not (dict(self.job.licenses).keys() - {ANY_OF[0]}).isdisjoint(dict(job.licenses))
-        return bool(self.shared) and getattr(self.job, self.shared) == getattr(job, self.shared)
+        if "PerAccount" in self.job.reason and self.job.account != job.account:
+            return False
+        return not self.under(job).isdisjoint(self.limits)
 
     def amount(self, job: SlurmJob, gpus: int) -> Counter[str]:
         """Return the use of the limit by `job` at this number of GPUs."""
@@ -344,7 +352,7 @@ def _waiting(round_: Round) -> list[WaitingJob]:
 def _counts(job: SlurmJob, round_: Round) -> bool:
     if job.held or job.completing or job.eligible_time > round_.seen.snapshot.time:
         return False
-    if not (_ROOM.match(job.reason) or job.reason.startswith(tuple(_LIMITS))):
+    if not (_ROOM.match(job.reason) or _LIMIT.match(job.reason)):
         return False
     elastic = round_.seen.elastic
     one = elastic.get(job.array_id)
@@ -358,9 +366,13 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
 
 def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
     """Return the job with its need; None for a job that could never start."""
-    shared = next((field for word, field in _LIMITS.items() if job.reason.startswith(word)), "")
-    if shared:
-        return WaitingJob(job, shared=shared)
+    if limit := _LIMIT.match(job.reason):
+        shared = _SHARED[limit.lastindex or 0]
+        if shared == "licenses":
+            return WaitingJob(job, shared=shared)
+        under = _under(shared, round_)
+        full = {getattr(quota, shared) for quota in round_.quotas.all if _is_full(quota, shared, job)} - {""}
+        return WaitingJob(job, shared=shared, limits=under(job) & full or {getattr(job, shared)}, under=under)
     found = []
     for part in (round_.seen.snapshot.partitions.get(name) for name in job.partitions):
         too_long = part is not None and 0 < part.max_time_s < job.time_limit_s
@@ -376,6 +388,20 @@ def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, 
             found.append(nodes)
     since = max(job.submit_time, job.eligible_time)
     return WaitingJob(job, found, unserved=round_.now - since > LOOK_S) if found else None
+
+
+def _under(shared: str, round_: Round) -> Callable[[SlurmJob], frozenset[str]]:
+    if shared == "account":
+        return lambda job: frozenset({job.account, *round_.quotas.above(job.account)})
+    partitions = round_.seen.snapshot.partitions
+    return lambda job: frozenset({job.qos, *(partitions[name].qos for name in job.partitions if name in partitions)})
+
+
+def _is_full(quota: Quota, shared: str, job: SlurmJob) -> bool:
+    """Tell whether the quota of an account or QOS has too little left for the job."""
+    if quota.user or quota.per_job or quota.most - quota.used >= amount_of(job, quota.resource):
+        return False
+    return not quota.qos if shared == "account" else quota.account in ("", job.account)
 
 
 class _Want(NamedTuple):

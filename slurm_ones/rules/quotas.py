@@ -114,10 +114,10 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
         return 1.0 / max(elastic.gpus_per_node, 1)
     parts = elastic.job.running_blocks or (elastic.job.first,)
     gpus = sum(elastic.shape_of(part).gpus for part in parts)
-    return sum(_amount(part, resource) for part in parts) / max(gpus, 1)
+    return sum(amount_of(part, resource) for part in parts) / max(gpus, 1)
 
 
-def _amount(job: SlurmJob, resource: str) -> int:
+def amount_of(job: SlurmJob, resource: str) -> int:
     """Return the amount of the resource that the job has or asks for; 0 for a resource that growth does not take."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
@@ -150,7 +150,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
             above[part.account] = quotas.above(part.account)
         whose = _whose(part, of_partition.get(part.partition, ""), above[part.account])
         for name in resources:
-            amount = _amount(part, name)
+            amount = amount_of(part, name)
             found.update({key: amount for one in whose if amount and (key := (name, *one)) in wanted})
     return found
 

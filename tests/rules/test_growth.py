@@ -23,13 +23,14 @@ from slurm_ones.rules.gate import LOOK_S, Growth, Round, UnderWay
 from slurm_ones.rules.growth import MOST, with_growth
 from slurm_ones.rules.plan import PartitionSchedule, plans
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
-from slurm_ones.slurm.model import JobState, Node, Partition, Reservation, SlurmJob, Snapshot
+from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob, Snapshot
 from slurm_ones.testing.policies import seeded
 from tests.act.make import NOW, changed, elastic, history, with_guests
 from tests.rules.test_blocks import job_of_blocks, task, told
 
 NAMES = ("n1", "n2", "n3", "n4")
-OVER = {"gpu": {}, "other": {}, "whole": {"whole_nodes": True}, "short": {"max_time_s": 60.0}, "down": {"up": False}}
+OVER: dict[str, dict[str, Any]] = {"gpu": {}, "other": {}, "whole": {"whole_nodes": True}, "limited": {"qos": "part"}}
+OVER |= {"short": {"max_time_s": 60.0}, "down": {"up": False}}
 """Partitions over the same nodes."""
 
 
@@ -71,6 +72,7 @@ def round_with(
     shapes: Mapping[int, Shape] | None = None,
     settings: Mapping[str, Any] | None = None,
     idle: Mapping[int, float] | None = None,
+    quotas: Quotas = Quotas(),
 ) -> Round:
     """Four nodes of 4 GPUs, the jobs that run on them, and those that wait."""
     parts = [part for one in jobs for part in one.job.blocks if part.running or part.completing]
@@ -97,7 +99,7 @@ def round_with(
     held = {id_: frozenset(range(1, 8)) for id_ in by_id}
     checked = Settings.model_validate(settings or {})
     observation = Observation(snapshot, with_guests(by_id, checked), idle=idle or {})
-    return with_growth(Round(observation, known, checked, under_way or {}, NOW, held=held))
+    return with_growth(Round(observation, known, checked, under_way or {}, NOW, held=held, quotas=quotas))
 
 
 def left(found: Round, job_id: int = 1) -> set[int]:
@@ -109,6 +111,11 @@ def left(found: Round, job_id: int = 1) -> set[int]:
 
 FOUR = Shape(1, 4)
 LICENSED = {"licenses": (("matlab", 1),)}
+ABOVE = Quotas((Quota("gres/gpu", 16, 16, account="lab"),), {"a": "lab", "b": "lab"})
+BELOW = Quotas(
+    (Quota("gres/gpu", 90, 16, account="lab"), Quota("gres/gpu", 0, 0, account="b")), {"a": "lab", "b": "lab"}
+)
+PART = {"quotas": Quotas((Quota("gres/gpu", 16, 16, qos="part"),)), "own": {"partitions": ("limited",)}}
 ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
     "a1, another partition": (waits(partitions=("other",)), {}, {4}),
     "a2, several partitions": (waits(partitions=("down", "other")), {}, {4}),
@@ -141,6 +148,12 @@ ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
     "g3, another account": (waits(reason="AssocGrpGRES", account="b"), {}, set()),
     "h, the limit of its QOS": (waits(reason="QOSGrpGRES", qos="normal"), {}, {4}),
     "h2, of another QOS": (waits(reason="QOSGrpGRES", qos="high"), {}, set()),
+    "g4, of an account above": (waits(reason="AssocGrpGRES", account="b"), {"quotas": ABOVE}, {4}),
+    "g5, of one of its own": (waits(reason="AssocGrpGRES", account="b"), {"quotas": BELOW}, set()),
+    "h3, of the QOS of its partition": (waits(reason="QOSGrpGRES", qos="high", partitions=("limited",)), PART, {4}),
+    "h4, of its account in its QOS": (waits(reason="MaxGRESPerAccount", account="a", qos="normal"), {}, {4}),
+    "h5, of another account there": (waits(reason="MaxGRESPerAccount", account="b", qos="normal"), {}, set()),
+    "h6, of its account in another": (waits(reason="MaxGRESPerAccount", account="a", qos="high"), {}, set()),
     "i2, a reservation": (
         waits(reason="Reservation", reservation="r"),
         {"reservations": [Reservation("r", ("n2",), 0.0, NOW + 99)], "unusable": ("n2",)},
@@ -161,8 +174,9 @@ ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
 def test_who_is_served_by_what(row: str) -> None:
     """All GPUs are held, 1 of them asked for: the youngest blocks that help leave, and no others."""
     job, site, expected = ROWS[row]
+    site = {**site}
     held = {"memory_mb": 3500, "cpus": 0} if "memory_mb" in site else LICENSED if job.licenses else {}
-    found = round_with([guests(**held)], job, **site)
+    found = round_with([guests(**held, **site.pop("own", {}))], job, **site)
     assert left(found) == expected
     for id_, back in found.growth.back.items():
         assert (id_, back.reason.code, dict(back.reason.arguments)["job"]) == (1, "growth_returns", 50)
