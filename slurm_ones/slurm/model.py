@@ -242,7 +242,8 @@ class SlurmJob:
     @property
     def limited(self) -> bool:
         """True if the job waits for a limit of its account or QOS, or for unavailable nodes."""
-        return self.pending and self.reason.startswith(("Assoc", "QOS", "ReqNodeNotAvail"))
+        by_limit = self.reason.startswith(("Assoc", "QOS")) or self.reason.endswith(("PerAccount", "PerUser"))
+        return self.pending and (by_limit or self.reason.startswith("ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
         """Tell whether the pending job asks for exactly this shape; for a job without GRES, for this number of

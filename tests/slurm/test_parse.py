@@ -329,6 +329,15 @@ def test_the_longest_time_limit_that_may_start(
     assert longest_run_s(seen, "other", shape, own) == math.inf
 
 
+LIMITED = {"AssocGrpGRES", "QOSMaxGRESPerUser", "MaxGRESPerAccount", "MaxCpuRunMinsPerUser", "ReqNodeNotAvail, May"}
+
+
+@pytest.mark.parametrize("reason", [*sorted(LIMITED), "Resources", "Priority", "Licenses", "JobArrayTaskLimit", "None"])
+def test_a_job_waits_for_a_limit(reason: str) -> None:
+    """By all of Slurm's words: a changed job is then given its old shape at the next look, not after minutes."""
+    assert replace(PENDING, reason=reason).limited == (reason in LIMITED)
+
+
 @pytest.mark.parametrize("state", ["REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])
 def test_what_is_not_the_end_of_a_job(state: str) -> None:
     """Such a job comes back."""
