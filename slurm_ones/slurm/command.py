@@ -108,6 +108,13 @@ def error_of(what: str, answer: str) -> SlurmError:
     return kind(f"{what}: {text or 'failed without a message'}")
 
 
+def not_started(command: str, error: OSError) -> SlurmError:
+    """Return the client error for a command that cannot be started."""
+    if isinstance(error, FileNotFoundError):
+        return SlurmMissing(f"{command}: no such command; is Slurm on the PATH?")
+    return Unreachable(f"{command}: cannot be started: {error.strerror}")
+
+
 def apart(jobs: Iterable[SlurmJob], array_id: int) -> list[SlurmJob]:
     """Split an array's records into its tasks, each as its own job."""
     found = (job for job in jobs if job.array_id == array_id)
@@ -171,8 +178,8 @@ class CommandClient:
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
-        except FileNotFoundError:
-            raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
+        except OSError as error:
+            raise not_started(argv[0], error) from None
         except subprocess.TimeoutExpired:
             raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s") from None
         # A user's text may be of any encoding; what is not UTF-8 must not stop a tick.
@@ -374,14 +381,15 @@ class CommandClient:
         but answers that it cannot be altered now. scancel would then repeat the signal for minutes. With `--verbose`
         scancel announces the repetition, and is killed here."""
         self._keepalive()
-        printed = []
-        with subprocess.Popen(
-            [*argv, "--verbose"],
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        ) as process:
+        printed: list[str] = []
+        null = subprocess.DEVNULL
+        try:
+            began = subprocess.Popen(
+                [*argv, "--verbose"], env=self._env, stdin=null, stdout=null, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            raise not_started(argv[0], error) from None
+        with began as process:
             guard = threading.Timer(self._timeout_s, process.kill)
             guard.start()
             assert process.stderr is not None

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
-from slurm_ones.slurm.command import error_of
+from slurm_ones.slurm.client import Refused, Unreachable
+from slurm_ones.slurm.command import error_of, not_started
 
 FIELDS = (
     "JobIDRaw",
@@ -262,8 +262,8 @@ class Sacct:
                 process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=self._env
                 )
-            except FileNotFoundError:
-                raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
+            except OSError as error:
+                raise not_started(argv[0], error) from None
             assert process.stdout is not None
             guard = threading.Timer(TIMEOUT_S, process.kill)
             guard.start()

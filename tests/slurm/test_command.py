@@ -22,6 +22,7 @@ from slurm_ones.slurm.client import (
 )
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import Queue, Quota, Quotas, Task
+from slurm_ones.slurm.sacct import Sacct
 
 
 @pytest.mark.parametrize(
@@ -105,6 +106,20 @@ def test_no_slurm_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmMissing, match="PATH"):
         CommandClient().version()
+
+
+def test_a_command_that_cannot_be_started_is_unreachable(commands: Path) -> None:
+    """As on a login node with too many processes: a companion that stops must not end in the middle of it."""
+    for name in ("squeue", "scancel", "sacct"):
+        (commands / name).write_bytes(b"no program")
+        (commands / name).chmod(0o755)
+    for call in (
+        lambda: CommandClient().run(["squeue"]),
+        lambda: CommandClient()._signal_once(["scancel", "7"]),
+        lambda: Sacct(),
+    ):
+        with pytest.raises(Unreachable, match=r"^(squeue|scancel|sacct): cannot be started: Exec format error"):
+            call()
 
 
 def test_a_command_that_hangs_is_unreachable(commands: Path) -> None:
