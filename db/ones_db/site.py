@@ -96,6 +96,9 @@ class SiteStore(Transactions):
         keys = {
             row.name: row.id for row in connection.execute(select(NODES).where(NODES.c.cluster_id == self._cluster))
         }
+        newest = connection.scalar(select(func.max(CHANGES.c.time)).where(among(CHANGES.c.node_id, keys.values())))
+        # After the clock was set back the state before must not count as the newest.
+        time = time if newest is None or time >= newest else newest + 0.001
         rows = [{**node._asdict(), "node_id": keys[node.name], "time": time} for node in changed]
         for row in rows:
             del row["name"]

@@ -62,3 +62,12 @@ def test_decisions_are_read_in_a_few_queries(store: Store) -> None:
     event.listen(store._engine, "before_cursor_execute", lambda *said: asked.append(said[2]))
     assert len(store.decisions(1)) == 20
     assert len([sql for sql in asked if sql.startswith("SELECT")]) <= 3
+
+
+def test_a_node_is_shown_as_it_is_after_the_clock_was_set_back(store: Store) -> None:
+    """Not as it was while the clock was ahead; and what has not changed is not stored at each look."""
+    store.record_nodes(9000.0, [UP])
+    for now in (1000.0, 1060.0, 1120.0):
+        store.record_nodes(now, [DOWN])
+        assert store.nodes() == [DOWN]
+    assert len(node_changes(store)) == 2
