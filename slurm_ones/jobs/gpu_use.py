@@ -94,7 +94,7 @@ class GpuUses:
         wanted, over_s = self._limits.idle_use, self._limits.idle_s
         window = self._windows.setdefault(job_id, _Window(now))
         window.used_s, window.seconds = window.used_s + use * seconds, window.seconds + seconds
-        if now - window.began < over_s:
+        if 0.0 <= now - window.began < over_s:
             return
         del self._windows[job_id]
         self._found.pop(job_id, None)

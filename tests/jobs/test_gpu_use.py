@@ -109,3 +109,13 @@ def test_it_is_idle_until_a_whole_time_shows_otherwise() -> None:
         off.look(JOBS, now)
         off.read(7, [throughput(2, seconds=60.0, gpu_use=0.0)], now)
     assert off.idle == {}
+
+
+def test_a_busy_job_does_not_stay_idle_after_the_clock_was_set_back() -> None:
+    """It would give its growth back, and get none, for as long as the clock was ahead."""
+    uses = GpuUses(Readings(), LIMITS)  # type: ignore[arg-type]
+    for start, use in ((86_400, 0.0), (0, 0.9)):
+        for now in range(start, start + 4000, 60):
+            uses.look(JOBS, float(now))
+            uses.read(7, [throughput(2, seconds=60.0, gpu_use=use, gpu_memory=9)], float(now))
+        assert (7 in uses.idle) == (use == 0.0)
