@@ -438,10 +438,11 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
     """Return the tasks that train together: the newest membership's live tasks, else the running tasks that do not
-    join. If no member runs, as while all wait for a restart, the running tasks are added."""
+    join. If no member runs since its report, as while all wait for a restart, the running tasks are added."""
     known, running = {task for task, job in array.tasks.items() if is_alive(job)}, _running(array)
-    members = {*seen.blocks} & known if seen is not None else set()
-    if members and members.isdisjoint(running):
+    starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
+    members = starts.keys() & known
+    if members and not any(starts[task] == array.tasks[task].restart for task in members & running):
         return members | running
     return members or running - dict(resize.added).keys()
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from ones_db import ResizeRecord, Store, StoreError
+from ones_db import MembershipRecord, ResizeRecord, Store, StoreError
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
+from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.blocks import Moves, train_together
 from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable
@@ -596,6 +597,25 @@ def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int,
     assert seen.optin is not None
     kept_out = replace(seen, optin=replace(seen.optin, guests=False))
     assert guests_among(kept_out, moves, asked) == ()
+
+
+def test_a_membership_whose_members_slurm_restarted_leaves_nobody_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one member runs again, next to a block that trains and has not reported yet."""
+    world = make({1: ONE})
+    read = world.machine.reports.membership
+
+    def stale(job: WholeJob, order: int | None = None) -> MembershipRecord | None:
+        found = read(job, order)
+        restarts = (world.tasks[1].restart + 1,)
+        return found and replace(found, report=replace(found.report, blocks=(1,), restarts=restarts))
+
+    monkeypatch.setattr(world.machine.reports, "membership", stale)
+    world.drain_all()
+    world.begin({2: ONE})
+    assert world.finish().outcome.code == "queued_too_long"
+    assert world.order.blocks == (0, 1)
 
 
 @pytest.mark.parametrize(("other", "code"), [({}, "base_ended"), ({3: ONE}, "blocks_train")], ids=["none", "another"])
