@@ -548,6 +548,7 @@ def _manifests() -> Make:
 
 def manifest(data: bytes) -> None:
     from ones_wrapper.checkpoint.folder import Folder
+    from ones_wrapper.files import checksums
 
     place = scratch() / "run"
     checkpoint = place / protocol.CHECKPOINTS / "step-000000007"
@@ -555,7 +556,7 @@ def manifest(data: bytes) -> None:
     (checkpoint / "rest.pt").touch()
     (checkpoint / protocol.MANIFEST).write_bytes(data)
     folder = Folder(place, 7, 0, 2)
-    folder.damage("step-000000007")
+    checksums.damage(folder.path("step-000000007"))
     with contextlib.suppress(ValueError):
         folder.manifest("step-000000007")
 

@@ -57,7 +57,7 @@ class Job:
     @property
     def world(self) -> int:
         """World size. A block that waits has none, as with `rank`."""
-        return self._run.world
+        return self._run.known(self._run.group.world)
 
     @property
     def strategy(self) -> Strategy | None:
@@ -481,7 +481,10 @@ class Job:
 
         Raises MemoryError if not one sample fits.
         """
-        return self._run.probe(one_pass)
+        state = self._run.keeping.state
+        if state is None or self._run.begun:
+            raise RuntimeError("probe: call it after job.prepare or job.register, and before the first epoch")
+        return self._run.sizes.probe(one_pass, state)
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean; with a strategy that has each rank compute a part, that part.

@@ -98,3 +98,15 @@ class Strategy(ABC):
 
     def wrapped(self, model: torch.nn.Module) -> None:  # noqa: B027
         """Note a model that `job.ddp` returned. Not collective."""
+
+
+class ApartStrategy(Strategy):
+    """A strategy whose ranks train models of their own (`gradients.apart`)."""
+
+    hot = True
+    measures_noise = False
+    model_bytes = 0
+    """Bytes of the trained parameters, once `job.ddp` was given the model."""
+
+    def wrapped(self, model: torch.nn.Module) -> None:
+        self.model_bytes += sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

@@ -236,9 +236,10 @@ def endless(group: Group, job: Path) -> None:
 def verify(group: Group, job: Path) -> tuple[list[str], int, float]:
     """All names without a dot that do not verify; step and weight of what loads."""
     from ones_wrapper.checkpoint.folder import Folder
+    from ones_wrapper.files.checksums import damage
 
     folder = Folder(job, 7, 0, 2)
-    bad = [f"{name}: {why}" for name in folder.names() for why in [folder.damage(name)] if why]
+    bad = [f"{name}: {why}" for name in folder.names() for why in [damage(folder.path(name))] if why]
     state = make("plain", group, seed=2)
     found = Checkpoints(job, group, 7, 1).load(state)
     return bad, found.progress.step, float(state.model.state_dict()["a.bias"][0])

@@ -14,7 +14,7 @@ import pytest
 from ones_wrapper.files.places import find_job_directory, make_job_directory
 from ones_wrapper.launch import LaunchOptions, main
 from ones_wrapper.launch import plan as plan_for
-from ones_wrapper.launch.supervise import Launch
+from ones_wrapper.launch.launchers import Started
 from ones_wrapper.process.placement import STALE, LaunchError, allocation, contract
 
 RESIZED = {
@@ -36,7 +36,7 @@ RESIZED = {
 }
 
 
-def plan(env: dict[str, str], script: str, arguments: list[str], **options: Any) -> Launch:
+def plan(env: dict[str, str], script: str, arguments: list[str], **options: Any) -> Started:
     """With every program in the PATH."""
     return plan_for(env, script, arguments, **{"find": lambda name: name} | options)
 
@@ -95,7 +95,8 @@ def test_whole_node_site_names_its_gpus() -> None:
 
 def test_slurms_count_wins_over_the_script() -> None:
     """Protects a resized job whose batch script still names its first number of GPUs."""
-    assert plan(RESIZED, "t.py", [], job_dir=Path(), options=LaunchOptions(ranks_per_node=1)).gpus_per_node == 4
+    launch = plan(RESIZED, "t.py", [], job_dir=Path(), options=LaunchOptions(ranks_per_node=1))
+    assert launch.env["ONES_GPUS_PER_NODE"] == "4"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,8 @@ def test_outside_slurm_the_ranks_run_here() -> None:
     """Protects trying a script on a workstation."""
     launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), options=LaunchOptions(ranks_per_node=2))
     assert launch.command == [sys.executable, "-m", "ones_wrapper.launch.node", "t.py", "x"]
-    assert (launch.nodes, launch.gpus_per_node, launch.env["MASTER_ADDR"]) == (1, 2, "127.0.0.1")
+    named = ("ONES_NODES", "ONES_GPUS_PER_NODE", "MASTER_ADDR")
+    assert [launch.env[name] for name in named] == ["1", "2", "127.0.0.1"]
 
 
 def test_nobody_knows_a_job_s_ports_beforehand() -> None:

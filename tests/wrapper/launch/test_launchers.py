@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.launch import LaunchOptions, plan
-from ones_wrapper.launch.launchers import LAUNCHERS
-from ones_wrapper.launch.supervise import Launch
+from ones_wrapper.launch.launchers import LAUNCHERS, Started
 from ones_wrapper.process.placement import LaunchError
 
 pytestmark = pytest.mark.slow
@@ -36,14 +35,14 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 needs_mpirun = pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python: pip install mpich")
 
 
-def planned(options: LaunchOptions, answer: str = "", env: dict[str, str] = JOB) -> Launch:
+def planned(options: LaunchOptions, answer: str = "", env: dict[str, str] = JOB) -> Started:
     def ask(command: Sequence[str]) -> str:
         return answer
 
     return plan(env, "t.py", [], job_dir=Path("/jobs/7"), options=options, find=lambda name: f"/bin/{name}", ask=ask)
 
 
-def words(launch: Launch) -> list[str]:
+def words(launch: Started) -> list[str]:
     """The command before Python's."""
     return launch.command[: launch.command.index(sys.executable)]
 

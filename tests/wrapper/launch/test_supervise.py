@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import RestartLimits
-from ones_wrapper.launch.supervise import Launch, Supervisor
+from ones_wrapper.launch.supervise import Supervisor
 from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
@@ -93,7 +94,7 @@ def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.Monke
     """Protects `ones-run`, whose signal comes after the launcher's end was collected and before that is noted."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
-    supervisor._launch = Launch([], {}, 1, 1, "srun", signal.SIGUSR2)
+    supervisor._launch = Started([], {}, launcher="srun")
     supervisor._process = process = subprocess.Popen(["true"])
     os.waitpid(process.pid, 0)
     with process._waitpid_lock:  # type: ignore[attr-defined]  # as in `wait`, which the signal interrupts

@@ -136,10 +136,10 @@ def test_who_leaves_gives_its_group_up_first(happened: list[str], monkeypatch: p
     """Protects those that stay from waiting: ncclCommDestroy returns once all ranks of a node have called it, and a
     process that is gone never does."""
     blocks = Mock(local_rank=1, leave=lambda: happened.append("left"))
-    saver = Mock(let_go=lambda: happened.append("let go"))
+    keeping = Mock(let_go=lambda: happened.append("let go"))
     ranks = object.__new__(changing.ChangingRanks)
     ranks._blocks, ranks._machine = blocks, Mock(go=lambda state: happened.append(state.value))
-    ranks._run = Mock(keeping=Mock(saver=saver))
+    ranks._run = Mock(keeping=keeping)
     monkeypatch.setattr(changing.connections, "destroy", lambda: happened.append("destroyed"))
     with pytest.raises(SystemExit):
         ranks._leave_membership()

@@ -29,7 +29,7 @@ from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, SavedS
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
-from ones_wrapper.files.checksums import Sum
+from ones_wrapper.files.checksums import Sum, damage
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.process.log import log
 
@@ -228,12 +228,8 @@ class Checkpoints:
         group.here(lambda: collect(state))
         notes: list[str] = []
         for name in group.on_first(folder.names):
-            problems = [
-                problem
-                for problem in group.everywhere(partial(folder.damage, name, group.rank, group.world))
-                if problem
-            ]
-            if problems:
+            found = group.everywhere(partial(damage, folder.path(name), group.rank, group.world))
+            if problems := [*filter(None, found)]:
                 notes.append(f"checkpoint {name} is damaged ({problems[0]}) and was passed over")
                 group.on_first(partial(folder.set_aside, name))
                 continue
@@ -274,7 +270,6 @@ class Checkpoints:
 
 
 def _copied(value: Any) -> Any:
-    """Copy plain data with its tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:

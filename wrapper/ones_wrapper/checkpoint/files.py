@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import zlib
@@ -118,10 +117,3 @@ def write_plain(path: Path, value: Any) -> Sum:
         file = _Summing(handle)
         torch.save(value, file)  # type: ignore[arg-type]
     return Sum(file.size, file.crc)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a new file of JSON, durable on return."""
-    data = json.dumps(value, indent=1).encode()
-    with _created(path) as handle:
-        _write(handle, [memoryview(data)])

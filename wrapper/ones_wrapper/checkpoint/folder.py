@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -15,10 +14,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ones_wrapper.checkpoint.files import write_json
 from ones_wrapper.data.progress import TrainingProgress
-from ones_wrapper.files.checksums import RESUMED_FROM, Sum, damage, sync
+from ones_wrapper.files.checksums import RESUMED_FROM, Sum, sync
+from ones_wrapper.files.job_directory import checkpoint_names
 from ones_wrapper.files.job_lock import lock_directory
+from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
 from ones_wrapper.script.line import script
 
@@ -26,7 +26,6 @@ FORMAT = 3
 REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
 """Fields of `TrainingProgress` that the first checkpoints of this format lack, with the values to assume."""
-_NAME = re.compile(r"step-\d{9,}")
 OTHERS = (
     "checkpoint {name} is of {theirs} (job {job}, start {start}), in whose training {mine} would go on: give each "
     "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
@@ -117,7 +116,7 @@ class Folder:
             "progress": asdict(progress),
             "files": {file: [s.size, s.crc] for file, s in files.items()},
         }
-        write_json(temporary / MANIFEST, manifest)
+        replace_small(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
         sync(temporary)
         if why := self.refuse():
             raise ValueError(why)
@@ -155,13 +154,7 @@ class Folder:
 
     def names(self) -> list[str]:
         """Return the names of the complete checkpoints, newest first."""
-        found = [entry.name for entry in self._path.iterdir() if _NAME.fullmatch(entry.name)]
-        return sorted(found, key=lambda name: int(name[5:]), reverse=True)
-
-    def damage(self, name: str, part: int = 0, parts: int = 1) -> str:
-        """Return the damage of a checkpoint in words, empty if sound; checks part number `part` of `parts` parts of its
-        files."""
-        return damage(self.path(name), part, parts)
+        return checkpoint_names(self._path)
 
     def set_aside(self, name: str) -> None:
         """Hide a damaged checkpoint, kept for people to examine; one that was hidden before is removed."""
@@ -199,15 +192,10 @@ class Folder:
                 OTHERS.format(name=name, theirs=theirs[:100], job=job_id, start=start, mine=mine, here=self.job_dir)
             )
         progress = LATER | manifest["progress"]
-        kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "list[float]": _floats}
-        job_id = int(manifest.get(RESUMED_FROM, job_id))
-        return Manifest(
-            job_id, TrainingProgress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(TrainingProgress)})
-        )
-
-
-def _floats(values: list[float]) -> list[float]:
-    return [float(value) for value in values]
+        kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
+        kinds["list[float]"] = lambda values: [float(value) for value in values]
+        known = {f.name: kinds[str(f.type)](progress[f.name]) for f in fields(TrainingProgress)}
+        return Manifest(int(manifest.get(RESUMED_FROM, job_id)), TrainingProgress(**known))
 
 
 def _sweep(paths: list[Path]) -> None:

@@ -91,7 +91,6 @@ def normalizes_batches(model: torch.nn.Module) -> bool:
 
 
 def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:
-    """Return the objects of a kind by name. Raises TypeError for an object of another type."""
     found = named(kind, given)
     for name, thing in found.items():
         if not isinstance(thing, wanted):

@@ -268,7 +268,6 @@ def collect(state: SavedState, *, template: bool = False) -> Content:
 
 
 def _path_of(optimizer: str) -> str:
-    """Return the path of the state of an optimizer of this name."""
     return f"optimizer.{optimizer}" if optimizer else "optimizer"
 
 
@@ -320,7 +319,6 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
-    """Return the optimizers' entries of `rest`, by path."""
     return {key: value for key, value in rest.items() if key not in ("model", "extras", *OWN)}
 
 

@@ -162,7 +162,6 @@ def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1,
 
 @lru_cache(maxsize=256)
 def _largest(total: int, parts: int, unit: int, least: int = 1) -> int:
-    """Return the samples of the largest part."""
     return max(split(0, total, parts, part, unit, least).samples for part in {0, parts - 1})
 
 

@@ -31,13 +31,18 @@ STEP_NAME = re.compile(r"step-\d{9,}")
 _REPORTS = re.compile(r"reports-(\d{1,9})\.jsonl", re.ASCII)
 
 
+def checkpoint_names(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in this folder, newest first. Raises OSError."""
+    names = [entry.name for entry in folder.iterdir() if STEP_NAME.fullmatch(entry.name)]
+    return sorted(names, key=lambda name: int(name[5:]), reverse=True)
+
+
 def checkpoints(job_dir: Path) -> list[Path]:
     """Return the paths of the complete checkpoints, newest first."""
     try:
-        names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if STEP_NAME.fullmatch(e.name)]
+        paths = [job_dir / CHECKPOINTS / name for name in checkpoint_names(job_dir / CHECKPOINTS)]
     except OSError:
         return []
-    paths = (job_dir / CHECKPOINTS / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
     return [path for path in paths if (path / MANIFEST).is_file()]
 
 

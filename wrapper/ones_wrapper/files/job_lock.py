@@ -76,7 +76,6 @@ def last_job(job_dir: Path) -> int:
 
 
 def _held_by(handle: int) -> list[str]:
-    """Return job, host and process in the lock file."""
     line = os.pread(handle, 200, 0).decode(errors="replace").split()
     return line if len(line) == 3 else ["?", "?", "?"]
 

@@ -109,7 +109,6 @@ def take_over(path: Path, job_id: int) -> None:
 
 
 def _owner(path: Path) -> int:
-    """Return the id of the job whose directory this is; 0 if unknown."""
     try:
         word = (path / OWNER).read_text(errors="replace").strip()
     except OSError:
@@ -119,7 +118,6 @@ def _owner(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """Return the path, with a number appended if the path exists."""
     number, found = 1, path
     while os.path.lexists(found):
         number += 1

@@ -346,7 +346,6 @@ class _Boundaries(TrainerCallback):
 
 
 def _accuracy(state: TrainerState) -> float | None:
-    """Return the accuracy that the last evaluation logged; None for none."""
     found = [entry["eval_accuracy"] for entry in reversed(state.log_history or []) if "eval_accuracy" in entry]
     return float(found[0]) if found else None
 

@@ -173,14 +173,30 @@ def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) ->
     return gradient is mark[0] and gradient._version == mark[1]
 
 
-class AccumulatedOptimizer(torch.optim.Optimizer):
+class RefusesScaler:
+    """Part of an optimizer that raises an error when a gradient scaler steps it unasked."""
+
+    _step_supports_amp_scaling = True
+    """Flag by which a `GradScaler` sets `grad_scale`."""
+    scaler_refused: str
+    """The error's text."""
+
+    @property
+    def grad_scale(self) -> Any:
+        raise AttributeError("grad_scale")
+
+    @grad_scale.setter
+    def grad_scale(self, value: object) -> None:
+        raise RuntimeError(self.scaler_refused)
+
+
+class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
     """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made.
 
     State, parameter groups and hooks are those of the wrapped `optimizer`.
     """
 
-    _step_supports_amp_scaling = True
-    """Flag by which an unregistered `GradScaler` sets `grad_scale`, which raises an error."""
+    scaler_refused = UNREGISTERED_SCALER  # a registered one sets `grad_scale` of `optimizer`
 
     def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation) -> None:
         # Not the base class's: this one has no state and no groups of its own.
@@ -214,15 +230,6 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state_dict)
-
-    @property
-    def grad_scale(self) -> Any:
-        """Scale that torch's gradient scalers set on an optimizer; a registered scaler sets it on `optimizer`."""
-        raise AttributeError("grad_scale")
-
-    @grad_scale.setter
-    def grad_scale(self, value: object) -> None:
-        raise RuntimeError(UNREGISTERED_SCALER)
 
 
 class AccumulatedScaler:

@@ -150,13 +150,12 @@ class ApartExchange(Exchange):
             return copy.deepcopy(model)
 
     def _trained(self) -> list[torch.nn.Parameter]:
-        assert self._model is not None
-        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        assert self.model is not None
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _tensors(self) -> list[torch.Tensor]:
-        """Parameters and buffers."""
-        assert self._model is not None
-        return [tensor.detach() for tensor in chain(self._model.parameters(), self._model.buffers())]
+        assert self.model is not None
+        return [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
         """Return parameters, buffers and the optimizers' state of these parameters, as many tensors on all ranks.
@@ -164,8 +163,8 @@ class ApartExchange(Exchange):
 
         State that only other ranks have (this rank's samples used fewer layers) is zeros here.
         """
-        assert self._model is not None
-        mine = {parameter: number for number, parameter in enumerate(self._model.parameters())}
+        assert self.model is not None
+        mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [
             (optimizer, parameter)
             for optimizer in self._optimizers
@@ -215,8 +214,3 @@ def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], str, s
         for key, value in state.items()
         if isinstance(value, torch.Tensor)
     }
-
-
-def trained_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of all trained parameters, the size of one message that holds them."""
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

@@ -34,7 +34,8 @@ class Exchange(ABC):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         self._group = group
         self._noise = noise
-        self._model: torch.nn.Module | None = None
+        self.model: torch.nn.Module | None = None
+        """Model that `wrap` returned; None before."""
         self._part: AccumulationStep | None = None
         self._arrived = False
         """True if gradients were exchanged since the present pass began."""
@@ -58,11 +59,6 @@ class Exchange(ABC):
 
         Raises ValueError, with a remedy, if the model or the options cannot be used.
         """
-
-    @property
-    def model(self) -> torch.nn.Module | None:
-        """Model that `wrap` returned; None before."""
-        return self._model
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Context of one forward and backward pass. After the step's last pass the gradients are the mean over all its
@@ -137,9 +133,9 @@ class Exchange(ABC):
     def idle(self) -> bool:
         """True if the model took no part in the present pass: no gradient was exchanged, and all gradients are missing
         or 0."""
-        if self._arrived or self._model is None:
+        if self._arrived or self.model is None:
             return False
-        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
         return not any(bool(local(gradient).any()) for gradient in gradients)
 
     @property
@@ -149,8 +145,7 @@ class Exchange(ABC):
         return None if self._stepped or noise is None or not noise.looks else noise
 
     def _first(self, model: torch.nn.Module) -> None:
-        """Check that the exchange has no other model."""
-        if self._model is not None:
+        if self.model is not None:
             raise ValueError("an exchange is for one model; make one for each")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
@@ -171,7 +166,7 @@ class Exchange(ABC):
         self._alike(model)
         if self._group.world > 1:
             send(list(chain(model.parameters(), model.buffers())))
-        self._model = model
+        self.model = model
         if not hasattr(model, "module"):
             model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
@@ -183,18 +178,18 @@ class Exchange(ABC):
         The sum is kept in units of the newest pass. If a pass has another size than the pass before, the sum is scaled
         first (Horner's rule).
         """
-        assert self._model is not None
+        assert self.model is not None
         if part.index == 0:
             self._unit = 0
         silenced: list[RemovableHandle] = []
         if part.weight:
             if self._unit not in (0, part.weight):
-                sums = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+                sums = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
                 torch._foreach_mul_(sums, self._unit / part.weight)
             self._unit = part.weight
         elif part.count > 1:
             # The borrowed sample's gradient must not reach the sum.
-            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             silenced = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
         try:
             yield
@@ -252,7 +247,7 @@ class DdpExchange(Exchange):
         self._first(model)
         device = self._group.device
         self._options = {"device_ids": [device] if device.type == "cuda" else None, **options}
-        self._model = wrapped = DistributedDataParallel(model.to(device), **self._options)
+        self.model = wrapped = DistributedDataParallel(model.to(device), **self._options)
         self._hook(wrapped)
         return wrapped
 
@@ -261,7 +256,7 @@ class DdpExchange(Exchange):
         wrapped.register_comm_hook(self, lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))
 
     def ranks_changed(self) -> None:
-        wrapped = self._model
+        wrapped = self.model
         assert isinstance(wrapped, DistributedDataParallel)
         # Made again in place, over the default group that there is now; what the script hung on the object stays.
         kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS}
@@ -272,7 +267,7 @@ class DdpExchange(Exchange):
 
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:
-        model = self._model
+        model = self.model
         assert isinstance(model, DistributedDataParallel)
         # A single rank needs DDP only to add up passes of different size, or to show the noise scale its gradients.
         alone = self._group.world == 1 and part.count == 1 and self._noise is None
@@ -296,7 +291,7 @@ class DdpExchange(Exchange):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Context in which rank 0's running statistics go to all ranks once, not in each forward pass."""
-        model = self._model
+        model = self.model
         assert isinstance(model, DistributedDataParallel)
         if self._group.world == 1 or not model.broadcast_buffers:
             yield

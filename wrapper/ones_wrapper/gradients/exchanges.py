@@ -83,11 +83,8 @@ class Exchanges:
         """Context of one forward and backward pass of the loop."""
         return self._within(lambda exchange: exchange.during(part))
 
-    def _within(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        return around(self._all[0]) if len(self._all) == 1 else self._within_all(around)
-
     @contextmanager
-    def _within_all(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> Iterator[None]:
+    def _within(self, around: Callable[[Exchange], AbstractContextManager[None]]) -> Iterator[None]:
         with ExitStack() as stack:
             for exchange in self._all:
                 stack.enter_context(around(exchange))

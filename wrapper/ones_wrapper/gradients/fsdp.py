@@ -72,7 +72,7 @@ class FsdpExchange(Exchange):
                 module.set_custom_reduce_scatter(weighing)
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        self._model = model
+        self.model = model
         return model
 
     def _local(self, module: int, gradient: torch.Tensor) -> None:

@@ -228,7 +228,6 @@ class MpiExchange(Exchange):
 
     @torch.no_grad()
     def _from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Broadcast rank 0's `tensors` to all ranks."""
         for some in together(tensors, self._size):
             flat = flattened(some)
             self._comm.Bcast(bytes_of(flat).numpy(), root=0)

@@ -54,38 +54,32 @@ class NoiseScale:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self.known = self.known_low = 0.0
-        """The noise scale, in samples, that an earlier run ended with, and its lower bound; 0 for none."""
         self.measures = True
         """True if the present step is measured; the same on all ranks."""
         self._keeps = True
         """True if the next step is measured, for which a single rank keeps this step's gradient."""
         self.looks = True
         """True if the present step's gradients are needed, to measure it or to keep them for the next step."""
+        self._alone_samples = 0
+        self._skips = False
+        self._batch = 0
+        self.ranks_changed(0.0, 0.0)
+
+    def ranks_changed(self, known: float, known_low: float) -> None:
+        """Begin again, since the ranks changed. All go on with the noise scale `known` and its lower bound."""
+        self.known, self.known_low = known, known_low
+        """The noise scale, in samples, that an earlier run ended with, and its lower bound; 0 for none."""
         self._alone: dict[int, torch.Tensor] = {}
         """Last gradient of each bucket, kept by a single rank."""
-        self._alone_samples = 0
         self._step: list[tuple[torch.Tensor, float, float]] = []
         """Squares of the step's buckets on this rank, each with its weights in the estimates of tr(Σ) and |G|²."""
         self._seen: list[tuple[torch.Tensor, float, float]] = []
         """Squares of finished steps that are not yet added to `_window`."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
-        self._skips = False
-        self._batch = 0
         self._windows: deque[Window] = deque(maxlen=WINDOWS)
         self._measured_steps = 0
         """Number of measured steps since the ranks changed, by which all ranks drop the same windows."""
-
-    def ranks_changed(self, known: float, known_low: float) -> None:
-        """Begin again, since the ranks changed. All go on with the noise scale `known` and its lower bound."""
-        self.known, self.known_low = known, known_low
-        self._alone.clear()
-        self._step.clear()
-        self._seen.clear()
-        self._window, self._steps = [0.0, 0.0], 0
-        self._windows.clear()
-        self._measured_steps = 0
 
     def begin(self, number: int) -> None:
         """Begin the step after the job's first `number` steps."""
@@ -182,7 +176,6 @@ class NoiseScale:
         return [weight / (1.0 - after) for weight in reversed(found)]
 
     def _means(self) -> tuple[float, float]:
-        """tr(Σ) and |G|²."""
         weights = self._weights()
         traces = sum(weight * window.trace for weight, window in zip(weights, self._windows, strict=True))
         return traces, sum(weight * window.square for weight, window in zip(weights, self._windows, strict=True))

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ones_wrapper.files.claim import ClaimedError
@@ -23,10 +23,10 @@ from ones_wrapper.files.run_id import run_id, seeds
 from ones_wrapper.launch import bytecode, container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, OtherBlocks
 from ones_wrapper.launch.fused_start import before_ranks
-from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
+from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, Started, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.restart_policy import RestartLimits
-from ones_wrapper.launch.supervise import Launch, Supervisor
+from ones_wrapper.launch.supervise import Supervisor
 from ones_wrapper.membership.files import FolderError, HotFolder
 from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
 from ones_wrapper.network.secret import JobSecret, SecretError
@@ -103,7 +103,7 @@ def plan(
     now: float = 0.0,
     attempt: int = 0,
     retries: int = 3,
-) -> Launch:
+) -> Started:
     """Return the command and environment that start SCRIPT on the allocation that `env` describes.
 
     `find` gives the path of a program, and `ask` its output. `now` is the Unix time at which `ones-run` began. It has
@@ -142,7 +142,7 @@ def plan(
     if options.container:
         command = container.command(options.container, [module, script, *arguments])
     started = launcher_named(name)(Layout(has, command, direct, mpi, exported), find, ask)
-    return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, started.stop)
+    return replace(started, env=clean | started.env, launcher=name)
 
 
 class _Version(argparse.Action):
@@ -325,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if spool := find_spool(env):
             env["ONES_SPOOL"] = str(spool)
 
-        def start(attempt: int) -> Launch:
+        def start(attempt: int) -> Started:
             return plan(
                 env,
                 script,

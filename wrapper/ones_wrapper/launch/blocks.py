@@ -134,7 +134,6 @@ class OtherBlocks:
             self._cancel_waiting()
 
     def _announced(self, term: int) -> tuple[int, ...]:
-        """The tasks with which a term was to begin; none if it was not announced."""
         try:
             plan = plan_of((self._hot.announced() or {}).get("plan"))
         except ValueError:

@@ -38,7 +38,6 @@ def note(env: Mapping[str, str]) -> str:
 
 
 def _writable(folder: Path) -> bool:
-    """Return whether this user can make files there, or make the folder."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ones_wrapper.files.job_directory import error_file
+from ones_wrapper.files.small_files import create_small
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY, PEER_LOST
 from ones_wrapper.process.faults import ConfigurationError, Fault, fault_in
 from ones_wrapper.process.hooks import describe_error
@@ -53,19 +53,13 @@ def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -
 def _first(path: Path, text: str) -> str | None:
     """Return the error of the rank that failed first; None if this is the one, or nobody knows."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        for _ in range(20):
-            with suppress(OSError):
-                if text := path.read_text(errors="replace"):
-                    return text
-            time.sleep(0.01)  # it is just being written
-        return ""
+        if create_small(path, text.encode(errors="replace"), 0o600):
+            return None
     except OSError:
         return None
-    with os.fdopen(file, "w", errors="replace") as out:
-        out.write(text)
-    return None
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:

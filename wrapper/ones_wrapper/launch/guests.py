@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.files.small_files import create_small, replace_small
 from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.process.block import Block
@@ -82,15 +82,12 @@ class GuestKeeper:
         if order is not None and {*(order.blocks or ())} >= {*tasks}:
             return ""
         path = self._job_dir / ORDERS
-        new = path.with_name(f".{ORDERS}.{self._block.task}-{os.getpid()}")
+        text = encode(Order(ORDER if order is None else order.number + 1, 0, blocks=tasks))
         try:
-            new.write_bytes(encode(Order(ORDER if order is None else order.number + 1, 0, blocks=tasks)))
-            if order is None:
-                os.link(new, path)
-            else:
-                new.replace(path)
+            if order is not None:
+                replace_small(path, text)
+            elif not create_small(path, text):
+                return "there is another order by now"
         except OSError as error:
             return error.strerror or str(error)
-        finally:
-            new.unlink(missing_ok=True)
         return ""

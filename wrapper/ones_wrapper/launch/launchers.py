@@ -59,6 +59,8 @@ class Started:
 
     At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
     """
+    launcher: str = ""
+    """Name of the launcher, which `ones-run` sets."""
 
 
 Find = Callable[[str], str | None]

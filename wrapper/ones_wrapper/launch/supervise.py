@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +22,7 @@ from ones_wrapper.files.job_directory import (
 )
 from ones_wrapper.launch.batch_shell import DIES, BatchShell, killed_by_warning
 from ones_wrapper.launch.blocks import OtherBlocks
+from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, RestartLimits, StartOutcome, Tries, decide
 from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.launch.tries import read_tries, write_tries
@@ -39,19 +39,6 @@ COMPANION_S = 30.0
 """Seconds that a drained job waits for the companion's requeue before it requeues itself."""
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Command and environment of one start of the ranks."""
-
-    command: list[str]
-    env: dict[str, str]
-    nodes: int
-    gpus_per_node: int
-    launcher: str
-    stop: int | None
-    """Signal that the launcher passes on as an order to stop; None if that depends on the program that it starts."""
 
 
 def _receiver(pid: int) -> tuple[int, str]:
@@ -100,7 +87,7 @@ class Supervisor:
         self._restart = restart
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._launch: Launch | None = None
+        self._launch: Started | None = None
         self._stopped = False
         self._warned_at = 0.0
         self._shell = BatchShell() if job_id else None
@@ -125,7 +112,7 @@ class Supervisor:
             with suppress(ProcessLookupError):  # it has ended, which `_once` is about to note
                 os.kill(receiver, number)
 
-    def run(self, plan: Callable[[int], Launch]) -> int:
+    def run(self, plan: Callable[[int], Started]) -> int:
         """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
 
         `plan` takes the number of starts before.
@@ -153,7 +140,7 @@ class Supervisor:
                 self._blocks.ended(code, self._stopped)
             return code
 
-    def _once(self, launch: Launch) -> int:
+    def _once(self, launch: Started) -> int:
         remove_exit_codes(self._job_dir, self._task)
         self._launch = launch
         self._started = time.monotonic()

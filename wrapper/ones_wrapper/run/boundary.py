@@ -62,10 +62,6 @@ class Agreement:
     """Speeds of ranks with uneven shares, as they measured them."""
 
 
-QUIET = Agreement(0, False, 0, 0, False, False, True)
-"""The agreement if no rank asks for anything, and there is no order."""
-
-
 class Boundary:
     """The step boundaries of one run."""
 
@@ -78,28 +74,19 @@ class Boundary:
         self.requests = requests
         self._restart = restart
         self._flags = flags
-        self._skip = 0
         self._later: Callable[[], list[int]] | None = None
         """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []
         """This rank's part in the agreement under way."""
-        self._told = (0, 0)
-        """Number and batch of the order that this rank last sent to the others."""
-        self._quiet = QUIET
-        """The agreement if no rank asks for anything."""
-        self._began_s = self._cost_s = 0.0
-        self._held_since = 0.0
+        self._began_s = self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
         """Returns the number of gradient exchanges that this rank has begun, which must be the same on all ranks."""
-        self.applied = 0
-        """Number of the order whose batch is in force."""
-        self.answered = 0
-        """Number of the last order to drain that was obeyed."""
         self.members: Blocks | None = None
         """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
         """Returns this rank's measured speed: `Uneven.proposal`."""
+        self.ranks_changed(0, 0)
 
     @property
     def order(self) -> Order | None:
@@ -112,15 +99,15 @@ class Boundary:
         self._told = (0, 0)
 
     def ranks_changed(self, applied: int, answered: int) -> None:
-        """Go on with new ranks, from the orders whose batch is in force (`applied`) and whose drain was obeyed
-        (`answered`).
-
-        Not collective. No agreement of the previous ranks may be pending.
-        """
+        """Begin, or go on with new ranks. Not collective. No agreement of the previous ranks may be pending."""
         assert self._later is None
         self.applied, self.answered = applied, answered
+        """Numbers of the order whose batch is in force, and of the last order to drain that was obeyed."""
         self._skip, self._cost_s = 0, 0.0
-        self._told, self._quiet = (0, 0), QUIET
+        self._told = (0, 0)
+        """Number and batch of the order that this rank last sent to the others."""
+        self._quiet = Agreement(0, False, 0, 0, False, False, True)
+        """The agreement if no rank asks for anything; there is no order at first."""
 
     def _order(self) -> Order | None:
         if self._orders is None:

@@ -69,7 +69,7 @@ class ChangingRanks(FixedRanks):
         self._term = run.identity.restart
         self._shapes: warm_up.Shapes | None = None
         self._ending = rescue.Ending(group.device, self._rescue, lambda: run.records.meter.forget())
-        blocks.may_leave = lambda: not run.keeping.saver.writing
+        blocks.may_leave = lambda: not run.keeping.writing
         blocks.trains(run.sizes.spec.max_local_batch)
         blocks.link.abandon = self._abandon
 
@@ -199,7 +199,7 @@ class ChangingRanks(FixedRanks):
         streams.wait(self._group.device)  # a rank that is gone never ends a sum
         self._group.maximum([0])  # nor may any end before rank 0 has spoken
         blocks.close()
-        run.keeping.saver.let_go()
+        run.keeping.let_go()
         raise SystemExit(0 if blocks.leaves else NEXT_TERM)
 
     def _change(self) -> None:
@@ -238,7 +238,7 @@ class ChangingRanks(FixedRanks):
     def _leave_membership(self) -> None:
         """End this process: the others train on without its block."""
         self._machine.go(BlockState.PARTING)
-        self._run.keeping.saver.let_go()
+        self._run.keeping.let_go()
         connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)
         self._blocks.leave()
         if self._blocks.local_rank == 0:
@@ -257,7 +257,7 @@ class ChangingRanks(FixedRanks):
         progress.world = world
         sizes.ranks_changed(plan.generation, plan.max_local, plan.batch, plan.order)
         run.loop.ranks_changed(progress.noise, progress.noise_low)
-        connections.keep(run.keeping.saver.ranks_changed(plan.term))
+        connections.keep(run.keeping.ranks_changed(plan.term))
         records.ranks_changed(plan)
         boundary.ranks_changed(applied, answered)
         run.watch_others()
@@ -344,7 +344,7 @@ class ChangingRanks(FixedRanks):
             return ""
 
         try:
-            run.keeping.saver.rescue(state, run.progress, refuse)
+            run.keeping.rescue(state, refuse)
         finally:
             rescue.done(folder.path, term)
 

@@ -60,7 +60,7 @@ class Control:
 
     def agree(self) -> Agreement | None:
         """Return the agreement of the step that has just ended."""
-        self._keeping.saver.report_finished()
+        self._keeping.report_finished()
         self._sizes.batch_fixed()
         FLAGS.keep()
         return self.boundary.finish_agreement(self._loop.unused)
@@ -68,7 +68,7 @@ class Control:
     def propose(self) -> None:
         """Begin the next agreement with this rank's requests, while the next step goes on."""
         records, noise = self._records, self._loop.noise
-        due = self._group.rank == 0 and self._keeping.saver.due(self._progress)
+        due = self._group.rank == 0 and self._keeping.due()
         measure = noise is not None and time.monotonic() - self._measured_at >= records.every_s
         self.boundary.start_agreement(records.meter.step_s, due, measure)
 

@@ -2,50 +2,160 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from ones_wrapper.checkpoint import SavedState
-from ones_wrapper.checkpoint.saver import Saver
+from ones_wrapper.checkpoint import Checkpoints, Failed, Saved, SavedState
+from ones_wrapper.checkpoint.interval import failure_rate, interval_s
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.kept_files import KeptFiles
+from ones_wrapper.group import Group, RankError
 from ones_wrapper.process import hang_detector
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.process.log import log
+from ones_wrapper.protocol import Checkpoint
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.records import Records
+from ones_wrapper.run.settings import RunSettings
+
+FIRST_S = 600.0
+"""Seconds until the first checkpoint, and between checkpoints until the cost of one is known."""
 
 
 class Keeping:
-    """The checkpoints and files of one run. Methods are collective."""
+    """The checkpoints and files of one run: when to write them, and their reports. Methods are collective unless their
+    docstring says otherwise."""
 
     def __init__(
-        self, saver: Saver, progress: TrainingProgress, loop: Loop, records: Records, first: Callable[[], bool]
+        self,
+        group: Group,
+        checkpoints: Checkpoints,
+        settings: RunSettings,
+        progress: TrainingProgress,
+        loop: Loop,
+        records: Records,
+        first: Callable[[], bool],
     ) -> None:
         """`first` returns whether this process writes the script's files."""
-        self.saver = saver
+        self._group, self._checkpoints, self._settings = group, checkpoints, settings
         self._progress, self._loop, self._records = progress, loop, records
         self.state: SavedState | None = None
         """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
         """Name of the checkpoint that was loaded, and a note on its oddities; empty for none."""
+        self.load_s = 0.0
+        """Seconds that the last `load` took."""
+        self.writing = False
+        """True while a checkpoint is written in the background."""
+        self._saved: TrainingProgress | None = None
+        self._saved_at = time.monotonic()
+        self._stall_s: float | None = None
 
     def load(self, state: SavedState) -> None:
-        """Load the newest good checkpoint."""
-        loaded = self.saver.load(state)
+        """Load the newest sound checkpoint into the objects of `state`."""
+        started = time.monotonic()
+        loaded = self._checkpoints.load(state)
         self.loaded, self.note = loaded.name, loaded.note
+        self._saved = replace(loaded.progress) if loaded.name else None
+        self._saved_at = time.monotonic()
+        self.load_s = self._saved_at - started
         self._progress.take_over(loaded.progress)
 
+    def due(self) -> bool:
+        """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""
+        every_s, progress = self._settings.checkpoint_every_s, self._progress
+        if every_s is None:
+            rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
+            every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
+        return not self.writing and time.monotonic() - self._saved_at >= every_s
+
     def save(self, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged."""
+        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged.
+
+        Without an order, nothing is written if the progress equals that of the last checkpoint.
+        """
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():
-            saved = self.saver.save(self.state, self._progress, why, order)
+            saved = self._save(why, order)
         hang_detector.beat()
         return saved
 
+    def _save(self, why: str, order: int | None = None) -> bool:
+        if self.state is None:
+            return False
+        if order is None and self._saved == self._progress:
+            return True
+        try:
+            saved = self._checkpoints.save(self.state, self._progress)
+        except RankError as error:
+            self._failed(why, str(error))
+            return False
+        finally:
+            self._saved_at = time.monotonic()
+            FLAGS.checkpoint_taken()
+            self.report_finished()  # one that was under way was waited for
+        self._done(saved, order)
+        return True
+
     def save_behind(self) -> None:
-        """Begin a checkpoint that is written while training goes on."""
+        """Begin a checkpoint that is written while training goes on, or write it at once if the script wants that."""
         self._records.flush()
         assert self.state is not None
         with self._loop.exchanges.published():
-            self.saver.begin(self.state, self._progress)
+            if not self._settings.write_behind:
+                self._save("in passing")
+            elif self._saved != self._progress:
+                self._checkpoints.begin(self.state, self._progress)
+                self.writing = True
+                self._saved_at = time.monotonic()
+
+    def report_finished(self) -> None:
+        """Report the result of the background checkpoint once it has ended. Not collective, never waits."""
+        ended = self._checkpoints.ended()
+        if ended is None:
+            return
+        self.writing = False
+        if isinstance(ended, Failed):
+            self._failed("behind the training", ended.why)
+        else:
+            self._done(ended, None)
+
+    def ranks_changed(self, restart: int) -> Group | None:
+        """Continue with the group's new ranks; see `Checkpoints.ranks_changed`. Not collective."""
+        self._saved = None  # what new ranks know of no checkpoint must hold for all
+        self._saved_at = time.monotonic()
+        return self._checkpoints.ranks_changed(restart)
+
+    def let_go(self) -> None:
+        """Finish the checkpoint under way, since these ranks leave and others train on. Not collective."""
+        self._checkpoints.let_go()
+        self.report_finished()
+
+    def rescue(self, state: SavedState, refuse: Callable[[], str]) -> None:
+        """Write a checkpoint from this rank only, as `Checkpoints.rescue` does. Not collective."""
+        progress = self._progress
+        if self._saved == progress:
+            return
+        try:
+            name = self._checkpoints.rescue(state, replace(progress), refuse)
+        except Exception as error:  # the last one has to do
+            log(f"no checkpoint could be written of step {progress.step} ({error}); the last one stays")
+        else:
+            log(f"{name} was written by one rank, since others are lost")
+
+    def close(self) -> None:
+        """Wait for a checkpoint under way, report it, and release the directory."""
+        self._checkpoints.close()
+        self.report_finished()
+
+    def _done(self, saved: Saved, order: int | None) -> None:
+        self._saved, self._stall_s = saved.progress, saved.stall_s
+        position = (saved.progress.epoch, saved.progress.cursor, saved.progress.step)
+        self._records.send(Checkpoint(saved.name, *position, saved.bytes, saved.seconds, saved.stall_s, order))
+
+    def _failed(self, why: str, error: str) -> None:
+        if self._group.rank == 0:
+            log(f"the checkpoint {why} could not be written ({error}); the last one stays")

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -251,14 +251,14 @@ class Loader:
             seconds = time.perf_counter() - began
             log(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
 
-    def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of the forward and backward pass of one accumulation step, which begins with this call."""
-        loop = self._run.loop
+    @contextmanager
+    def passing(self, part: AccumulationStep) -> Iterator[None]:
+        """Context of the forward and backward pass of one accumulation step."""
         self._enter(part)
-        exchanging = loop.exchanges.during(part)
-        if loop.accumulation is None:
-            return exchanging
-        return _both(exchanging, loop.accumulation.during(part.index, part.count))
+        loop = self._run.loop
+        accumulating = loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext()
+        with loop.exchanges.during(part), accumulating:
+            yield
 
     def complete(self, part: AccumulationStep) -> None:
         """Count the step that ends with this pass. Not collective."""
@@ -293,9 +293,3 @@ class Loader:
         loop.schedules.leave()
         if loop.accumulation is not None:
             loop.accumulation.drop()
-
-
-@contextmanager
-def _both(outer: AbstractContextManager[None], inner: AbstractContextManager[None]) -> Iterator[None]:
-    with outer, inner:
-        yield

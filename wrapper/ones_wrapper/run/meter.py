@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,17 +31,8 @@ class Losses:
     nonfinite: torch.Tensor | float = 0.0
     """Losses that were not finite numbers; they are in neither of the others."""
 
-    def add(self, loss: torch.Tensor | float, samples: int) -> None:
-        """Add a mean loss over `samples` samples."""
-        if isinstance(loss, torch.Tensor):
-            self.add_all([loss.detach()], [samples])
-        elif math.isfinite(loss):
-            self.total, self.samples = self.total + loss * samples, self.samples + samples
-        else:
-            self.nonfinite = self.nonfinite + 1
-
-    def add_all(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
-        """Add several at once, all on one device."""
+    def add(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
+        """Add mean losses over these numbers of samples, all on one device."""
         values = torch.stack([loss.reshape(()) for loss in losses])
         weights = torch.tensor(samples).to(values.device, non_blocking=True)
         finite = torch.isfinite(values)
@@ -181,11 +171,9 @@ class Meter:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""
         if not samples:
             return
-        if not isinstance(loss, torch.Tensor):
-            self._interval.add(loss, samples)
-            return
         # A copy: the script may go on with the tensor.
-        self._pending.append((loss.detach().clone(), samples))
+        own = loss.detach().clone() if isinstance(loss, torch.Tensor) else torch.tensor(loss, dtype=torch.float64)
+        self._pending.append((own, samples))
         if len(self._pending) == PENDING:
             self._settle()
 
@@ -195,7 +183,7 @@ class Meter:
         for kind in {(loss.device, loss.dtype) for loss, _ in pending}:
             some = [(loss, samples) for loss, samples in pending if (loss.device, loss.dtype) == kind]
             losses = [loss if loss.dtype == torch.float64 else loss.float() for loss, _ in some]
-            self._interval.add_all(losses, [samples for _, samples in some])
+            self._interval.add(losses, [samples for _, samples in some])
 
     def take_epoch(self) -> Losses:
         """Return the losses of this rank since the last call."""

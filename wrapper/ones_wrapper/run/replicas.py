@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm
 
 from ones_wrapper.data.feed import Cut, accumulation_count, clamp_batch
-from ones_wrapper.data.shares import Shares
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MEMORY_SHARE, MOST_GPUS, SizeLimits, StrategyLimits
@@ -14,27 +13,14 @@ from ones_wrapper.run.memory import LargestBatch, device_bytes
 from ones_wrapper.strategy import Strategy
 
 
-@dataclass(frozen=True)
-class Division:
-    """The limits of a strategy at one world size, for one rank."""
+@dataclass(frozen=True, slots=True)
+class Division(Cut):
+    """A rank's cut of steps at one world size, by the limits of a strategy; its batch is not in force yet."""
 
-    replicas: int
-    replica: int
-    """The number of this rank's replica."""
-    first: bool
+    first: bool = True
     """True if this rank is the first of its replica, and so counts for it."""
-    max_local: int
-    """Most samples of a replica's pass, a multiple of `unit`."""
-    quantum: int
+    quantum: int = 1
     """Divisor of all global batches but an epoch's last."""
-    unit: int
-    """Divisor of all shares and passes but those of an epoch's last step."""
-    whole: int = 1
-    """Divisor of all steps: the samples that an epoch has beyond are left out."""
-
-    def cut(self, batch: int, uneven: Shares | None = None) -> Cut:
-        """Return the cut of a feed's samples at this global batch."""
-        return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven, whole=self.whole)
 
     def passes(self, batch: int) -> int:
         """Return the accumulation steps of a step of `batch` samples."""
@@ -112,7 +98,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
     fits = row.most_local(spec.limits.memory_bytes if spec.limits else 0)
     most = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
     local, whole = max(unit, most - most % unit), row.quantum if equal else 1
-    return Division(row.replicas, rank // each, rank % each == 0, local, row.quantum, unit, whole)
+    mine = 0, row.replicas, rank // each, local, unit
+    return Division(*mine, whole=whole, first=rank % each == 0, quantum=row.quantum)
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from ones_wrapper.checkpoint import Checkpoints, SavedState
-from ones_wrapper.checkpoint.saver import Saver
 from ones_wrapper.checkpoint.state import collect
 from ones_wrapper.data import fingerprint
 from ones_wrapper.data.progress import TrainingProgress
@@ -63,8 +61,8 @@ class Run:
         known = (directory, spool, self.progress, self.loop, self.sizes)
         self.records = Records(group, identity, settings, started, *known)
         checkpoints = Checkpoints(directory, group, identity.job_id, identity.restart, holds=identity.leads)
-        saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self.records.send)
-        self.keeping = Keeping(saver, self.progress, self.loop, self.records, lambda: self.rank == 0)
+        kept = (settings, self.progress, self.loop, self.records)
+        self.keeping = Keeping(group, checkpoints, *kept, lambda: self.rank == 0)
         self.control = Control(group, identity, *known, self.records, self.keeping, lambda code: self.ranks.leave(code))
         self._idle = idle_gpus(env, group.world) if first else ""
         if self._idle:
@@ -91,11 +89,6 @@ class Run:
     def rank(self) -> int:
         """This process's number, as the script sees it. Not collective."""
         return self.known(self.group.rank)
-
-    @property
-    def world(self) -> int:
-        """World size, as the script sees it. Not collective."""
-        return self.known(self.group.world)
 
     @property
     def run_id(self) -> str:
@@ -137,12 +130,6 @@ class Run:
         its = list(state.optimizers.values())
         self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
 
-    def probe(self, one_pass: Callable[[int], object]) -> int:
-        """Return the most samples of a pass; see `Job.probe`."""
-        if self.keeping.state is None or self.begun:
-            raise RuntimeError("probe: call it after job.prepare or job.register, and before the first epoch")
-        return self.sizes.probe(one_pass, self.keeping.state)
-
     def begin(self) -> None:
         """Begin training and say hello: before the first step everything is known. Later calls do nothing."""
         if self.begun or self.ranks.join():
@@ -167,7 +154,7 @@ class Run:
         new = self.sizes.use_batch()
         self.sizes.write_spec()
         note = "; ".join(filter(None, (self.keeping.note, self._idle, new)))
-        self.records.begin(self.keeping.saver.load_s, self.keeping.loaded, note, boundary.order)
+        self.records.begin(self.keeping.load_s, self.keeping.loaded, note, boundary.order)
         if self.group.rank == 0:
             mistakes.look_at(self.sizes.spec)
             if self.group.world > 1 and not FLAGS.tested and not {SEED, "PYTHONHASHSEED"} & set(os.environ):
@@ -294,7 +281,7 @@ class Run:
             self.control.boundary.finish_agreement()  # what it says comes too late
             self.loop.exchanges.settle()
             self.keeping.save("at the end")
-        self.keeping.saver.close()
+        self.keeping.close()
         if self._watch is not None:
             self._watch.close()
         self._reason = "finished"

@@ -60,7 +60,7 @@ class StepSizes:
     @property
     def cut(self) -> Cut:
         """The cut of the data for this rank."""
-        return replace(self.division.cut(self.batch, self.shares), least=self._loop.least)
+        return replace(self.division, batch=self.batch, uneven=self.shares, least=self._loop.least)
 
     @property
     def least_step(self) -> int:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.gradients.exchange import Exchange
@@ -79,7 +80,8 @@ def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
     assert model is not None
     part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
     with exchange.during(part):
-        outputs = [value.float().sum() for value in _tensors(model(*args, **kwargs)) if value.requires_grad]
+        found = (one for one in tree_leaves(model(*args, **kwargs)) if isinstance(one, torch.Tensor))
+        outputs = [tensor.float().sum() for tensor in found if tensor.requires_grad]
         if outputs:
             torch.stack(outputs).sum().backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
@@ -111,11 +113,3 @@ def _zeros(told: Any, device: torch.device, old: int, new: int) -> Any:
         found = [_zeros(item, device, old, new) for item in value]
         return found if kind == "list" else tuple(found)
     return value
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []

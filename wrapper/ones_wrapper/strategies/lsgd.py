@@ -15,18 +15,18 @@ several ranks at the same point.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.gradients.apart import ApartExchange, trained_bytes
+from ones_wrapper.gradients.apart import ApartExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.group.flat import flattened, pieces, together
 from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
-from ones_wrapper.strategy import Strategy
+from ones_wrapper.strategy import ApartStrategy
 
 if TYPE_CHECKING:
     from ones_wrapper.protocol import Spec
@@ -35,24 +35,6 @@ NO_LOSS = (
     "lsgd: no rank reported a training loss in {steps} steps, and leaders are chosen by it; call job.loss(loss) after "
     "each backward"
 )
-
-
-class LeaderParameters:
-    """Copies of a leader's parameters at the last round, in vectors by type; none before the first round."""
-
-    def __init__(self) -> None:
-        self._flat: list[torch.Tensor] = []
-
-    @torch.no_grad()
-    def take(self, flat: list[torch.Tensor]) -> None:
-        """Store the leader's present parameters, given as vectors by type."""
-        self._flat = flat
-
-    @torch.no_grad()
-    def pull(self, buckets: list[list[torch.nn.Parameter]], weight: float) -> None:
-        """Move this rank's parameters by `weight` of the way to the leader's."""
-        for flat, some in zip(self._flat, buckets, strict=bool(self._flat)):
-            torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 
 
 class LsgdExchange(ApartExchange):
@@ -69,13 +51,9 @@ class LsgdExchange(ApartExchange):
         again."""
         super().__init__(group, noise)
         self._period, self._local_period, self._pull = period, local_period, pull
-        self._losses: list[tuple[torch.Tensor | float, int]] = []
-        self._local, self._global = LeaderParameters(), LeaderParameters()
-        self._since = 0
         self._pulled: list[torch.nn.Parameter] = []
         """Parameters that were trainable at first: leaders' copies keep this form if a script freezes some later."""
-        self.leader = 0
-        """Rank whose parameters the job evaluates, saves and publishes: the best at the last round of all ranks."""
+        self._begin()
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         model = super().wrap(model, **options)
@@ -97,8 +75,12 @@ class LsgdExchange(ApartExchange):
 
     def _begin(self) -> None:
         """Restart the count of steps to the next round, since all ranks are at the leader's point."""
-        self._losses, self._since, self.leader = [], 0, 0
-        self._local, self._global = LeaderParameters(), LeaderParameters()
+        self._losses: list[tuple[torch.Tensor | float, int]] = []
+        self._since = self.leader = 0
+        """Steps since the last round of all ranks, and the rank that was best then, which the job publishes."""
+        self._local: list[torch.Tensor] = []
+        self._global: list[torch.Tensor] = []
+        """Parameters of the node's and of the whole job's leader, as vectors by type; none before the first round."""
 
     def _publish(self, tensors: list[torch.Tensor]) -> None:
         self._from(self.leader, tensors)
@@ -113,8 +95,8 @@ class LsgdExchange(ApartExchange):
     def _step_made(self) -> None:
         self._since += 1
         buckets = list(together(self._pulled, self._bucket))
-        self._global.pull(buckets, self._pull / self._period)
-        self._local.pull(buckets, self._pull / self._local_period)
+        pull(buckets, self._global, self._pull / self._period)
+        pull(buckets, self._local, self._pull / self._local_period)
         everyone = self._since == self._period
         if not everyone and not (self._nodes and self._since % self._local_period == 0):
             return
@@ -123,12 +105,12 @@ class LsgdExchange(ApartExchange):
             first = self._group.rank - self._group.rank % self._group.gpus_per_node
             mates = range(first, min(first + self._group.gpus_per_node, self._group.world))
             source = min(mates, key=lambda rank: losses[rank])
-            self._local.take([self._sent(some, mates, source) for some in buckets])
-            self._local.pull(buckets, self._pull)
+            self._local = [self._sent(some, mates, source) for some in buckets]
+            pull(buckets, self._local, self._pull)
         if everyone:
             self._since, self.leader = 0, min(range(self._group.world), key=lambda rank: losses[rank])
-            self._global.take([self._sent(some, range(self._group.world), self.leader) for some in buckets])
-            self._global.pull(buckets, self._pull)
+            self._global = [self._sent(some, range(self._group.world), self.leader) for some in buckets]
+            pull(buckets, self._global, self._pull)
 
     def _mean_losses(self) -> list[float]:
         """Return each rank's mean training loss since the last round; infinite if it has no loss or no finite one.
@@ -153,6 +135,12 @@ class LsgdExchange(ApartExchange):
         else:
             spread(flat, ranks, self._group.rank, source)
         return flat
+
+
+def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], weight: float) -> None:
+    """Move parameters by `weight` of the way to a leader's, if there is one."""
+    for flat, some in zip(leader, buckets, strict=bool(leader)):
+        torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
@@ -191,7 +179,7 @@ def options_checked(period: int, local_period: int | None, pull: float) -> dict[
 
 
 @dataclass
-class Lsgd(Strategy):
+class Lsgd(ApartStrategy):
     """Leader SGD. Each rank trains its own model; every `period` steps all are pulled to the rank with the lowest loss.
 
     On several nodes with several ranks each, the ranks of a node are also pulled to their best every `local_period`
@@ -204,12 +192,8 @@ class Lsgd(Strategy):
     period: int = 16
     local_period: int | None = None
     pull: float = 0.1
-    model_bytes: int = field(default=0, init=False)
-    """Bytes of the trained parameters, once `job.ddp` was given the model."""
 
     name = "lsgd"
-    hot = True
-    measures_noise = False
     local_rate = True
 
     def __post_init__(self) -> None:
@@ -233,9 +217,6 @@ class Lsgd(Strategy):
         if 1 < per_node < ranks and local < self.period:
             messages += (ranks - -(-ranks // per_node)) * (self.period // local)
         return messages * self.model_bytes // (ranks * self.period)
-
-    def wrapped(self, model: torch.nn.Module) -> None:
-        self.model_bytes += trained_bytes(model)
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> LsgdExchange:
         check_torch(self.name, group)

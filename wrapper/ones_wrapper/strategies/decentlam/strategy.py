@@ -22,19 +22,19 @@ sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.gradients.apart import ApartExchange, trained_bytes
+from ones_wrapper.gradients.apart import ApartExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.group.flat import flattened, together, unflatten
 from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategies.decentlam.topologies import Topology, check_name, degree, mixing, neighbours
-from ones_wrapper.strategy import Strategy
+from ones_wrapper.strategy import ApartStrategy
 
 if TYPE_CHECKING:
     from ones_wrapper.protocol import Spec
@@ -150,7 +150,7 @@ class DecentLamExchange(ApartExchange):
 
 
 @dataclass
-class DecentLam(Strategy):
+class DecentLam(ApartStrategy):
     """DecentLaM. At each step a rank exchanges its parameters only with its neighbours.
 
     `topology` is ring, grid, exponential or complete. Or it is a function that returns the weights W [ranks, ranks] for
@@ -160,12 +160,8 @@ class DecentLam(Strategy):
 
     topology: Topology = "ring"
     momentum: float = 0.9
-    model_bytes: int = field(default=0, init=False)
-    """Bytes of the trained parameters, once `job.ddp` was given the model."""
 
     name = "decentlam"
-    hot = True
-    measures_noise = False
 
     def __post_init__(self) -> None:
         if isinstance(self.topology, str):
@@ -204,9 +200,6 @@ class DecentLam(Strategy):
         except ValueError:
             return None
         return max(len(neighbours(weights, rank)) for rank in range(world))
-
-    def wrapped(self, model: torch.nn.Module) -> None:
-        self.model_bytes += trained_bytes(model)
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> DecentLamExchange:
         check_torch(self.name, group)

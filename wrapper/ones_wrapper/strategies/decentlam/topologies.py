@@ -35,7 +35,6 @@ def _rows(world: int) -> int:
 
 
 def _exponential(world: int) -> set[tuple[int, int]]:
-    """Return edges to the ranks 1, 2, 4, … away, on both sides."""
     return {(i, (i + step) % world) for i in range(world) for step in _powers(world)}
 
 

@@ -20,6 +20,7 @@ used by than by B small ones in turn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -95,11 +96,8 @@ def gain(
     """Return the gain of fusing these members, measured with a local batch (x, *targets) on the batch's device, on a
     CPU in processor time. Takes some ten steps of each member, on copies."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
+    fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
-
-    def fused() -> tuple[FusedModel, FusedOptimizer]:
-        return fuse(its_models, its_optimizers, loss=loss, values=values)
-
     return measure(fused, its_models, its_optimizers, losses, batch, steps)
 
 
@@ -117,14 +115,9 @@ def largest(
     device = device_of(batch)
 
     def fits(count: int) -> bool:
-        names = list(its_models)[:count]
+        some, its = dict(islice(its_models.items(), count)), dict(islice(its_optimizers.items(), count))
         own = {name: of_each[:count] for name, of_each in (values or {}).items()}
-        model, optimizer = fuse(
-            {name: its_models[name] for name in names},
-            {name: its_optimizers[name] for name in names},
-            loss=loss,
-            values=own,
-        )
+        model, optimizer = fuse(some, its, loss=loss, values=own)
         model.to(device)
         model(*batch).sum().backward()
         optimizer.step()

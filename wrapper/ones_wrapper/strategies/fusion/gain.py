@@ -17,7 +17,8 @@ import torch
 
 from ones_wrapper.devices.streams import wait
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.fusion.model import Loss
+from ones_wrapper.run.local_batch import largest
+from ones_wrapper.strategies.fusion.model import Loss, arguments
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
 LEAST = 1.2
@@ -65,28 +66,26 @@ class NoGainError(ValueError):
 
 
 def measure(
-    fuse: Callable[[], tuple[torch.nn.Module, FusedOptimizer]],
+    together: tuple[torch.nn.Module, FusedOptimizer],
     models: Mapping[str, torch.nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     losses: Sequence[Callable[[Any], torch.Tensor]],
     batch: Sequence[Any],
     steps: int,
 ) -> Gain:
-    """Return the gain of `fuse` on a local batch (x, *targets), over `steps` steps of either way after a warm-up step.
-
-    All steps use copies, on the batch's device. `losses` are the members' losses, each a function of an output.
+    """Return the gain of training `together` on a local batch (x, *targets), on its device, over `steps` steps of
+    either way after a warm-up step. The members step as copies; `losses` are theirs, each a function of an output.
     """
     device = device_of(batch)
     alone = [_copied(models[name], optimizers[name], device) for name in models]
-    fused, optimizer = fuse()
+    args, kwargs = arguments(batch[0])
+    fused, optimizer = together
     fused.to(device)
 
     def in_turn() -> None:
         for (model, its), loss in zip(alone, losses, strict=True):
             its.zero_grad()
-            x = batch[0]
-            output = model(**x) if isinstance(x, dict) else model(*(x if isinstance(x, tuple) else (x,)))
-            loss(output).backward()  # type: ignore[no-untyped-call]
+            loss(model(*args, **kwargs)).backward()  # type: ignore[no-untyped-call]
             its.step()
 
     def at_once() -> None:
@@ -103,29 +102,16 @@ def measure(
 
 def most_members(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest number up to `most` for which `fits` holds; 0 for none. `fits` must also hold for all smaller
-    numbers.
-
-    The number doubles until `fits` fails, then is bisected (as in HFTA's planner). Running out of memory counts as
-    failing.
-    """
+    numbers. Running out of memory counts as failing."""
 
     def good(count: int) -> bool:
         try:
             return fits(count)
-        except torch.cuda.OutOfMemoryError:
+        except (MemoryError, torch.OutOfMemoryError):
             torch.cuda.empty_cache()
             return False
-        except MemoryError:
-            return False
 
-    held, count = 0, 1
-    while count <= most and good(count):
-        held, count = count, min(count * 2, most) if count < most else most + 1
-    low, high = held, min(count, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if good(middle) else (low, middle)
-    return low
+    return largest(good, most)
 
 
 def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
@@ -153,7 +139,6 @@ def device_of(batch: Sequence[Any]) -> torch.device:
 def _copied(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return copies of model and optimizer on the device."""
     mine = copy.deepcopy(model).to(device)
     of = dict(zip(map(id, model.parameters()), mine.parameters(), strict=True))
     groups = [{**group, "params": [of[id(p)] for p in group["params"]]} for group in optimizer.param_groups]

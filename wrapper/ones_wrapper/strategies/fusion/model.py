@@ -108,12 +108,7 @@ class FusedModel(torch.nn.Module):
         def one(
             weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]
         ) -> tuple[Any, dict[str, torch.Tensor]]:
-            args, kwargs = (), {}
-            if isinstance(x, dict):
-                kwargs = x
-            else:
-                args = x if isinstance(x, tuple) else (x,)
-            output = functional_call(self.stack, (weights, state), args, kwargs)
+            output = functional_call(self.stack, (weights, state), *arguments(x))
             return (self._losses[0](output, *targets, **own) if targets and shared else output), state
 
         found, after = vmap(one, randomness=self._randomness)(parameters, buffers, values)
@@ -162,6 +157,11 @@ class FusedModel(torch.nn.Module):
                     value[row].copy_(state[key])
 
 
+def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named arguments of a model that `x` stands for."""
+    return ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+
+
 def _stacked(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
     """Return a copy of the first model, with all models' parameters and buffers stacked in a new first dimension."""
     parameters, buffers = stack_module_state(list(models))
@@ -196,7 +196,6 @@ def _losses(loss: Loss | Sequence[Loss], members: Sequence[str]) -> list[Loss]:
 
 
 def _member(output: Any, index: int) -> Any:
-    """Return one member's part of an output of `vmap`."""
     if isinstance(output, torch.Tensor):
         return output[index]
     if isinstance(output, dict):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from ones_wrapper.gradients.accumulation import RefusesScaler
 from ones_wrapper.gradients.lamb import Lamb, lamb
 from ones_wrapper.group.flat import flattened, pieces
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
@@ -25,7 +26,7 @@ CHANGE = 0.1
 """Largest relative change of a factor in one step."""
 
 
-class CompressedLamb(Lamb):
+class CompressedLamb(RefusesScaler, Lamb):
     """LAMB without bias correction for `warmup_steps` steps, then 1-bit LAMB. Made by `OneBitLamb.optimizer`.
 
     State of a parameter: `exp_avg`, `exp_avg_sq` (frozen after the warm-up), `exp_avg_sq_fresh` (its unfrozen value)
@@ -34,8 +35,10 @@ class CompressedLamb(Lamb):
     exchanged, `step` is collective and `.grad` is this rank's own part of the gradient.
     """
 
-    _step_supports_amp_scaling = True
-    """Flag that makes a gradient scaler set `grad_scale`, whose setter raises an error."""
+    scaler_refused = (
+        "onebit_lamb: a gradient scaler lets single ranks skip a step that all must make together; compute in "
+        "bfloat16, which needs none"
+    )
 
     def __init__(self, params: Any, mean: OneBitMean, *, lr: float, warmup_steps: int, **numbers: Any) -> None:
         """`numbers` are those of `Lamb`. Raises ValueError for numbers outside their ranges, and for parameters that
@@ -74,18 +77,6 @@ class CompressedLamb(Lamb):
     def elements(self) -> int:
         """Number of elements that are exchanged at a step."""
         return sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
-
-    @property
-    def grad_scale(self) -> Any:
-        """Scale of a gradient scaler; always missing."""
-        raise AttributeError("grad_scale")
-
-    @grad_scale.setter
-    def grad_scale(self, value: object) -> None:
-        raise RuntimeError(
-            "onebit_lamb: a gradient scaler lets single ranks skip a step that all must make together; compute in "
-            "bfloat16, which needs none"
-        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -216,7 +207,6 @@ class CompressedLamb(Lamb):
 
 
 def _fresh(p: torch.Tensor) -> dict[str, Any]:
-    """State of a parameter before its first step."""
     names = ("exp_avg", "exp_avg_sq", "exp_avg_sq_fresh", "residual")
     scalars = ("trust", "factor", "scale")
     return {name: torch.zeros_like(p) for name in names} | {name: p.new_ones(()) for name in scalars}

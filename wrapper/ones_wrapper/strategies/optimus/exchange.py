@@ -55,7 +55,7 @@ class MeshExchange(Exchange):
                 )
         self._alike(model)
         self._take_first(model)
-        self._model = model
+        self.model = model
         trained = [p for p in model.parameters() if p.requires_grad]
         self._buckets = [_Bucket(some) for some in together(reversed(trained), int(bucket_mb * 2**20))]
         for bucket in self._buckets:
@@ -110,7 +110,6 @@ class MeshExchange(Exchange):
             self._start()
 
     def _start(self) -> None:
-        """Start the sum of the next bucket."""
         bucket = self._buckets[self._started]
         self._started += 1
         if self._mesh.replicas > 1:

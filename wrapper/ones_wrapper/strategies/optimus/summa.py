@@ -14,62 +14,44 @@ products. A's rows may be split unevenly over the mesh: any number of samples fi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ones_wrapper.strategies.optimus.mesh import Mesh
 
-Kind = Literal["ab", "abt", "atb"]
-
 
 def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's block [m, n] of C = AB, for blocks a [m, k] and b [k, n]. Collective, and so is its backward
     pass."""
-    return _of("ab", a, b, mesh)
+    product: torch.Tensor = _Product.apply(False, a, b, mesh)  # type: ignore[no-untyped-call]
+    return product
 
 
 def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's block [m, n] of C = ABᵀ, for blocks a [m, k] and b [n, k]. Collective, and so is its backward
     pass."""
-    return _of("abt", a, b, mesh)
-
-
-def atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = AᵀB, for blocks a [k, m] and b [k, n]. Collective, and so is its backward
-    pass."""
-    return _of("atb", a, b, mesh)
-
-
-def _of(kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    product: torch.Tensor = _Product.apply(kind, a, b, mesh)  # type: ignore[no-untyped-call]
+    product: torch.Tensor = _Product.apply(True, a, b, mesh)  # type: ignore[no-untyped-call]
     return product
 
 
 class _Product(torch.autograd.Function):
-    """Product on the mesh whose gradients are also products on the mesh."""
+    """Product with b, or with its transpose, whose gradients are also products on the mesh."""
 
     @staticmethod
-    def forward(ctx: Any, kind: Kind, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    def forward(ctx: Any, transposed: bool, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
         ctx.save_for_backward(a, b)
-        ctx.kind, ctx.mesh = kind, mesh
-        return _PRODUCTS[kind](a, b, mesh)
+        ctx.transposed, ctx.mesh = transposed, mesh
+        return (_abt if transposed else _ab)(a, b, mesh)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor | None, torch.Tensor | None, None]:
-        (a, b), mesh, kind = ctx.saved_tensors, ctx.mesh, ctx.kind
+        (a, b), mesh = ctx.saved_tensors, ctx.mesh
         _, wants_a, wants_b, _ = ctx.needs_input_grad
-        if kind == "ab":
-            of_a = _abt(gradient, b, mesh) if wants_a else None
-            of_b = _atb(a, gradient, mesh) if wants_b else None
-        elif kind == "abt":
-            of_a = _ab(gradient, b, mesh) if wants_a else None
-            of_b = _atb(gradient, a, mesh) if wants_b else None
-        else:
-            of_a = _abt(b, gradient, mesh) if wants_a else None
-            of_b = _ab(a, gradient, mesh) if wants_b else None
-        return None, of_a, of_b, None
+        of_a = (_ab if ctx.transposed else _abt)(gradient, b, mesh) if wants_a else None
+        left, right = (gradient, a) if ctx.transposed else (a, gradient)
+        return None, of_a, _atb(left, right, mesh) if wants_b else None, None
 
 
 def _ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -89,9 +71,6 @@ def _abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 def _atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     blocks = arriving(a, mesh.in_row, mesh.column, mesh.q)
     return summed((left.t() @ b for left in blocks), mesh.in_column, mesh.row)
-
-
-_PRODUCTS = {"ab": _ab, "abt": _abt, "atb": _atb}
 
 
 def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.checkpoint import saver as interval
-from ones_wrapper.checkpoint.saver import failure_rate, interval_s
+from ones_wrapper.checkpoint import interval
+from ones_wrapper.checkpoint.interval import failure_rate, interval_s
 
 
 def cost(every: float, stall: float, between: float) -> float:
