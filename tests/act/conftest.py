@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 import pytest
 
 from ones_db import Store
-from tests.act.world import World, open_copy
+from tests.act.world import CLUSTER, ONLY, World, open_copy
 
 
 @pytest.fixture(scope="session")
-def empty(empty_sqlite: Path) -> Path:
-    """A migrated database without rows."""
-    return empty_sqlite
+def empty(empty_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database that knows one cluster, and nothing else."""
+    path = Path(shutil.copy(empty_sqlite, tmp_path_factory.mktemp("cluster") / "ones.sqlite"))
+    with Store.open(f"sqlite:///{path}", CLUSTER) as store:
+        assert store.key == ONLY
+    return path
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from unittest import mock
 
 import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, ResizeStepRecord, Store
+from ones_db.engine import backend_of
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Order, Spec
 from ones_wrapper.protocol.optin import parse_comment
@@ -34,9 +35,14 @@ LONGEST_S = 3000
 _databases = itertools.count(1)
 
 
+CLUSTER, ONLY = "simulated", 1
+"""The only cluster of the databases, and its key."""
+
+
 def open_copy(empty: Path, folder: Path) -> Store:
-    """A database of its own for a world."""
-    return Store.open(f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}", "simulated")
+    """A database of its own for a world: `Store.open` without what was looked at when `empty` was made."""
+    url = f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}"
+    return Store(backend_of(url).engine("write"), CLUSTER, ONLY, False)
 
 
 W = TypeVar("W", bound="Interrupted")
