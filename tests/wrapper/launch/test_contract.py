@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ones_wrapper.launch import plan
+from tests.wrapper.preloaded import Started
 
 SCRIPT = """
 import json, os, sys
@@ -37,27 +40,33 @@ VARIES = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE
 """Without an agent there is no agent's store."""
 
 
-def ranks(folder: Path, command: list[str], *words: str) -> list[dict[str, dict[str, str]]]:
-    """What two ranks found that the environment of `command` did not have."""
+def ranks(folder: Path, start: Callable[[list[str], dict[str, str]], Any]) -> list[dict[str, Any]]:
+    """What two ranks found that the environment of their launcher did not have."""
     (folder / "script.py").write_text(SCRIPT)
     ours = ("SLURM_", "ONES_", "PMI", "TORCH", "MASTER_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {"OMP_NUM_THREADS": "1"}
-    known = json.dumps([*clean, "PWD", "OLDPWD", "_"])
-    command = [sys.executable, "-m", *command, "script.py", known, *words]
-    done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
+    started = start(["script.py", json.dumps([*clean, "PWD", "OLDPWD", "_"])], clean)
+    _, errors = started.communicate(timeout=180)
+    assert started.returncode == 0, errors
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
+def torchrun(arguments: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *arguments]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+
+
+def ones_run(arguments: list[str], env: dict[str, str]) -> Started:
+    return Started(["--ranks-per-node=2", *arguments, "meet"], env)
+
+
 @pytest.mark.slow
-def test_ranks_find_the_contract_of_torchrun(tmp_path: Path) -> None:
+def test_ranks_find_the_contract_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects scripts of Accelerate, Lightning and torchtitan: each variable that torchrun sets is there with its
     meaning, `env://` works at each start, and the ranks count as torchrun's.
     """
-    for name in ("torchrun", "ones"):
-        (tmp_path / name).mkdir()
-    theirs = ranks(tmp_path / "torchrun", ["torch.distributed.run", "--nproc-per-node=2", "--standalone"])
-    ours = ranks(tmp_path / "ones", ["ones_wrapper.launch", "--ranks-per-node=2"], "meet")
+    monkeypatch.chdir(tmp_path)
+    theirs, ours = (ranks(tmp_path, start) for start in (torchrun, ones_run))
     for rank, (their, our) in enumerate(zip(theirs, ours, strict=True)):
         names = set(their["env"]) - NOT_GIVEN
         assert {"RANK", "ROLE_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"} <= names
