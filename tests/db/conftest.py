@@ -14,10 +14,16 @@ from tests.db.server import Server
 
 SQLITE_BY_DAY = frozenset(
     f"test_{name}.py"
-    for name in ("accounting", "actions", "blocks", "decisions", "frames", "live", "memory", "retention")
+    for name in ("accounting", "actions", "blocks", "decisions", "frames", "history", "live", "memory", "retention")
 )
 """Files whose statements are those of both kinds of store: by day they ask one, but for `TOGETHER`."""
-TOGETHER = frozenset({"test_stopped_in_the_middle", "test_the_companion_goes_on_writing"})
+TOGETHER = frozenset(
+    {
+        "test_stopped_in_the_middle",
+        "test_the_companion_goes_on_writing",
+        "test_what_is_remembered_is_what_is_there",
+    }
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,8 @@ import pytest
 from ones_wrapper.protocol import Throughput
 from tests.endtoend.harness import Harness
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
+"""By day `tests/wrapper/launch/test_submit.py` submits to a stand-in for Slurm, and other journeys resize."""
 
 SUBMIT = """
 import json, sys

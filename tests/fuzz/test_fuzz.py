@@ -16,7 +16,7 @@ from tests.fuzz.parsers import PARSERS, clean
 from tests.marks import NIGHTLY
 
 SAVED = sorted((Path(__file__).parent / "saved").glob("*.json"))
-INPUTS = 100_000 if NIGHTLY else 1_000
+INPUTS = 100_000 if NIGHTLY else 500
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/fuzz.py"
 
 
