@@ -16,13 +16,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ones_db.reasons import Reason, reason
-from slurm_ones.policy.build import fits_nowhere, fixed_jobs, free_after_fixed, place
-from slurm_ones.policy.contract import Allocation, ClusterView, Floats, JobView, Schedule
+from ones_db.reasons import reason
+from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
+from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
 from slurm_ones.policy.figures import LONGEST, to_come
 from slurm_ones.policy.tables import Tables, build_tables
 
@@ -143,8 +143,7 @@ class Optimus:
         free = int(free_after_fixed(cluster, jobs, fixed).sum())
         columns = _greedy(table, np.inf if between else self._seconds(table), free)
         wanted = {j.job_id: int(table.sizes[u]) for j, u in zip(moving, columns, strict=True) if u}
-        wanted |= {job.job_id: job.shape.gpus for job in jobs if job.job_id in fixed and job.shape is not None}
-        return _schedule(cluster, queue, fixed, table, wanted)
+        return build_schedule(cluster, queue, fixed, table, wanted, reason("shortens_most"))
 
     def _seconds(self, table: Tables) -> Floats:
         """Return (J, U) the remaining seconds of each job at each size, infinite at sizes that are not allowed."""
@@ -205,43 +204,3 @@ def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
 def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[float]:
     found: list[float] = (-np.diff(seconds) / np.diff(sizes)).tolist()
     return found
-
-
-def _schedule(
-    cluster: ClusterView, queue: Sequence[JobView], fixed: dict[int, Reason], table: Tables, wanted: dict[int, int]
-) -> Schedule:
-    """Return a schedule that can be placed, as near to the `wanted` sizes as possible; jobs that cannot be placed are
-    parked."""
-    row = {job.job_id: j for j, job in enumerate(table.jobs)}
-    column = {int(n): u for u, n in enumerate(table.sizes)}
-    views = []
-    for job in queue:
-        if job.job_id in fixed:
-            views.append(replace(job, fixed=fixed[job.job_id]))
-        else:
-            sizes = tuple(int(n) for n in table.sizes[table.allowed[row[job.job_id]]])
-            views.append(replace(job, limits=replace(job.limits, gpus=sizes)))
-    shapes = place(cluster, views, wanted)
-    allocations, reasons, parked = {}, {}, set()
-    for job in sorted(queue, key=lambda job: shapes[job.job_id].gpus if job.job_id in shapes else 0):
-        shape, why = shapes.get(job.job_id), fixed.get(job.job_id)
-        if shape is None:
-            if why is None:
-                parked.add(job.job_id)
-            reasons[job.job_id] = why or _left_out(job, table, row[job.job_id], wanted.get(job.job_id, 0))
-            continue
-        stay = job.shape is not None and (why is not None or shape.gpus == job.shape.gpus)
-        batch = job.batch if stay else int(table.batch[row[job.job_id], column[shape.gpus]])
-        allocations[job.job_id] = Allocation(job.shape if stay and job.shape is not None else shape, batch)
-        reasons[job.job_id] = why or _given(shape.gpus, wanted[job.job_id])
-    return Schedule(allocations, reasons, parked=frozenset(parked))
-
-
-def _given(gpus: int, wanted: int) -> Reason:
-    return reason("shortens_most") if gpus == wanted else reason("no_room", gpus=wanted)
-
-
-def _left_out(job: JobView, table: Tables, j: int, wanted: int) -> Reason:
-    if not table.allowed[j].any():
-        return fits_nowhere(job)
-    return reason("no_room", gpus=wanted or int(table.sizes[table.allowed[j].argmax()]))
