@@ -346,16 +346,3 @@ def noting(
             return method(self, connection, *given, **named)
 
     return call
-
-
-def writing(
-    method: Callable[Concatenate[Part, Connection, Given], Found],
-) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method like `noting`, and empty the cache before the method runs."""
-
-    @wraps(method)
-    def call(self: Part, connection: Connection, /, *given: Given.args, **named: Given.kwargs) -> Found:
-        self._forget()
-        return method(self, connection, *given, **named)
-
-    return noting(call)

@@ -83,7 +83,8 @@ def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: fl
         changes = select(*columns).where(MEMBERSHIPS.c.run_id == work.run).order_by(MEMBERSHIPS.c.number)
         work.changes = [(number, tuple(size)) for number, *size in connection.execute(changes)]
     if work.kept is None:
-        work.kept = _kept_of(rows, work.changes) if work.done else _kept(connection, work.run, work.changes)
+        all_rows = rows if work.done else connection.execute(_KINDS, {"run": work.run}).mappings().all()
+        work.kept = _kept(all_rows, work.changes)
     groups = list(_groups(rows, stretch_s, work.kept, work.changes))
     if not work.done and len(groups) > 1:
         # Its stretch may go on in the next piece; of a piece that is all one stretch, what follows becomes another.
@@ -100,23 +101,8 @@ def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: fl
     return sum(len(group.rows) for group in groups), sum(len(group.rows) - 1 for group in merged)
 
 
-def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
+def _kept(rows: Sequence[Any], changes: Changes) -> set[int]:
     """Return the numbers of a run's reports that are not rolled up: the newest of each batch and size, and the last."""
-    if changes:
-        names = (THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds)
-        query = select(*names).where(THROUGHPUT.c.run_id == run).order_by(THROUGHPUT.c.number)
-        return _kept_of(connection.execute(query).mappings().all(), changes)
-    age = func.row_number().over(partition_by=THROUGHPUT.c.batch, order_by=THROUGHPUT.c.number.desc())
-    ranked = select(THROUGHPUT.c.number, age.label("age"))
-    ranked = ranked.where(THROUGHPUT.c.run_id == run, THROUGHPUT.c.seconds > 0)
-    inner = ranked.subquery()
-    newest = set(connection.scalars(select(inner.c.number).where(inner.c.age <= KEPT)))
-    last = connection.scalar(select(func.max(THROUGHPUT.c.number)).where(THROUGHPUT.c.run_id == run))
-    return newest | {last or 0}
-
-
-def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
-    """Return the same as `_kept`, from all samples of the run."""
     of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
@@ -188,6 +174,9 @@ def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Chan
 
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
+_KINDS = select(THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds).where(_OF_RUN)
+_KINDS = _KINDS.order_by(THROUGHPUT.c.number)
+"""Query of what decides which samples of a run are not rolled up."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )

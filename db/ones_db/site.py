@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, and_, func, select
 
-from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, noting, reading, writing
+from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, noting, reading
 from ones_db.jobs import among, run_end, started_blocks
 from ones_db.records import JobRecord, RunRecord
 from ones_db.rows import record_of, row_of
@@ -274,13 +274,14 @@ def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) ->
 class AccountingStore(Transactions):
     """Part of a `Store`: jobs from Slurm's accounting."""
 
-    @writing
+    @noting
     def add_accounting(self, connection: Connection, jobs: Sequence[AccountingJob]) -> Imported:
         """Store ended jobs of accounting in one transaction, and return how many were new or changed.
 
         A job that the companion has seen stays unchanged. To a job that is known from accounting the call adds what is
         new.
         """
+        self._forget()
         known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])
         blocks = started_blocks(connection, self._cluster, [one.job.job_id for one in jobs])
         done, marks, now = Counter[str](), [], time.time()
