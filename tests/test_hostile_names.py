@@ -22,12 +22,10 @@ from slurm_ones.act.actor import commands
 from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.rules.plan import PlannedChange
 from slurm_ones.service.logs import OneLine, TerminalFormatter
-from slurm_ones.show.charts import Bar
 from slurm_ones.show.pages import write_usage
 from slurm_ones.show.usage import JobUsage, SizeSpan, Usage, of_job, of_jobs
 from tests.commands import call
 from tests.db.make import decision, job, resized_job, said
-from tests.demo.drawing import draw_gpus, lane
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of
 
@@ -171,5 +169,4 @@ def test_the_page(tmp_path: Path) -> None:
         html = path.read_text(encoding="utf-8")
         assert "<script" not in html and "\x1b" not in html
         found.append(tags(html))
-        draw_gpus([lane("Slurm alone", [Bar(name, 0.0, 1.0, 2)], 4)], tmp_path / "gpus.png")
     assert found[0] == found[1] == found[2]

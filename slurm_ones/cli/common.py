@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,17 +110,13 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
     return decorate
 
 
-def check_outputs(figures: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:
-    """Raise `BadInput` if output files could not be written, before the work begins instead of after it.
-
-    `needed` are the modules that make the page.
-    """
+def check_outputs(figures: Path | None, html: Path | None) -> None:
+    """Raise `BadInput` if output files could not be written, before the work begins instead of after it."""
     for option, path in (("--figures", figures), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
             raise BadInput(f"{option}: {path} cannot be written")
-    missing = [name for name in needed if find_spec(name) is None]
-    if html is not None and missing:
-        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[report]'")
+    if html is not None and find_spec("jinja2") is None:
+        raise BadInput("--html needs jinja2: pip install 'slurm-ones[report]'")
 
 
 def job_number(text: str) -> int:

@@ -47,7 +47,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Report what jobs used, what resizing gained and cost, and what to do better."""
-    check_outputs(None, html, needed=("jinja2",))
+    check_outputs(None, html)
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
     with store_of_reader(settings, named=bool(database)) as store:

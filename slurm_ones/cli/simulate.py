@@ -336,7 +336,6 @@ class SimulateOptions:
 def simulate(options: SimulateOptions) -> None:
     """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
     from slurm_ones.bound.bound import bounds_of
-    from slurm_ones.show.charts import write_study
     from slurm_ones.simulate.study.present import as_json, page, pictures, rows
     from slurm_ones.simulate.study.runs import run_all, summarize
 
@@ -356,7 +355,10 @@ def simulate(options: SimulateOptions) -> None:
         text = json.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False)
         options.figures.write_text(text, encoding="utf-8")
     if options.html is not None:
-        write_study(options.html, *pictures(plan, runs), page(plan, found))
+        # Studies without a page need no Jinja2.
+        from slurm_ones.show.pages import write
+
+        write(options.html, "study.html", pictures=pictures(plan, runs), **page(plan, found))
     end(found)
 
 

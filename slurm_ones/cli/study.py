@@ -69,7 +69,6 @@ def study(
 
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
-    from slurm_ones.show.charts import write_study
     from slurm_ones.simulate.study.kept import StudyFolder, run_kept
     from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
     from slurm_ones.simulate.study.runs import summarize
@@ -121,7 +120,9 @@ def study(
         plain_csv = figures.suffix == ".csv"
         text = as_csv(found.summaries) if plain_csv else json.dumps(found.as_json(), indent=1, allow_nan=False)
         figures.write_text(text, encoding="utf-8")
-    write_study(html, *pictures(plan, runs), found.page())
+    from slurm_ones.show.pages import write  # checked for above
+
+    write(html, "study.html", pictures=pictures(plan, runs), **found.page())
     inform(f"{html} says what was assumed, and shows more")
     end(found.summaries)
 

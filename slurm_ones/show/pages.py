@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from html import escape as escaped
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from ones_db import HeldRecord, JobHistory, NodeRecord, Store, TimelineRow
@@ -19,7 +22,7 @@ from ones_db.query import Reader
 from ones_db.reasons import CAUSES
 from ones_db.shape import Shape
 from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.show import charts, columns
+from slurm_ones.show import columns
 from slurm_ones.show.columns import ShownColumn, ShownJob, T, gpus
 from slurm_ones.show.feed import HISTORY_S, Moment
 from slurm_ones.show.live import ENDED, KEPT, Live, node_rows, silent
@@ -27,7 +30,7 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.show.pictures import curve, gpus_over_time, scaling
 from slurm_ones.show.usage import Allowed, Measured, Usage, advised, allowed, usage
 from slurm_ones.show.why import decided, decided_last, resizes_of
-from slurm_ones.text import changed, clock
+from slurm_ones.text import changed, clock, plain, seconds
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
 """Choices for the span of the GPU chart, in seconds before the newest tick."""
@@ -55,9 +58,12 @@ DECISIONS = 5
 
 
 @cache
-def environment() -> Any:
-    """Jinja2 environment with the filters and functions of the live pages' templates."""
-    made = charts.environment()
+def environment() -> Environment:
+    """Jinja2 environment with the templates of `show`, in which all text is escaped, and their filters and
+    functions.
+    """
+    made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
+    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock}
     made.globals |= {
         "text": {column.name: column.text for column in columns.JOB},
         "columns": columns,
@@ -278,7 +284,14 @@ def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tu
         )
         for one, lines in jobs
     ]
-    charts.write(path, "usage.html", title=title, totals=totals, jobs=parts)
+    write(path, "usage.html", title=title, totals=totals, jobs=parts)
+
+
+def write(path: Path, template: str, **values: Any) -> None:
+    """Write a page that needs no other file, made from a template."""
+    written = time.strftime("%Y-%m-%d %H:%M")
+    style = files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8")
+    path.write_bytes(_part(template, written=written, style=style, **values))
 
 
 def _held(usage: Usage) -> list[TimelineRow]:
@@ -305,8 +318,7 @@ def _health(live: Live, now: float) -> tuple[bool, str]:
 
 
 def _part(template: str, **values: Any) -> bytes:
-    text: str = environment().get_template(template).render(**values)
-    return text.encode()
+    return environment().get_template(template).render(**values).encode()
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:

@@ -1,4 +1,4 @@
-"""Charts of live pages as SVG with axes: GPUs over time, curves by epoch, throughput by size.
+"""Charts of pages as SVG with axes: GPUs over time, curves by epoch, throughput by size, lines of a study.
 
 Shapes are scaled to the picture's width, while text keeps its size, so a chart can be read at any width. All text is
 escaped. Colours are CSS classes of the style sheet.
@@ -11,15 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup, escape
 
 from ones_db import EpochPoint, TimelineRow
 from slurm_ones.show import palette
-from slurm_ones.show.charts import Bar, Floats, held
 from slurm_ones.show.usage import Measured
 from slurm_ones.text import clock, plain, seconds
+
+Floats = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of the SVG drawing in its own units."""
@@ -37,6 +40,8 @@ STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 
 """Allowed distances between two ticks of a time axis, s."""
 TICKS = 6
 """Most ticks on an axis."""
+MOST_POINTS = 600
+"""Most points of a line over time; with more, neighbours are averaged to keep the page small."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
 """CSS pattern of GPUs beyond those that the job asked for."""
@@ -71,6 +76,36 @@ def of_time(begin: float, end: float) -> Axis:
     return Axis(tuple(((at - begin) / span, time.strftime(form, time.localtime(at))) for at in moments))
 
 
+def of_magnitudes(low: float, high: float, unit: str) -> Axis:
+    """Logarithmic axis from low to high with ticks at powers of ten, and unless it is long at 2 and 5 times these."""
+    span, factors = math.log10(high / low), (1, 2, 5) if high < 1e5 * low else (1,)
+    powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    values = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
+    return Axis(tuple((math.log10(value / low) / span, f"{value:g}") for value in values), unit)
+
+
+class Bar(NamedTuple):
+    """GPUs of one run of a job over time, in seconds since an origin that all bars of a chart share."""
+
+    job: str
+    start: float
+    end: float
+    gpus: int
+
+
+def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return the (M,) times at which any job's GPUs change, and the (J, M) GPUs that each job holds from each time
+    on.
+    """
+    moments = np.unique(np.array([at for bar in bars for at in (bar.start, bar.end)] or [0.0]))
+    row = {job: j for j, job in enumerate(jobs)}
+    change = np.zeros((len(jobs), len(moments)))
+    for bar in bars:
+        change[row[bar.job], np.searchsorted(moments, bar.start)] += bar.gpus
+        change[row[bar.job], np.searchsorted(moments, bar.end)] -= bar.gpus
+    return moments, change.cumsum(axis=1)
+
+
 def gpus_over_time(
     rows: Sequence[TimelineRow],
     capacity: int,
@@ -79,13 +114,16 @@ def gpus_over_time(
     colours: Mapping[int, int] | None = None,
     by: str = "job",
     least: int = 1,
+    *,
+    elapsed: bool = False,
 ) -> Markup:
     """Stacked chart of the GPUs that each job held, from `begin` or the first later start to `now`.
 
     Each shape names its job and size; GPUs beyond those asked for are hatched. `by` is the unit of colour: `job` (from
-    `colours` if listed), `user` or `partition`. The scale reaches at least `least` GPUs.
+    `colours` if listed), `user` or `partition`. The scale reaches at least `least` GPUs. With `elapsed`, times are
+    hours since `begin`.
     """
-    begin = max(begin, min((row.start for row in rows), default=begin))
+    begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
     of_job = {str(row.job_id): row for row in seen}
     bars = [
@@ -105,21 +143,22 @@ def gpus_over_time(
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), least)
     colour_of = _colours(bars, jobs, group, colours or {}, by)
     used = [colour_of[group[job]] for job in jobs]
-    patterns = palette.patterns(used, holding) if by == "job" else [0] * len(jobs)
+    patterns = palette.patterns(used, holding) if by == "job" else _by_turns([group[job] for job in jobs], used)
     names = {job: f"job {job} {plain(of_job[job].name, 40)}" for job in jobs}
     titles = [str(escape(names[job])) for job in jobs]
     asked = np.array([of_job[job].asked for job in jobs])
-    stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now)
+    stack = _Stack(jobs, titles, used, patterns, asked, moments, holding, most, begin, now, elapsed)
     # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
     made = Markup("".join(stack.stretches() if single else stack.outlines()))
     y = f"{100 * (1 - capacity / most):.2f}%"
     over = [Markup('<line class="edge" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(y)] if capacity else []
     over += stack.numbers() if single else []
-    label = f"GPUs held by elastic jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
+    label = f"GPUs held by jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
     total = (holding[:, :-1] * np.diff(moments)).sum(axis=1)
     legend = _legend(jobs, group, colour_of, patterns, names, total, by)
     grown = bool(single and (holding > asked[:, None]).any())
-    picture = Picture(label, of_time(begin, now), of_numbers(0, most, "GPUs", whole=True), made, over)
+    across = of_numbers(0, (now - begin) / 3600.0, "hours since the start") if elapsed else of_time(begin, now)
+    picture = Picture(label, across, of_numbers(0, most, "GPUs", whole=True), made, over)
     legend += _sign("any", GROWN, "beyond what the job asked for") if grown else Markup("")
     legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
     return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"')
@@ -127,6 +166,15 @@ def gpus_over_time(
 
 def _group(row: TimelineRow, by: str) -> str:
     return {"user": row.user, "partition": row.partition}.get(by, str(row.job_id))
+
+
+def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
+    """Choose a pattern for each row, so that groups of one colour differ as long as there are patterns."""
+    of_colour: dict[int, list[str]] = {}
+    for group, colour in zip(groups, colours, strict=True):
+        named = of_colour.setdefault(colour, [])
+        named += [group] * (group not in named)
+    return [of_colour[colour].index(group) % len(PATTERNS) for group, colour in zip(groups, colours, strict=True)]
 
 
 def _colours(
@@ -159,6 +207,7 @@ class _Stack:
     most: int
     begin: float
     now: float
+    elapsed: bool
 
     def x(self, at: float) -> float:
         """Horizontal position of a time in the drawing."""
@@ -172,12 +221,13 @@ class _Stack:
     def stretches(self) -> Iterator[str]:
         """Yield a shape for each period of constant size of each job; its title names both."""
         edges, tops, each = [self.x(at) for at in self.moments], self.tops, HEIGHT / self.most
-        middles = [clock((left + right) / 2) for left, right in pairwise(self.moments)]
+        middles = [(left + right) / 2 for left, right in pairwise(self.moments)]
+        when = [f"{(at - self.begin) / 3600:.2f} h" if self.elapsed else clock(at) for at in middles]
         for j, title in enumerate(self.titles):
             for m in self.holding[j, :-1].nonzero()[0]:
                 gpus, width = self.holding[j, m], max(edges[m + 1] - edges[m], 0.5)
                 place = f'x="{edges[m]:.2f}" y="{tops[j, m]:.2f}" width="{width:.2f}"'
-                said = f"<title>{title}: {gpus:.0f} GPUs at {middles[m]}</title>"
+                said = f"<title>{title}: {gpus:.0f} GPUs at {when[m]}</title>"
                 yield f'<rect class="c{self.colours[j]}" {place} height="{each * gpus:.2f}">{said}</rect>'
                 grown = gpus - self.asked[j]
                 for pattern, height in ((PATTERNS[self.patterns[j]], gpus), (GROWN, grown)):
@@ -264,7 +314,7 @@ def _stroke(kind: str, text: str) -> Markup:
 def _coarser(
     bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
 ) -> tuple[Floats, Floats]:
-    """GPUs as `charts.held` returns them, sampled at equal intervals instead of at every change.
+    """GPUs as `held` returns them, sampled at equal intervals instead of at every change.
 
     Each interval has the value at its middle, the last one the value at the end.
     """
@@ -351,6 +401,45 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
     return Picture("useful samples/s by GPUs", across, of_numbers(0, high, "useful samples/s"), parts, over).drawn(
         legend
     )
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+    """Average the points over at most `most` equal intervals of time; intervals without points are left out."""
+    if not points:
+        return np.zeros(0), np.zeros(0)
+    times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    if len(times) <= most:
+        return times, values
+    edges = np.linspace(times[0], times[-1], most + 1)
+    at = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, most - 1)
+    count = np.bincount(at, minlength=most)
+    full = count > 0
+    sums = np.bincount(at, weights=values, minlength=most)
+    return edges[:-1][full], sums[full] / count[full]
+
+
+def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
+    """Chart with a line (x, y) for each name of `series`, y from 0 on, and x above 0 if its axis is to be logarithmic
+    (`log`).
+    """
+    there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
+    if not there:
+        return Markup("")
+    low, high = min(float(x.min()) for _, x, _ in there), max(float(x.max()) for _, x, _ in there)
+    top = 1.05 * max(float(y.max()) for _, _, y in there) or 1.0
+    if log:
+        low, high = 10.0 ** math.floor(math.log10(low)), 10.0 ** (math.floor(math.log10(high)) + 1)
+    axis = of_magnitudes(low, high, across) if log else of_numbers(0.0, high, across)
+    shapes = legend = Markup("")
+    for n, (name, x, y) in enumerate(there):
+        kind, where = (
+            f"series c{n % palette.COLOURS}",
+            np.log(x / low) / math.log(high / low) if log else x / (high or 1.0),
+        )
+        points = " ".join(f"{WIDTH * a:.1f},{HEIGHT * (1 - b):.1f}" for a, b in zip(where, y / top, strict=True))
+        shapes += Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(kind, points, name)
+        legend += _stroke(kind, name)
+    return Picture(f"{up} by {across}", axis, of_numbers(0, top, up), shapes).drawn(legend)
 
 
 @dataclass(frozen=True)

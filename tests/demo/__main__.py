@@ -169,7 +169,7 @@ def main() -> int:
         console.print("make demo: interrupted; the Slurm it started is gone, with its jobs")
         return 130
     found = results.result(ones, slurm)
-    drawn = results.panels(ones, slurm, found)
+    drawn = results.pictures(ones, slurm, found)
     results.write(OUT, found, drawn)
     _report()
     console.print(results.table(found))

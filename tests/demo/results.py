@@ -7,12 +7,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from rich.table import Table
 
-from ones_db import Store
-from slurm_ones.show.charts import Bar, Lane
+from ones_db import Store, TimelineRow
+from ones_db.shape import Shape
+from slurm_ones.show.pages import write as write_page
+from slurm_ones.show.pictures import gpus_over_time
 from slurm_ones.text import seconds
-from tests.demo.drawing import draw_gpus, lane
 from tests.demo.scenario import Outcome, Size
 
 CAPACITY = 16
@@ -97,26 +99,28 @@ def _gpus(shape: str) -> int:
     return int(nodes) * int(gpus)
 
 
-def _bars(outcomes: list[Outcome], begin: float) -> list[Bar]:
-    return [
-        Bar(outcome.job.name, size.began - begin, size.ended - begin, size.gpus)
-        for outcome in outcomes
-        for size in outcome.sizes
-    ]
-
-
-def panels(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> list[Lane]:
-    """Both runs, each from its own first submission."""
-    sides = (("slurm-ones", ones, found["ones"]), ("Slurm alone", slurm, found["slurm"]))
-    return [
-        lane(
-            f"{title}: mean JCT {seconds(part['mean_jct_s'])}, all done after "
-            f"{seconds(max(o.ended for o in outcomes) - outcomes[0].submitted)}",
-            _bars(outcomes, outcomes[0].submitted),
-            CAPACITY,
+def pictures(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> dict[str, Markup]:
+    """GPUs over time of both runs, each from its own first submission, with one scale of time."""
+    lasted = max(max(o.ended for o in side) - side[0].submitted for side in (ones, slurm))
+    return {
+        f"{title}: mean JCT {seconds(found[side]['mean_jct_s'])}, all done after "
+        f"{seconds(max(o.ended for o in outcomes) - outcomes[0].submitted)}": gpus_over_time(
+            _timeline(outcomes), CAPACITY, 0.0, lasted, elapsed=True
         )
-        for title, outcomes, part in sides
-    ]
+        for title, side, outcomes in (("slurm-ones", "ones", ones), ("Slurm alone", "slurm", slurm))
+    }
+
+
+def _timeline(outcomes: list[Outcome]) -> list[TimelineRow]:
+    begin = outcomes[0].submitted
+    return [
+        TimelineRow(
+            number, outcome.job.name, outcome.job.user, "", CAPACITY, 0, Shape(1, size.gpus),
+            size.began - begin, size.ended - begin,
+        )
+        for number, outcome in enumerate(outcomes, 1)
+        for size in outcome.sizes
+    ]  # fmt: skip
 
 
 def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]]) -> list[str]:
@@ -154,7 +158,8 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
     return found
 
 
-def write(folder: Path, found: dict[str, Any], drawn: list[Lane]) -> None:
-    """`result.json` and `gpus.png`."""
+def write(folder: Path, found: dict[str, Any], drawn: dict[str, Markup]) -> None:
+    """`result.json` and `gpus.html`."""
     (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw_gpus(drawn, folder / "gpus.png")
+    sides = [([title], (), picture, "") for title, picture in drawn.items()]
+    write_page(folder / "gpus.html", "usage.html", title="The demo's GPUs over time", totals=[], jobs=sides)

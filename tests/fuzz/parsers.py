@@ -686,7 +686,7 @@ def tags(html: str) -> list[object]:
 
 
 def _pages(text: str) -> Iterable[str]:
-    from slurm_ones.show.charts import environment
+    from slurm_ones.show.pages import environment
 
     # A mean without an interval has one tag less: that is the template's.
     row = {"title": text, "cells": [(text, text or "–")], "recorded": text}

@@ -1,8 +1,8 @@
-"""What people look at: plots, pages and tables, and what users' text may not do to them."""
+"""What people look at: pictures, pages and tables, and what users' text may not do to them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
 import numpy as np
 import pytest
@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db.shape import PARKED, Shape
-from slurm_ones.show import charts
-from slurm_ones.show.charts import Bar, held, thinned
+from slurm_ones.show.pictures import Bar, held, lines, of_magnitudes, of_numbers, thinned
 from slurm_ones.text import plain, resized, safe, seconds
-from tests.demo.drawing import draw_gpus, lane
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -82,16 +80,35 @@ def test_thinned_lines_keep_their_mean() -> None:
     assert thinned([(1.0, 2.0)], 5)[1].tolist() == [2.0]
 
 
-def test_draw_leaves_a_picture(tmp_path: Path) -> None:
-    """A PNG of some size is written, also for a cluster on which nothing ran."""
-    draw_gpus([lane("one", [Bar("a", 0, 10, 1)], 4), lane("none", [], 4)], tmp_path / "gpus.png")
-    assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("gpus", [1, 2, 4, 16, 18, 1000])
 def test_gpus_are_counted_in_whole_numbers(gpus: int) -> None:
     """Protects the scale of small clusters, whose marks would be fractions of a GPU."""
-    _, (axis,) = charts._figure(1, 3.5)
-    charts._stack(axis, lane("one", [Bar("a", 0, 10, 1)], gpus), ["a"], {"a": "red"}, 1.0)
-    marks = [at for at in axis.get_yticks() if at <= gpus]
-    assert len(marks) >= 2 and all(at == int(at) for at in marks)
+    marks = of_numbers(0, gpus, "GPUs", whole=True).marks
+    assert 2 <= len(marks) <= 7 and all(float(text).is_integer() for _, text in marks)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"), [(0.1, 1, "0.1 0.2 0.5 1"), (1, 1e6, "1 10 100 1000 10000 100000 1e+06")]
+)
+def test_a_logarithmic_axis_has_few_round_ticks(low: float, high: float, texts: str) -> None:
+    """From end to end, further apart where it is long."""
+    marks = of_magnitudes(low, high, "hours").marks
+    assert [text for _, text in marks] == texts.split()
+    assert (marks[0][0], marks[-1][0]) == (0.0, pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_each_line_has_its_name_and_its_place(log: bool) -> None:
+    """Points lie within the picture, equal values at one height; what has no point has no line."""
+    x, y = np.array([1.0, 5.0, 20.0]), np.array([0.25, 0.5, 1.0])
+    drawn = lines({"<one>": (x, y), "two": (2 * x, y), "none": (x[:0], y[:0])}, "hours", "share", log=log)
+    found = [line.split() for line in re.findall(r'points="([^"]*)"', drawn)]
+    assert len(found) == 2 and "none" not in drawn and "<one>" not in drawn and drawn.count("&lt;one&gt;") == 2
+    places = np.array([[tuple(map(float, point.split(","))) for point in line] for line in found])
+    assert (places >= 0).all() and (places <= (1000, 240)).all() and (np.diff(places[:, :, 0]) > 0).all()
+    assert (places[0, :, 1] == places[1, :, 1]).all() and (np.diff(places[0, :, 1]) < 0).all()
+
+
+def test_nothing_to_draw_is_no_picture() -> None:
+    """Protects pages of studies in which every run failed."""
+    assert lines({"crashed": (np.zeros(0), np.zeros(0))}, "hours", "share", log=True) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from slurm_ones.policies import POLICIES
 from slurm_ones.policy.contract import ClusterView, JobView, Schedule
-from slurm_ones.show.charts import Bar, Lane, write_study
+from slurm_ones.show.pages import write
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.outcome import JobOutcome, Outcome, Segment
 from slurm_ones.simulate.spec import ClusterSpec, Network, Part
 from slurm_ones.simulate.study.plan import Contender, Source, StudyPlan
 from slurm_ones.simulate.study.present import TableRow, as_json, page, pictures, rows
@@ -76,9 +78,11 @@ def test_contenders_get_the_same_work_and_the_first_seed_is_drawn(runs: list[Stu
     work = {key: [(job.name, job.submitted) for job in outcome.jobs] for key, outcome in found.items()}
     assert work["fifo", 0] == work["fifo:backfill=false", 0] != work["fifo", 1]
     assert {seed: bool(one.segments and one.goodput) for (_, seed), one in found.items()} == {0: True, 1: False}
-    lanes, groups = pictures(PLAN, runs)
-    assert {bar.job for bar in lanes[0].bars} == {job.name for job in found["fifo", 0].jobs} == set(groups)
-    assert len(lanes[0].jct_s) == 12, "the distribution is of all seeds"
+    drawn = pictures(PLAN, runs)
+    named = {re.sub(r"^job \d+ ", "", text) for text in re.findall("<title>(.*?): ", drawn["gpus"]["fifo"])}
+    assert named == {job.name for job in found["fifo", 0].jobs}
+    points = re.findall(r'points="([^"]*)"', drawn["jct"])
+    assert [len(line.split()) for line in points] == [2 * 12 - 1, 2 * 12 - 1], "the distribution is of all seeds"
 
 
 @pytest.mark.slow
@@ -91,7 +95,7 @@ def test_a_crash_costs_its_policy_alone(tmp_path: Path, crashing: Contender) -> 
     assert not bad.metrics and bad.against_first is None
     assert "ZeroDivisionError: a fault of its own" in bad.errors[0] and "test_study.py" in bad.errors[0]
     assert {row.title: row.cells for row in rows(plan, found)}["mean JCT, s"][1] == ("–", "")
-    write_study(tmp_path / "page.html", *pictures(plan, runs), page(plan, found))
+    write(tmp_path / "page.html", "study.html", pictures=pictures(plan, runs), **page(plan, found))
     html = (tmp_path / "page.html").read_text()
     assert "Policies compared: ones-sc21" in html and "a fault of its own" in html and "resnet" in html
 
@@ -143,13 +147,18 @@ def test_what_is_wrong_is_said_before_the_run(plan: StudyPlan, named: str) -> No
 def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
     """One file with three pictures that needs nothing else, and no job's or policy's name acts on it."""
     evil = "<script>alert(1)</script>"
-    lane = Lane(evil, [60.0, 3600.0], [Bar(evil, 0, 100, 2)], [(0.0, 0.5), (60.0, 0.7)], 4)
-    empty = Lane("crashed", [], [], [], 4)
+    outcome = Outcome(
+        evil, evil, 0, 4,
+        (JobOutcome(evil, evil, 0.0, 0.0, 60.0, 60.0, 120.0, 0.0, 0, 60.0, 1.0, 1.0),),
+        (Segment(evil, 0.0, 60.0, 2, 1, 64),), goodput=((0.0, 0.5), (60.0, 0.7)),
+    )  # fmt: skip
+    plan = replace(PLAN, contenders=(Contender(evil, "fifo"), Contender("crashed", "fifo")))
+    drawn = pictures(plan, [StudyRun(evil, 0, outcome), StudyRun("crashed", 0, error="it crashed")])
     text = {
         "title": evil, "run": {"work": evil}, "columns": [evil], "rows": [TableRow("mean JCT", [("60", evil)], evil)],
         "meanings": [("mean JCT", "…")], "errors": [evil],
     }  # fmt: skip
-    write_study(tmp_path / "page.html", [lane, empty], {evil: evil}, text)
+    write(tmp_path / "page.html", "study.html", pictures=drawn, **text)
     html = (tmp_path / "page.html").read_text()
     assert "<script" not in html
     assert html.count("<svg") == html.count("</svg>") == 4

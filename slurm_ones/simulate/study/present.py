@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slurm_ones.show.charts import Bar, Lane
+import numpy as np
+
+from ones_db import TimelineRow
+from ones_db.shape import Shape
+from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.study.figures import (
     Bound,
     Comparison,
@@ -208,21 +212,44 @@ def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, An
     }
 
 
-def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> tuple[list[Lane], dict[str, str]]:
-    """Return a lane for each contender, and the kind of each bar's job. Bars and goodput are those of the first
-    seed."""
-    lanes, kinds = [], dict[str, str]()
+def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> dict[str, Any]:
+    """Return the pictures of the page by name: completion times of all seeds; GPUs by contender, and goodput, of the
+    first seed. None without a run of that seed."""
+    from slurm_ones.show.pictures import gpus_over_time, lines, thinned
+
+    jct, goodput, held = {}, {}, dict[str, list[TimelineRow]]()
     for contender in plan.contenders:
-        own = [(run, run.outcome) for run in runs if run.label == contender.label and run.outcome is not None]
-        drawn = [outcome for run, outcome in own if run.seed == plan.seeds[0]]
-        jct = [float(t) for _, outcome in own for t in completion_times(plan.source.counted(outcome))]
-        # A trace's job is elastic at one share and rigid at another.
-        mark = f"{contender.label} " if contender.elastic is not None else ""
-        bars = [Bar(f"{mark}{s.job}", s.start, s.end, s.gpus) for outcome in drawn for s in outcome.segments]
-        goodput = drawn[0].goodput if drawn and contender.elastic is None else ()
-        lanes.append(Lane(contender.label, jct, bars, goodput, plan.cluster.gpus))
-        kinds |= {f"{mark}{job.name}": plan.source.kind(job) for outcome in drawn for job in outcome.jobs}
-    return lanes, kinds
+        own = [(run.seed, run.outcome) for run in runs if run.label == contender.label and run.outcome is not None]
+        drawn = [outcome for seed, outcome in own if seed == plan.seeds[0]]
+        times = [completion_times(plan.source.counted(outcome)) for _, outcome in own]
+        hours = np.sort(np.concatenate([*times, np.zeros(0)])) / 3600.0
+        hours, share = hours[hours > 0], np.linspace(0.0, 1.0, (hours > 0).sum() + 1)
+        jct[contender.label] = hours.repeat(2)[1:], share.repeat(2)[2:-1]
+        at, of_cluster = thinned(drawn[0].goodput if drawn and contender.elastic is None else ())
+        goodput[contender.label] = at / 3600.0, 100.0 * of_cluster
+        held[contender.label] = [row for outcome in drawn for row in _timeline(plan, outcome)]
+    end = max((row.end or 0.0 for rows in held.values() for row in rows), default=0.0)
+    if not end:
+        return {}
+    return {
+        "jct": lines(jct, "job completion time, hours", "share of jobs", log=True),
+        "gpus": {
+            label: gpus_over_time(rows, plan.cluster.gpus, 0.0, end, by="partition", elapsed=True)
+            for label, rows in held.items()
+        },
+        "goodput": lines(goodput, "hours since the start", "goodput, % of the cluster"),
+    }
+
+
+def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
+    """Return the outcome's segments, with the kind of each job as its partition."""
+    kinds = {job.name: plan.source.kind(job) for job in outcome.jobs}
+    numbers = {name: number for number, name in enumerate(kinds, 1)}
+    of_cluster = plan.cluster.gpus
+    return [
+        TimelineRow(numbers[s.job], s.job, "", kinds[s.job], of_cluster, 0, Shape(1, s.gpus), s.start, s.end)
+        for s in outcome.segments
+    ]
 
 
 FAR = 2.0
