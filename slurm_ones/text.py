@@ -157,9 +157,7 @@ class WithGpus(Protocol):
 
 
 def counts(rows: Sequence[WithGpus]) -> str:
-    """List the numbers of GPUs that a strategy can use: `1, 2, 4 or 8`. A long list is cut to its first numbers and the
-    last.
-    """
+    """List the numbers of GPUs that a strategy can use: `1, 2, 4 or 8`, of a long list the first and the last."""
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:
         return f"{', '.join(map(str, found[: MOST_NAMED - 1]))} … {found[-1]}"

@@ -60,9 +60,7 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Parse a size given by the user into (nodes, GPUs per node); nodes are 0 for a mere number of GPUs. Raises
-    `BadInput`.
-    """
+    """Parse a user's size into (nodes, GPUs per node), nodes 0 for a mere number of GPUs. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")

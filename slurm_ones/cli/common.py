@@ -71,9 +71,7 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command: expected errors end in a line on stderr and exit code 2, others in a traceback. If merely nothing
-    was seen yet, the exit code is 1.
-    """
+    """Wrap a command: expected errors end in a line and exit code 2, or 1 if merely nothing was seen yet."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -136,9 +134,7 @@ def settings_of(config: Path | None, database: str = "") -> Settings:
 
 
 def without_password(url: str) -> str:
-    """Return a database URL from the command line. Raises `ConfigError` if it has a password, since every user of the
-    machine can read it there.
-    """
+    """Return the URL. Raises `ConfigError` if it has a password, which all users could read in a command."""
     if names_password(url):
         raise ConfigError(
             "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
@@ -153,9 +149,7 @@ def reading_store(settings: Settings) -> Store:
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """Open the job database for writing; create it if it does not exist. A database with another schema is not
-    upgraded; `db upgrade` does that and keeps a copy.
-    """
+    """Open the job database for writing; create it if absent. Only `db upgrade` changes another schema."""
     if migrate.current(settings.database_url) is None:
         migrate.upgrade(settings.database_url)
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
@@ -164,9 +158,7 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """Folder with the published jobs of this user, at an operator's site. None if the user may read the database, or if
-    nothing is published.
-    """
+    """Folder with this user's published jobs; None if there is none, or the user may read the database."""
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None

@@ -1,6 +1,4 @@
-"""Checks of `slurm-ones doctor --guests`: Slurm settings that guests lack, as lines of slurm.conf and sacctmgr
-commands.
-"""
+"""Checks of `slurm-ones doctor --guests`: what Slurm lacks for guests, as lines for slurm.conf and sacctmgr."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ LONG_EXEMPT_S = 60.0
 """Longest PreemptExemptTime that is accepted without a warning, s. Beyond it Slurm preempts no guest for that long, so
 that rigid jobs wait for guests as for any other job."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""Options of PreemptParameters: the youngest guest is preempted first, its batch script gets a signal, and licences are
-reclaimed.
-"""
+"""Options of PreemptParameters: the youngest guest goes first, its script gets a signal, licences are reclaimed."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
 """Equivalent options of SchedulerParameters, for a Slurm that fails at the line PreemptParameters."""
 

@@ -129,9 +129,7 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs, with the jobs `also` added. It opens the database each time, since the
-    companion replaces published files.
-    """
+    """Return a function that reads the jobs, those of `also` too. It opens the database, which may be replaced."""
 
     def look() -> Live:
         with store_of_reader(settings, named=named) as store:

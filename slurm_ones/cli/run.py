@@ -81,9 +81,7 @@ SLOW_RPC_S = 1.0
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Settings with a shorter tick of 30 s for a user's own companion. They are unchanged if `tick_s` is set, or
-    slurmctld limits RPCs or is slow.
-    """
+    """Settings with a tick of 30 s in user mode, unless `tick_s` is set or slurmctld limits RPCs or is slow."""
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
@@ -155,9 +153,7 @@ class _Service:
         )
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service retries while controller or database is unreachable; at a terminal the
-        error is raised.
-        """
+        """Return the result of `call`. A service retries until controller and database answer; others raise."""
         while True:
             try:
                 return call()

@@ -50,9 +50,7 @@ _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse equal nodes, as `16x4` (nodes x GPUs), or parts of different GPU types, as `8x4:a100+8x4:v100`. Raises
-    `BadInput`.
-    """
+    """Parse nodes x GPUs, as `16x4`, or parts of several GPU types, as `8x4:a100+8x4:v100`. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -120,9 +118,7 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> Contender:
-    """Parse a policy and its options, from `name` or `name:option=value,…`. The name may be `package.module:Class`.
-    Raises `BadInput`.
-    """
+    """Parse `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises `BadInput`."""
     from slurm_ones.policies import POLICIES
     from slurm_ones.simulate.study.plan import Contender
 
@@ -134,9 +130,7 @@ def parse_policy(text: str) -> Contender:
 
 
 def parse_resize_cost(text: str) -> float | None:
-    """Parse the cost of a resize in seconds; `measured` gives None, for each application's published measurement.
-    Raises `BadInput`.
-    """
+    """Parse the seconds of a resize; None for `measured`, the published measurements. Raises `BadInput`."""
     if text == "measured":
         return None
     value = parse_number(text)
@@ -173,9 +167,7 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
 
 
 def parse_sbatch(text: str) -> dict[str, str | bool]:
-    """Parse sbatch's options into values by long name, from `--partition=cpu -t 2:00:00 --exclusive`. Raises
-    `BadInput`.
-    """
+    """Parse sbatch's options, such as `-t 2:00:00 --exclusive`, into values by long name. Raises `BadInput`."""
     found: dict[str, str | bool] = {}
     try:
         given = list(options_in(shlex.split(text)))

@@ -57,9 +57,7 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """Call `run`, which does `runs` runs, and show its progress: a bar that advances with ended jobs on a terminal,
-    lines elsewhere.
-    """
+    """Call `run`, which does `runs` runs, and show its progress: a bar on a terminal, lines elsewhere."""
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}

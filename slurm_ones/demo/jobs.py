@@ -31,9 +31,7 @@ PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
 sleep longer, since a real step takes 5 to 10 ms of CPU and 16 ranks may share two CPUs.
 """
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""Properties of the cluster's models, about as they report: training samples, gradient noise scale in samples,
-parameters.
-"""
+"""About what the cluster's models report: training samples, gradient noise scale in samples, parameters."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
 """Emulated communication time of a step, s: this for each rank, and once more."""
 
@@ -52,9 +50,7 @@ class DemoJob:
     """Samples of an epoch; only the spirals use it."""
 
     def options(self, most: int) -> list[str]:
-        """Arguments of the training script, for a job with at most `most` GPUs; the base and largest batch follow from
-        its GPUs.
-        """
+        """Arguments of the training script; the batches follow from its GPUs and from `most`, the most it may get."""
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -92,9 +88,7 @@ SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * 
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings on this machine. The first uses the whole machine, shrinks for the others (`LocalSlurm.grown`), and
-grows back.
-"""
+"""Real trainings here. The first grows, shrinks for the others (`LocalSlurm.grown`), and grows back."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
 """Real trainings in tests."""
 

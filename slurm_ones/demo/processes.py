@@ -136,9 +136,7 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """Program of a simulated job's block (`simulated_job.Program`) that runs `ones-run` on this machine at each
-    start.
-    """
+    """A simulated job's block (`simulated_job.Program`) that runs `ones-run` on this machine at each start."""
 
     task: Task
     command: Callable[[int], Sequence[str]]

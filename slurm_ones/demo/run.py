@@ -167,9 +167,7 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Check from the ranks' trace files that the training used each sample of each epoch exactly once. Returns the
-    result and a sentence about it.
-    """
+    """Check by the ranks' traces that each sample was used once an epoch; return the result and a sentence."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():

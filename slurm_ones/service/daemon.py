@@ -26,9 +26,7 @@ PING_S = 10.0
 
 
 class Stop(Protocol):
-    """Stop signal of `Daemon.run`, in which it also waits: `threading.Event`, or a simulator's, which passes simulated
-    time.
-    """
+    """Stop signal in which `Daemon.run` also waits: `threading.Event`, or a simulator's, in simulated time."""
 
     def is_set(self) -> bool: ...
 
@@ -109,9 +107,7 @@ class Daemon:
             self._lead.leave()
 
     def _leading(self, stop: Stop) -> Companion | None:
-        """Return the companion that ticks now. If another one leads or the database does not answer, wait and return
-        None.
-        """
+        """Return the companion that ticks now; if another leads, or nobody can say, wait and return None."""
         try:
             if self._lead.take():
                 return self._newest()
@@ -174,9 +170,7 @@ class Daemon:
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """Return the wait after a failed tick, s: twice the last one (`wait`), but short while a job may be in the
-        companion's hold.
-        """
+        """Return the next wait, s: twice `wait`, but short while a job may be in the companion's hold."""
         try:
             most = 1 if companion.resizing else 10
         except StoreError:

@@ -86,9 +86,7 @@ class _Lane:
 
 
 class FileChild:
-    """`untrusted_files.Runner` in a child process, used as `with run_by(child.run)`. For one thread only; a child that
-    died is started again.
-    """
+    """`untrusted_files.Runner` in a child, for one thread: `with run_by(child.run)`. A dead child is replaced."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -111,9 +109,7 @@ class FileChild:
         return [key for key, lane in self._lanes.items() if lane.asked]
 
     def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
-        """Run `function(path, uid, *more)` in the child and return its result or raise its error; `NoAnswer` after too
-        long.
-        """
+        """Run `function(path, uid, *more)` in the child; raises its error, or `NoAnswer` after too long."""
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
         self._take(0.0)

@@ -65,9 +65,7 @@ class Leadership:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`takeover_s` is the longest time between two heartbeats of a leader; `say` is called with a line at each
-        change of leader.
-        """
+        """`takeover_s` is the longest time between two heartbeats; `say` gets a line at each change of leader."""
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s

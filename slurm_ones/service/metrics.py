@@ -110,9 +110,7 @@ NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class _Present(Collector):
-    """Gauges of the newest tick, all from the same tick. They are hidden once no tick has come for long, as after a
-    loss of the lead.
-    """
+    """Gauges of the newest tick, hidden once no tick has come for long, as after a loss of the lead."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -224,9 +222,7 @@ class Metrics:
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
-        """Update all metrics after a tick that ended at `now` (Unix seconds); `phases` are those of the resizes that
-        were `due`.
-        """
+        """Update all metrics after a tick that ended at `now`, with the `phases` of the resizes that were `due`."""
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []
@@ -275,9 +271,7 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Add the GPU-seconds that jobs held since the last tick, at their present size; a gap counts at most a few
-        ticks.
-        """
+        """Add the GPU-seconds held since the last tick, at the present sizes; a gap counts at most a few ticks."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:
@@ -341,18 +335,14 @@ class Metrics:
             self._count_reason("resize_failures", (*who, code))
 
     def _count_reason(self, name: str, labels: tuple[str, ...]) -> None:
-        """Count one more. A new reason's series is exported at 0 until the next tick, so that its first increase is
-        seen.
-        """
+        """Count one more. A new series is exported at 0 until the next tick, so that its increase is seen."""
         if (name, *labels) in self._shown:
             self._of(name, *labels).inc()
         else:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Observe the durations of a resize. Durations that the job reported are capped by the resize's own
-        duration.
-        """
+        """Observe the durations of a resize; those that the job reported are at most the resize's own."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)

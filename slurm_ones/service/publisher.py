@@ -32,9 +32,7 @@ FOLDER_MODE = 0o711
 ROUND_S = 10.0
 """Time limit of a round of writing, s; the next round begins with the remaining users."""
 REST = 20
-"""Pause after a round, as a multiple of its CPU time: at most a twentieth of a core is used. In a pause only SITE_VIEW
-is written.
-"""
+"""Pause after a round as a multiple of its CPU time, so a twentieth of a core; SITE_VIEW is still written."""
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Access to the page: a reader with the token sees every job that the server may read. With `user_header`, a reader
-    sees only the jobs of that user.
-    """
+    """Access to the page: the token shows every job that the server may read, `user_header` only that user's."""
 
     token: str
     """Secret that a request must carry; empty if everybody may look, as behind a proxy that authenticates."""
@@ -56,9 +54,7 @@ class Access:
 
 
 class Web:
-    """Web application over one database. `root` is the path below which a proxy serves the pages, such as
-    `/node/n1/8675`.
-    """
+    """Web application over one database. `root` is the path at which a proxy serves it, as `/node/n1/8675`."""
 
     def __init__(
         self,

@@ -62,9 +62,7 @@ class UnambiguousLength:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """User id that owns the local socket connected from `client` to `server`; None if the kernel does not say. See
-    sock_diag(7).
-    """
+    """User id at the local `client` end of a connection; None if the kernel does not say. See sock_diag(7)."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
@@ -90,9 +88,7 @@ def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
 
 
 class Bounded(H11Protocol):
-    """HTTP connection with timeouts, since uvicorn waits forever for the first request and for the rest of one
-    begun.
-    """
+    """HTTP connection with timeouts, since uvicorn waits for ever for a request or for its rest."""
 
     began: float
     """Time at which the connection was made."""

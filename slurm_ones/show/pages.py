@@ -59,9 +59,7 @@ DECISIONS = 5
 
 @cache
 def environment() -> Environment:
-    """Jinja2 environment with the templates of `show`, in which all text is escaped, and their filters and
-    functions.
-    """
+    """Jinja2 environment with the templates of `show` and all that they use; it escapes all text."""
     made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
     made.filters |= {"plain": plain, "seconds": seconds, "clock": clock}
     made.globals |= {
@@ -268,9 +266,7 @@ def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: All
 
 
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
-    """Write the HTML report: `totals` above the jobs, each job with its own lines. All jobs' charts share one scale of
-    GPUs.
-    """
+    """Write the HTML report: `totals`, then each job with its lines. All charts share one scale of GPUs."""
     most = max((one.most for one, _ in jobs), default=0)
     parts = [
         (
@@ -322,9 +318,7 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """HTML squares, one per GPU of a node: held by the job `job_id` with the CSS class `kind`, free without a
-    `kind`.
-    """
+    """HTML squares, one per GPU of a node: held by job `job_id` in the CSS class `kind`, or free without."""
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

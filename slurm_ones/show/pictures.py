@@ -27,9 +27,7 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of the SVG drawing in its own units."""
 MOST_SHAPES = 4_000
-"""Most changes of size that are drawn one by one. Beyond, each job is one shape, and time is cut into equal
-intervals.
-"""
+"""Most changes of size drawn one by one. Beyond, a job is one shape, and time is cut into equal intervals."""
 FEWEST_INTERVALS = 24
 """Fewest time intervals of such a coarse chart, however many jobs run at once."""
 NAMED = 12
@@ -94,9 +92,7 @@ class Bar(NamedTuple):
 
 
 def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the (M,) times at which any job's GPUs change, and the (J, M) GPUs that each job holds from each time
-    on.
-    """
+    """Return the (M,) times at which any job's GPUs change, and the (J, M) GPUs that jobs hold from then on."""
     moments = np.unique(np.array([at for bar in bars for at in (bar.start, bar.end)] or [0.0]))
     row = {job: j for j, job in enumerate(jobs)}
     change = np.zeros((len(jobs), len(moments)))
@@ -419,9 +415,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
 
 
 def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
-    """Chart with a line (x, y) for each name of `series`, y from 0 on, and x above 0 if its axis is to be logarithmic
-    (`log`).
-    """
+    """Chart with a line (x, y) for each name, y from 0 on; with `log`, on a logarithmic axis of x above 0."""
     there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
     if not there:
         return Markup("")
