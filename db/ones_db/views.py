@@ -11,10 +11,11 @@ under a view, and creates all views at its end.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, inspect
+from sqlalchemy import BigInteger, Connection, Double, Table, inspect
 
 from ones_db.records import RESIZE_DONE
 from ones_db.summary import JOB_SUMMARY
+from ones_db.tables import BLOCKS, DECISIONS, MEMBERSHIPS, RESIZES, RUNS
 from ones_db.view import (
     B_UNTIL,
     BEGAN,
@@ -44,6 +45,14 @@ from ones_db.view import (
     time_of,
 )
 
+
+def stored(table: Table, names: str) -> tuple[Column, ...]:
+    """Return columns of a table as columns of a view, with the meaning that the table gives them."""
+    kinds = {BigInteger: "int", Double: "float"}
+    columns = (table.c[name] for name in names.split())
+    return tuple(Column(one.name, kinds.get(type(one.type), "text"), str(one.comment)) for one in columns)
+
+
 RUN_TIMELINE = View(
     "run_timeline",
     "One row a run, for timelines: when, where and at which size each job ran",
@@ -54,15 +63,14 @@ RUN_TIMELINE = View(
         Column("nodes", "int", "nodes, of a job of blocks at its end; 0 if not known"),
         Column("gpus_per_node", "int", "GPUs per node; 0 if not known"),
         Column("gpus", "int", "GPUs in all, of a job of blocks at its end"),
-        Column("node_list", "text", "names of its nodes, separated by commas"),
-        Column("batch", "int", "global batch in which it began, samples"),
+        *stored(RUNS, "node_list batch"),
         time_of("start_time", "start"),
         said("started", "start_time"),
         time_of("end_time", "end; of a run that Slurm requeued, its newest report; null while it goes on"),
         said("ended", "end_time"),
         Column("running_s", "float", "its length, seconds; of a run that goes on, as far as is known"),
         Column("gpu_hours", "float", "its length times its GPUs at each time, GPU-hours"),
-        Column("end_reason", "text", "why it ended: the job's word, else Slurm's state"),
+        *stored(RUNS, "end_reason"),
     ),
     f"""
     SELECT {WHOSE}, r.restart, r.nodes, r.gpus_per_node, {GPUS} AS gpus, r.node_list, r.batch,
@@ -79,20 +87,16 @@ BLOCK_TIMELINE = View(
     (
         *JOB,
         *WHO,
-        Column("task", "int", "task of the job array"),
-        Column("restart", "int", "Slurm's restart count of the task"),
-        Column("slurm_id", "int", "Slurm's job id of the task, as accounting has it"),
-        Column("nodes", "int", "nodes"),
-        Column("gpus_per_node", "int", "GPUs per node"),
+        *stored(BLOCKS, "task restart slurm_id nodes gpus_per_node"),
         Column("gpus", "int", "GPUs in all"),
-        Column("node_list", "text", "names of its nodes, separated by commas"),
+        *stored(BLOCKS, "node_list"),
         time_of("start_time", "start"),
         said("started", "start_time"),
         time_of("end_time", "end; null while it goes on"),
         said("ended", "end_time"),
         Column("running_s", "float", "its length, seconds; of a block that goes on, as far as is known"),
         Column("gpu_hours", "float", "its length times its GPUs, GPU-hours"),
-        Column("state", "text", "base state, as Slurm names it"),
+        *stored(BLOCKS, "state"),
     ),
     f"""
     SELECT {WHOSE}, b.task, b.restart, b.slurm_id, b.nodes, b.gpus_per_node, b.nodes * b.gpus_per_node AS gpus,
@@ -111,23 +115,18 @@ MEMBERSHIP_TIMELINE = View(
         *JOB,
         *WHO,
         Column("term", "int", "term of the leader; the run's restart"),
-        Column("generation", "int", "rises with each change, over all terms of the job"),
+        *stored(MEMBERSHIPS, "generation"),
         time_of("start_time", "from when"),
         said("started", "start_time"),
         time_of("end_time", "to when: the next one, or the run's end; null while it is in force"),
         said("ended", "end_time"),
         Column("lasted_s", "float", "its length, seconds; of one that is in force, as far as is known"),
-        Column("blocks", "text", "tasks of its blocks in rank order, separated by commas; the first leads"),
-        Column("nodes", "int", "nodes"),
-        Column("gpus_per_node", "int", "GPUs per node; 0 if nodes give unequally many"),
+        *stored(MEMBERSHIPS, "blocks nodes gpus_per_node"),
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
         Column("step", "int", "optimizer steps since the job's first run, at its beginning"),
         Column("pause_s", "float", "from the last step before the change to the end of the first after it, seconds"),
-        Column("bytes", "int", "state that was sent to new blocks, bytes"),
-        Column("transfer_s", "float", "what sending it took of pause_s, seconds"),
-        Column("ready_s", "float", "from the order until the last new block was ready, training going on, seconds"),
-        Column("why", "text", "order, lost, leaving or first"),
+        *stored(MEMBERSHIPS, "bytes transfer_s ready_s why"),
         Column("order_number", "int", "order that asked for it; null if the job changed by itself"),
     ),
     f"""
@@ -181,6 +180,10 @@ MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z
             AND m.order_number = z.order_number ORDER BY o.restart DESC, m.number DESC LIMIT 1)"""
 """SQL for a column of the membership that a resize z by blocks brought about; braces stand for the column."""
 
+CHECKPOINT = """(SELECT SUM(k.{}) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
+            AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number)"""
+"""SQL for the sum of a column of the checkpoints that a resize z ordered; braces stand for the column."""
+
 RESIZE_COST = View(
     "resize_cost",
     "What each finished resize cost, by phase of the start at the new size",
@@ -192,19 +195,13 @@ RESIZE_COST = View(
         Column("restart", "int", "restart count of the run that it left; -1 if the job waited"),
         Column("old_gpus", "int", "GPUs before"),
         Column("new_gpus", "int", "GPUs after; 0 if the job was parked"),
-        Column("old_batch", "int", "global batch before, samples"),
-        Column("new_batch", "int", "global batch after, samples; null leaves the job's own"),
+        *stored(RESIZES, "old_batch new_batch"),
         Column("state", "text", f"state in which it ended; '{RESIZE_DONE}' when it took effect"),
         Column("pause_s", "float", "from the last step before to the first report after it, seconds"),
         Column("total_s", "float", "from its writing down to its end, seconds"),
         Column("checkpoint_s", "float", "to write the checkpoint that its order asked for, seconds"),
         Column("stall_s", "float", "pause of training for that checkpoint, seconds"),
-        Column("queue_s", "float", "from the last report of the run before to the batch script, seconds"),
-        Column("launch_s", "float", "from the batch script to the ranks' first line, seconds"),
-        Column("import_s", "float", "what imports took of launch_s, seconds"),
-        Column("group_s", "float", "to build the process group, seconds"),
-        Column("load_s", "float", "to load the checkpoint, seconds"),
-        Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
+        *stored(RUNS, "queue_s launch_s import_s group_s load_s first_step_s"),
         Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
         Column("mechanism", "text", "requeue, or blocks: blocks joined and left while it trained"),
         Column("added", "text", "of blocks: task:nodesxGPUs of those that were to join"),
@@ -220,10 +217,7 @@ RESIZE_COST = View(
     SELECT {WHOSE}, z.started AS start_time, z.restart, z.old_nodes * z.old_gpus_per_node AS old_gpus,
         z.new_nodes * z.new_gpus_per_node AS new_gpus, z.old_batch, z.new_batch, z.state, z.pause_s,
         z.ended - z.started AS total_s,
-        (SELECT SUM(k.seconds) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
-            AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS checkpoint_s,
-        (SELECT SUM(k.stall_s) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
-            AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS stall_s,
+        {CHECKPOINT.format("seconds")} AS checkpoint_s, {CHECKPOINT.format("stall_s")} AS stall_s,
         r.queue_s, r.launch_s, r.import_s, r.group_s, r.load_s, r.first_step_s, r.attempts,
         z.mechanism, z.added, z.dropped, {MEMBER.format("ready_s")} AS ready_s,
         {MEMBER.format("transfer_s")} AS transfer_s, {MEMBER.format("bytes")} AS bytes,
@@ -319,8 +313,7 @@ DECISIONS_EXPLAINED = View(
         Column("decision_id", "int", "the decision"),
         time_of("time", "when it was made"),
         said("decided", "time"),
-        Column("policy", "text", "name of the policy"),
-        Column("mode", "text", "advise (nothing was changed) or act"),
+        *stored(DECISIONS, "policy mode"),
         Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (only that changes)"),
         Column("from_gpus", "int", "GPUs it held; null if it waited"),
         Column("gpus", "int", "GPUs it gets; null if it waits"),
