@@ -64,9 +64,7 @@ class Tick:
 
 
 def policy_of(settings: Settings) -> Policy:
-    """Make the policy that the settings name. Raises `ConfigError` if the policy or one of its options does not
-    exist.
-    """
+    """Make the policy that the settings name. Raises `ConfigError` without such a policy or option."""
     try:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
@@ -160,9 +158,7 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Return Slurm's quotas with their present use. Limits are read again every few minutes, and kept if Slurm
-        refuses.
-        """
+        """Return Slurm's quotas in present use; limits are read every few minutes, and kept if Slurm refuses."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -176,8 +172,7 @@ class Companion:
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Map each pending job that trains within another job to that job, its carrier. Empty in advise mode or with a
-        stop file.
-        """
+        stop file."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)

@@ -226,8 +226,7 @@ class NotifySettings(_Section):
     @property
     def address(self) -> str:
         """Address for messages; empty for a command, or if users name the address. Raises `ConfigError` for an
-        unreadable or unsafe `url_file`.
-        """
+        unreadable or unsafe `url_file`."""
         if self.url_file is None:
             return self.url
         address = _secret(self.url_file, "url_file", "https://HOST/PATH")

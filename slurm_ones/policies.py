@@ -34,8 +34,7 @@ def _is_policy(cls: Any) -> bool:
 
 POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, *policies_in(rivals))}
 """Built-in policy classes by name. A class with an `options_type` is made with one argument, an instance of that
-dataclass.
-"""
+dataclass."""
 
 
 def find_policy(name: str) -> Any:

@@ -38,8 +38,7 @@ def resized(
     new_kind: str = "",
 ) -> str:
     """Describe a resize by its shapes: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`. Further forms: `1x1, batch 32 → 128`
-    (same shape), `1x2 → 1x2 a100` (another type of GPU), `1x2 → parked` (zero GPUs).
-    """
+    (same shape), `1x2 → 1x2 a100` (another type of GPU), `1x2 → parked` (zero GPUs)."""
     if new == PARKED:
         return f"{old} → parked"
     kind = f" {new_kind or 'of any type'}" if old_kind != new_kind else ""
@@ -187,8 +186,7 @@ _CHANGES = {"lost": "blocks were lost", "leaving": "a block had to leave", "orde
 
 def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]) -> str:
     """Describe a job's blocks: `trains on blocks 0,3: 1x2 + 2x4; last change 0.21 s, grew from 2 to 10 GPUs`. `members`
-    are its memberships, newest first.
-    """
+    are its memberships, newest first."""
     if not members:
         return "no block of it has reported that it trains"
     shapes = {(block.task, block.restart): str(block.shape) for block in blocks}

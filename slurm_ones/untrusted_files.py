@@ -24,8 +24,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
 """Seconds within which a file must be durable before it is renamed into place, since afterwards another companion may
-lead.
-"""
+lead."""
 
 
 class HasFiles(Protocol):
@@ -43,8 +42,7 @@ class HasFiles(Protocol):
 
 class NotBelieved(Exception):
     """Error: a file or directory is untrusted, being a link, another user's, or of a wrong type. The message says
-    which.
-    """
+    which."""
 
 
 class NoAnswer(NotBelieved):
@@ -57,8 +55,7 @@ Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
 """Bytes read and the file's size, or the error."""
 Runner = Callable[..., Any]
 """Calls a function of this module with (path, uid, …), in this process or another; `uid` is the user who chose the
-path.
-"""
+path."""
 
 
 def _run_here(function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
@@ -173,16 +170,14 @@ def _check(name: str, info: os.stat_result, uid: int) -> None:
 
 def read_files(path: Path, uid: int, parts: Sequence[Part]) -> list[Found]:
     """Read parts of files in the directory at `path`, all owned by `uid`. Raises FileNotFoundError if the directory
-    does not exist, `NotBelieved` if it is something else.
-    """
+    does not exist, `NotBelieved` if it is something else."""
     found: list[Found] = _run(_parts, path, uid, parts)
     return found
 
 
 def read_file(path: Path, uid: int, name: str, limit: int, owner: int | None = None) -> tuple[bytes, int]:
     """Read the first `limit` bytes of one file; return them and the file's size. `owner` is the file's owner, by
-    default the directory's. Raises as `read_files`, also for the file itself.
-    """
+    default the directory's. Raises as `read_files`, also for the file itself."""
     (found,) = _run(_parts, path, uid, [(name, 0, limit)], owner)
     if isinstance(found, Exception):
         raise found

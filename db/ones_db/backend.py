@@ -16,8 +16,7 @@ class StoreError(Exception):
 
 
 class SchemaError(StoreError):
-    """The database is absent, not of slurm-ones, or of another schema than this version's. The message says what to
-    run."""
+    """The database is absent, another program's, or of another schema. The message says what to run."""
 
 
 class StoreBusy(StoreError):
@@ -64,8 +63,7 @@ class Backend(Protocol):
     """Place of the database for messages: a path, or a URL without the password."""
 
     def prepare(self) -> None:
-        """Create what a new database needs first, such as a directory; raises `StoreError` if the place cannot be
-        used."""
+        """Create what a new database needs, such as a directory; raises `StoreError` if the place is unusable."""
 
     def exists(self) -> bool:
         """Tell whether the database exists, with tables or without."""

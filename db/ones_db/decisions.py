@@ -62,8 +62,7 @@ class DecisionStore(Transactions):
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs; return the decision's id. A repeated call, with the same time and policy,
-        stores nothing."""
+        """Store a decision with its jobs; return its id. A second call with equal time and policy stores nothing."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -175,8 +174,7 @@ class DecisionStore(Transactions):
 
     @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
-        """Store a resize before it begins; return the record with its id. Raises `ResizeConflict` if the job has an
-        open resize."""
+        """Store a resize before it begins; return it with its id. Raises `ResizeConflict` if the job has one open."""
         job = key_of(connection, self._cluster, record.job_id)
         values = {**row_of(record), "job_id": job}
         del values["id"]
@@ -263,8 +261,7 @@ class DecisionStore(Transactions):
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
 
     def open_resizes(self) -> list[ResizeRecord]:
-        """Return the resizes that have not ended, oldest first; a starting companion finishes or rolls back each of
-        these."""
+        """Return the open resizes, oldest first; a starting companion finishes or rolls back each of these."""
         return sorted(self._open_resizes().values(), key=lambda one: (one.started, one.id))
 
     @remembering("open resizes")
@@ -307,8 +304,7 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions` only resizes for these
-        decisions."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions` only those for these."""
         query = _with_job(self._cluster).order_by(RESIZES.c.started)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))

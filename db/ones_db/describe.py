@@ -78,8 +78,7 @@ PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tabl
 
 
 def renewed(document: str) -> str:
-    """Return the document with each part between its marks generated again. Raises `ValueError` if a mark is
-    missing."""
+    """Return the document with the parts between its marks made again. Raises `ValueError` without a mark."""
     for name, part in PARTS.items():
         begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)

@@ -64,8 +64,7 @@ def _existing(url: str) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Context with an engine for the database at a URL. Raises `SchemaError` if the database to be read does not
-    exist."""
+    """Context with an engine for the database at a URL. Raises `SchemaError` if it is to be read and absent."""
     backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
@@ -177,8 +176,7 @@ def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str],
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update the named columns of rows, each a mapping with the row's id under `key`. Without columns or rows do
-    nothing."""
+    """Update the named columns of rows, each a mapping with its id under `key`; both may be empty."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -276,8 +274,7 @@ class Transactions:
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the result for each key that has one: cached results, and the others read by one call of `ask` and
-        cached."""
+        """Return the result for each key that has one, cached or read by one call of `ask` and cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -304,8 +301,7 @@ Given = ParamSpec("Given")
 def reading(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method that takes a connection: the method runs in one reading transaction, and callers give the other
-    arguments."""
+    """Decorate a method: its connection, which callers do not give, is that of one reading transaction."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -337,8 +333,7 @@ def remembering(
 def noting(
     method: Callable[Concatenate[Part, Connection, Given], Found],
 ) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method that takes a connection: the method runs in one writing transaction, and updates the cache
-    itself."""
+    """Decorate a method like `reading`, for one writing transaction; the method updates the cache itself."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:

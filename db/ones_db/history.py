@@ -323,8 +323,7 @@ def _shape(run: Row) -> Shape:
 
 
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
-    """Return the optimizer steps since the job's size last changed, by the job's count; None if the size never
-    changed."""
+    """Return the optimizer steps since the job's size last changed, by its count; None if it never did."""
     size: int | None = None
     changed: int | None = None
     step = 0
@@ -347,8 +346,7 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Return ranks and GPUs of a run if both are known and differ, as if a tool other than `ones-run` started the
-    ranks; else None."""
+    """Return ranks and GPUs of a run if they differ, as if not `ones-run` started the ranks; else None."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 

@@ -1,5 +1,4 @@
-"""Jobs with their runs and promised deadlines; and blocks (tasks of job arrays) from Slurm, with the memberships that
-jobs report."""
+"""Jobs, their runs and promised deadlines, blocks (tasks of job arrays), and the memberships that jobs report."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ def observed() -> ColumnElement[bool]:
 
 
 def encode_limits(limits: StrategyLimits) -> str:
-    """Return a strategy's limits as JSON for the column `limits`. Names are printable text already, so that every
-    database takes the JSON."""
+    """Return a strategy's limits as JSON for the column `limits`; names in them are printable already."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
@@ -301,8 +299,7 @@ class JobStore(Transactions):
 
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
-        """Return promise or refusal of the deadline of each of these jobs, or of all jobs that have not ended, by job
-        id."""
+        """Return promise or refusal of the deadlines of these jobs, or of all that have not ended, by id."""
         query = (
             select(PROMISES, JOBS.c.job_id.label("slurm_job"))
             .join(JOBS, JOBS.c.id == PROMISES.c.job_id)
@@ -449,8 +446,7 @@ class BlockStore(Transactions):
     def memberships(
         self, connection: Connection, job_id: int, limit: int = 100, order: int | None = None
     ) -> list[MembershipRecord]:
-        """Return the memberships that a job of blocks reported, newest first; with an order's number, only memberships
-        that this order brought about."""
+        """Return a job's memberships, newest first; with an order's number, only those that it brought about."""
         query = (
             _memberships()
             .where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))

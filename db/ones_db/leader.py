@@ -106,8 +106,7 @@ class LeaderLock:
             connection.execute(self._row(term).values(beat=now))
 
     def leave(self, now: float) -> None:
-        """Give the lead back. Raises `StoreError` if the end of the term could not be stored; the lock is free even
-        so."""
+        """Give the lead back. Raises `StoreError` if the end of the term is not stored; the lock is free anyway."""
         term, self.term = self.term, None
         try:
             if term is not None:
@@ -153,8 +152,7 @@ class Lock(Protocol):
         sessions of the holder `hung`, if there are any and `hung` is still the stored leader. Raises `StoreError`."""
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Open a transaction while this process holds the lock; raises `NotLeader` if the lock is lost, and
-        `StoreError`."""
+        """Open a transaction while this process holds the lock; raises `NotLeader` without it, and `StoreError`."""
 
     def release(self) -> None:
         """Release the lock if this process holds the lock. Raises nothing."""

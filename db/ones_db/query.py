@@ -108,8 +108,7 @@ def saved_query(name: str) -> str:
 
 
 def parameters_of(sql: str) -> dict[str, str]:
-    """Return the kind of each parameter that the SQL declares by lines such as ``--: since time``. Raises
-    `QueryError`."""
+    """Return the kind of each parameter declared by a line such as ``--: since time``. Raises `QueryError`."""
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:

@@ -131,8 +131,7 @@ RESIZE_DONE = "done"
 RESIZE_ROLLED_BACK = "rolled_back"
 """Final state of a resize that interrupted its job without effect."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Outcome code if a job started before it had its new shape. For a job that was pending this is no failure, and no
-reason to wait."""
+"""Outcome code if a job started before it had its new shape: no failure of a job that was pending."""
 RESIZE_PREEMPTED = "block_preempted"
 """Outcome code if Slurm preempted a block before the block joined; this is no failure either."""
 
@@ -341,11 +340,9 @@ class JobHistory:
     switch_s: float | None = None
     """Mean pause of the last few ordered changes of blocks, seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of the last few ordered changes in which blocks joined, which receive the job's state; None if
-    unknown."""
+    """Mean pause of the last few ordered changes in which blocks joined and got the state; None if unknown."""
     moved_in_vain: int = 0
-    """Number of the newest consecutive ordered changes of blocks that neither changed the GPUs nor lowered the number
-    of nodes."""
+    """Number of the newest ordered changes of blocks, in a row, that brought neither other GPUs nor fewer nodes."""
     misfit: tuple[int, int] | None = None
     """Ranks and GPUs of the newest run that reported ranks, if these differ; always None for a job of blocks."""
     steps_since_change: int | None = None
@@ -379,8 +376,7 @@ class RunReports:
     offset: int
     """Bytes of the report file that have been read, these reports included."""
     number: int | None
-    """Number of the last report in the bytes just read, even if that report was refused; None if there was no
-    report."""
+    """Number of the last report in the bytes just read, refused or not; None if there was none."""
     spec: Spec | None = None
     """Spec of the job, if read too; a spec without a report creates no run."""
     lines: Sequence[ReportLine] = ()

@@ -175,8 +175,7 @@ def _measured(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
-    """Return the columns for the run's start and end after these reports: of several starts the last, with all
-    notes."""
+    """Return the columns for start and end of the run after these reports: of its last start, and all notes."""
     after: dict[str, Any] = {}
     starts, firsts, notes, byes = new[Hello], new[First], new[Note], new[Bye]
     if not (starts or firsts or notes or byes):

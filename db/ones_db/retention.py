@@ -227,8 +227,7 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query))
 
     def roll_up(self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
-        """Roll up the next samples of these runs in one short transaction; finished runs leave the queue. `dry` only
-        counts."""
+        """Roll up the next samples of these runs in a short transaction; done runs leave. `dry` only counts."""
         with self._read() if dry else self._write() as connection:
             read = removed = 0
             while works and read < PIECE:

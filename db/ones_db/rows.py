@@ -110,8 +110,7 @@ def _shape(name: str, row: Row) -> Shape | None:
 
 
 def reason_columns(name: str, reason: Reason) -> dict[str, str]:
-    """Return the columns of a reason. Arguments that JSON or PostgreSQL cannot hold (infinity, surrogates) become
-    text."""
+    """Return the columns of a reason. Arguments that no database holds (infinity, surrogates) become text."""
     arguments = {
         storable(key): storable(value)
         if isinstance(value, str)

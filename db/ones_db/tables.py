@@ -95,8 +95,7 @@ def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
 
 
 def table(name: str, comment: str, *items: Any) -> Table:
-    """Return a table of the schema. On SQLite a table without a column `id` has no row ids, and is kept in key
-    order."""
+    """Return a table of the schema. Without a column `id`, SQLite keeps it in key order, without row ids."""
     own = any(isinstance(item, Column) and item.name == "id" for item in items)
     return Table(name, METADATA, *items, comment=comment, sqlite_with_rowid=own)
 

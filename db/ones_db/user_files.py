@@ -64,8 +64,7 @@ class Exported:
     path: Path
     jobs: int
     owned: bool
-    """True if the file belongs to that user; only root can give files away, and only to users whom the machine
-    knows."""
+    """True if the file is that user's; only root gives files away, to users whom the machine knows."""
 
 
 def export_user(url: str, user: str, path: Path, by: str) -> Exported:
@@ -121,8 +120,7 @@ def _export(connection: Connection, user: str, path: Path, by: str) -> Exported:
 
 
 def _check(path: Path) -> None:
-    """Raise `StoreError` if the path has something other than an export, such as the database itself, or no database
-    URL can name the path."""
+    """Raise `StoreError` if something other than an export is there, or no database URL can name the path."""
     if make_url(f"sqlite:///{path}").database != str(path):
         raise StoreError(f"{path}: no database URL can name it; name another file")
     if not path.exists() and not path.is_symlink():
@@ -153,8 +151,7 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
 
 
 def _finish(path: Path, user: str) -> bool:
-    """Finish an export: mark the file, make the file durable, and give the file to the user. Return whether the user
-    owns the file."""
+    """Mark a finished export, make it durable, and give it to the user; return whether it is the user's."""
     file = sqlite3.connect(path, isolation_level=None)
     try:
         file.execute(f"PRAGMA application_id = {EXPORT}")
@@ -208,8 +205,7 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 
 
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Return the condition that a decision is about these jobs, or is a cluster's last: unended runs count until
-    then."""
+    """Return the condition that a decision is about these jobs, or a cluster's last: open runs count until it."""
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(
@@ -252,8 +248,7 @@ class ViewSource:
         self._engine.dispose()
 
     def users(self, now: float) -> dict[str, Hashable]:
-        """Return the users who have jobs to be shown, each with a value that changes whenever the user's view
-        changes."""
+        """Return the users with jobs to be shown, each with a value that changes whenever the view changes."""
         with transaction(self._engine) as connection:
             shown = {"cluster": self._key(connection), "since": now - KEEP_S}
             jobs = connection.execute(_JOBS, shown).all()
@@ -270,16 +265,14 @@ class ViewSource:
         return {user: tuple(known) for user, known in found.items()}
 
     def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
-        """Yield the database file of each of these users, all as of one moment; each file is made when the caller takes
-        it."""
+        """Yield these users' database files as of one moment; each is made when the caller takes it."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             for user in users:
                 yield user, _file(_rows_of(connection, key, user, now - KEEP_S))
 
     def site(self) -> bytes:
-        """Return the database file for everybody: leader and health of the companion, without the last error, which may
-        name jobs."""
+        """Return the file for everybody: leader and health, without the last error, which may name jobs."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             health = connection.execute(select(HEALTH).where(HEALTH.c.cluster_id == key)).mappings().all()
@@ -297,8 +290,7 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Read the decisions since the last call. The first call reads none: it only sets the mark, since each view is
-        written once anyway."""
+        """Read the decisions since the last call. The first only sets the mark: each view is written once anyway."""
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):

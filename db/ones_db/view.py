@@ -158,8 +158,7 @@ M_AFTER = (
 
 M_BEGAN = f"""CASE WHEN EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""SQL for the time from which a membership m of a run r of a job j counts; a run's first counts from the run's
-start."""
+"""SQL for the time from which a membership m of run r of job j counts; the first counts from the run's start."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 

@@ -113,8 +113,7 @@ def opted_in(job: WholeJob) -> OptIn:
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
     """Write the requested size into the job's comment; None removes it. Raises `BadInput` for a size outside the
-    comment's range, and `SlurmError` if Slurm refuses the change.
-    """
+    comment's range, and `SlurmError` if Slurm refuses the change."""
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -305,8 +304,7 @@ BILL = {
 }
 """Parts of the cost of one checkpoint and restart, and their titles. The checkpoint counts from the order, the launch
 from the batch script to the ranks' first report. The pause lasts from the step before to the end of the first step
-after.
-"""
+after."""
 
 
 class OwnReports:

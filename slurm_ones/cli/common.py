@@ -259,8 +259,7 @@ def length(text: str, what: str = "") -> float:
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
     """Parse a date into Unix seconds, such as 2026-11-22 or 2026-11-22T18:00 (local unless a zone is given). A duration
-    before `now` and Unix seconds are accepted too. Raises `BadInput` with a message that begins with `what`.
-    """
+    before `now` and Unix seconds are accepted too. Raises `BadInput` with a message that begins with `what`."""
     word = text.strip()
     if _LENGTH.fullmatch(word):
         return (time.time() if now is None else now) - length(word)

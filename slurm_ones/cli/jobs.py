@@ -218,8 +218,7 @@ HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
     """Explain why a job is not in the database `place`, as far as Slurm knows. With `own_only`, the database has only
-    this user's jobs. Asks Slurm once.
-    """
+    this user's jobs. Asks Slurm once."""
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)

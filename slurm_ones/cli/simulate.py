@@ -43,8 +43,7 @@ OWN = (
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
 """Options of sbatch that a study sets itself. With a comment, which the plugin's options also write, a companion would
-take the study's jobs for elastic ones.
-"""
+take the study's jobs for elastic ones."""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 

@@ -28,8 +28,7 @@ BASE_BATCH, MOST_GPUS = 32, 8
 """Base batch of each GPU, and the most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
 """Emulated compute time of a rank: sleep per sample of its local batch, ms, and twice that per step. Jobs on a cluster
-sleep longer, since a real step takes 5 to 10 ms of CPU and 16 ranks may share two CPUs.
-"""
+sleep longer, since a real step takes 5 to 10 ms of CPU and 16 ranks may share two CPUs."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
 """About what the cluster's models report: training samples, gradient noise scale in samples, parameters."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
@@ -80,8 +79,7 @@ ON_CLUSTER = (
 )
 """Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. They resemble those of users who
 know neither the queue nor their model's scaling. Most ask for one GPU and few for many, as in the Philly trace; larger
-ones train longer.
-"""
+ones train longer."""
 SHORTER = 0.4
 """Factor on submission times and epochs in `slurm-ones demo`, which should last 90 s."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
@@ -107,8 +105,7 @@ class Paced:
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
     """Workload of these jobs for a simulated Slurm. A job ends by progress, so a batch of low statistical efficiency
-    takes longer.
-    """
+    takes longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),

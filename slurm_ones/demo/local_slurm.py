@@ -76,8 +76,7 @@ class LocalSlurm:
         self.submitted: list[Submitted] = []
         self.grown = False
         """True once a training has grown; set by the reader of the job database. The other trainings are then
-        submitted, so that the first shrinks, however slow the machine is. After `GROWN_S` they are submitted anyway.
-        """
+        submitted, so that the first shrinks, however slow the machine is. After `GROWN_S` they are submitted anyway."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)

@@ -27,8 +27,7 @@ echo "$last" >> "$(dirname "$0")/{ASKED}"
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
 """Shell script that reports its process group to the reaper through stdout, then execs the command. So the reaper knows
-every process, even if the demo is killed while it starts one.
-"""
+every process, even if the demo is killed while it starts one."""
 
 
 class Processes:
@@ -43,8 +42,7 @@ class Processes:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
         """Thread that starts processes: Ctrl-C interrupts only the main thread, so no start is cut off before its
-        process is registered.
-        """
+        process is registered."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 

@@ -77,8 +77,7 @@ def address_in(log: str) -> str:
 
 def page_file(folder: Path, address: str) -> Path:
     """Write a file that redirects a browser to the address, readable only by this user. On the browser's command line,
-    everybody on the machine could read the token in the address.
-    """
+    everybody on the machine could read the token in the address."""
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         to = escape(address)

@@ -68,8 +68,7 @@ class Daemon:
 
     def reload(self) -> None:
         """Request a new companion from `make` before the next tick, which comes at the next ping. If `make` raises
-        `ConfigError`, the old one stays. May be called by a signal handler.
-        """
+        `ConfigError`, the old one stays. May be called by a signal handler."""
         self._reload = True
 
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:

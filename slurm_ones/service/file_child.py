@@ -39,16 +39,14 @@ QUICK_S = 0.02
 """Least wait for an answer, s, however slow earlier ones were, while its user's whole budget lasts."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
 """Whole budget of waits for one user, quick answers included, s; its gain each second; and the free part of each wait.
-With an empty budget, only the free part is waited.
-"""
+With an empty budget, only the free part is waited."""
 STOPPED_S = 10.0
 """Seconds after which a child that does not even accept a request is replaced."""
 START_S = 5.0
 """Longest wait for the child's start, s."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
 """Most hanging requests, of all users and of one, who may mount file systems. Beyond these limits no further request is
-made for anybody, or for that user.
-"""
+made for anybody, or for that user."""
 MOUNTS_S = 5.0
 """Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")

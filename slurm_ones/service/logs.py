@@ -53,8 +53,7 @@ class OneLine(logging.Formatter):
 
 class TerminalFormatter(logging.Formatter):
     """Formatter for a terminal, with whole tracebacks and only printable characters. Only an event's first line has a
-    time and a level, so a line break in a job's text cannot fake an event.
-    """
+    time and a level, so a line break in a job's text cannot fake an event."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(plain(line, LENGTH) for line in super().format(record).split("\n"))

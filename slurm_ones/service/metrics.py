@@ -131,8 +131,7 @@ class _Present(Collector):
 
 class Labels:
     """Limits the number of label pairs (partition, account), since users name them and could fill Prometheus.
-    Unprintable characters of a name become `?`.
-    """
+    Unprintable characters of a name become `?`."""
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs

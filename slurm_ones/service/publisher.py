@@ -49,8 +49,7 @@ class Published:
 
 class Publisher:
     """Writes the files of one cluster into one folder. `publish` does one round; after `start`, a thread does one after
-    each call of `ticked`. `clock` returns the time.
-    """
+    each call of `ticked`. `clock` returns the time."""
 
     def __init__(
         self, url: str, cluster: str, folder: Path, *, clock: Callable[[], float] = time.time, round_s: float = ROUND_S
@@ -102,8 +101,7 @@ class Publisher:
 
     def publish(self) -> Published:
         """Write SITE_VIEW and the files of users whose jobs changed, oldest files first. Remove files of users whose
-        jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be written.
-        """
+        jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be written."""
         made = self._make_folder()
         with directory_of(self._folder, os.geteuid(), "this companion") as folder:
             if made:

@@ -231,8 +231,7 @@ class Web:
 
 def cookie(request: Request, root: str) -> str:
     """Name of the cookie that holds the token, different for each port and path. Browsers share cookies among all ports
-    of a host, so two pages would log each other out.
-    """
+    of a host, so two pages would log each other out."""
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 

@@ -45,8 +45,7 @@ def admit(scope: MutableMapping[str, Any]) -> None:
 
 class UnambiguousLength:
     """Middleware that refuses requests with more than one length header. A proxy could believe the other length and see
-    a second request in the rest (request smuggling).
-    """
+    a second request in the rest (request smuggling)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -198,8 +198,7 @@ class TickFeed:
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
         """The user's last ended jobs, read from the database at the user's first request. Later moments add to them;
-        they are read again if a moment may have missed one.
-        """
+        they are read again if a moment may have missed one."""
         ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()

@@ -78,8 +78,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
     """Read all open jobs and the last `ENDED` ended ones, every ended one if `whole`. The jobs `also` are added; with
-    `only`, just those jobs are read. Raises `StoreError`.
-    """
+    `only`, just those jobs are read. Raises `StoreError`."""
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
         older = sorted({*also} - {job.job_id for job in jobs})

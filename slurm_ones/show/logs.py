@@ -37,8 +37,7 @@ class Logs:
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
         """Return the log's last lines, at most `most`, without control characters; without a log, one line that says
-        why. If Slurm does not answer, the log is sought in `work_dir` under Slurm's default name.
-        """
+        why. If Slurm does not answer, the log is sought in `work_dir` under Slurm's default name."""
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
         if job_id not in self._found:

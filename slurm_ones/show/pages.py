@@ -250,8 +250,7 @@ def job(
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
     """Useful samples/s by number of GPUs, predicted by a model of the job's own measurements. The statistical
-    efficiency of a batch is taken as equal at every size.
-    """
+    efficiency of a batch is taken as equal at every size."""
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)

@@ -366,8 +366,7 @@ def _of(point: EpochPoint, name: str) -> float:
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
     """Chart of measured useful samples/s by GPUs and batch. Two lines are added: `predicted` by number of GPUs, and
-    linear scaling from the smallest size.
-    """
+    linear scaling from the smallest size."""
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))

@@ -159,8 +159,7 @@ def cell(text: str, column: ShownColumn[Any]) -> str:
 
 def notes(shown: Sequence[ShownJob]) -> list[str]:
     """Notes on single jobs, a line each, in rich's markup. They name reasons to leave a job as it is, faults of its
-    start and odd reports. They also name problems of training and the deadline.
-    """
+    start and odd reports. They also name problems of training and the deadline."""
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
     return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]

@@ -78,8 +78,7 @@ def decided_last(
     changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
     """Newest decisions, newest first, each with its outcome for at most `jobs` of the named jobs. `before` and
-    `changes` are those of `Store.recent_decisions`; the jobs may have ended long ago.
-    """
+    `changes` are those of `Store.recent_decisions`; the jobs may have ended long ago."""
     newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
     if before is not None or changes:
         older = {given.job_id for one in newest for given in one.jobs} - names.keys()
@@ -142,8 +141,7 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 def plain_pace(run: RunRecord) -> str:
     """Step rate of a run whose script never called `ones.init`; empty for other runs, and while unknown. Such a run
-    writes its hello at the end of its first step. After a restart of its ranks the rate stays unknown.
-    """
+    writes its hello at the end of its first step. After a restart of its ranks the rate stays unknown."""
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
     took = run.report_time - run.hello_time

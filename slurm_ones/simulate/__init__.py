@@ -2,5 +2,4 @@
 
 
 class BadInput(Exception):
-    """Error of a workload, profile or option that cannot be used; for a file, the message names file, line and
-    column."""
+    """Error of a workload, profile or option that cannot be used, by file, line and column if it is in a file."""

@@ -12,8 +12,7 @@ from slurm_ones.slurm.model import JobState
 
 
 class InvariantViolated(Exception):
-    """Error of a simulation: a job lost or left held, work skipped or repeated, or a database that disagrees with the
-    cluster."""
+    """Error of a simulation: a job lost or held, work skipped or repeated, a database unlike the cluster."""
 
 
 FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})

@@ -164,8 +164,7 @@ class Oracle:
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and apply its schedule; return the real seconds of the decision, or nothing without
-        jobs."""
+        """Let the policy decide, and apply its schedule; return the real seconds, none without jobs."""
         live = self._live()
         if not live:
             return []

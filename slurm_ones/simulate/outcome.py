@@ -47,8 +47,7 @@ class JobOutcome:
     resizes: int
     """Interruptions or GPU changes of the job after its first start."""
     fair_s: float
-    """Seconds the job would take by itself on its fair share: the cluster's GPUs over the mean number of jobs
-    meanwhile."""
+    """Seconds for the job by itself on its fair share: the GPUs over the mean number of jobs meanwhile."""
     metric: float
     target: float
     """Target metric of the job's user; NaN for none."""
@@ -141,8 +140,7 @@ NO_PROMISES: Mapping[int, bool] = {}
 
 
 class RunFigures:
-    """Collector of a run's figures at each tick. `on_time` is called with the simulated seconds and the number of ended
-    jobs."""
+    """Collector of a run's figures at each tick. `on_time` gets the simulated seconds and the jobs ended."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:
         self.decisions: list[float] = []

@@ -133,8 +133,7 @@ class VirtualStop:
     """
 
     def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
-        """`check` is called each time before simulated time passes, and may raise an exception to end the
-        simulation."""
+        """`check` is called before simulated time passes, and may end the simulation by an exception."""
         self._world = world
         self._interval_s = interval_s
         self._advance_s = advance_s

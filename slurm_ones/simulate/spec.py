@@ -26,8 +26,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster of equal nodes in one partition, or of `parts` with one partition each. Raises `BadInput` if it is
-    impossible."""
+    """A cluster of equal nodes in one partition, or of `parts` with one each. Raises `BadInput` if impossible."""
 
     nodes: int = 0
     gpus_per_node: int = 0

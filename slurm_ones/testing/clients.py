@@ -46,8 +46,7 @@ JOB_CHANGING: Mapping[str, Call] = {
 
 def client_contract(make: Callable[[], Site] | None = None) -> type:
     """Return a pytest class with the contract's tests. `make` makes the site, once per class; without it, a fixture
-    `site` must exist.
-    """
+    `site` must exist."""
     if make is None:
         return type("ClientTests", (ClientContract,), {})
     made_by = make
@@ -197,8 +196,7 @@ class ChangingContract:
 
     def test_a_requeued_job_is_seen_until_its_processes_are_gone(self, site: Site) -> None:
         """A requeued job is completing until its last run's processes are gone; the JSON of 22.05 shows that in place
-        of the state.
-        """
+        of the state."""
         stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
         job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
         restart = 0
@@ -259,8 +257,7 @@ class ChangingContract:
     @both
     def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
         """A deferred job is not held, shows its start time to the second, and starts at that time, or at once if it is
-        past.
-        """
+        past."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         assert site.owner.job(job_id).eligible_time == 0
         later = site.now() + 1000.5

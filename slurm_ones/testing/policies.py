@@ -79,8 +79,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
     """True if the job keeps its nodes. In a view with spread shapes (not uniform), an equal number of GPUs is
-    enough.
-    """
+    enough."""
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -161,8 +160,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
         )
         def test_schedules_can_be_had(self, history: list[Round], seed: int, later: float) -> None:
             """No schedule breaks limits, shapes, fixed jobs, running jobs or nodes, even with memory of another
-            round.
-            """
+            round."""
             policy, rng = make(), seeded(seed)
             for number, (view, jobs) in enumerate(history):
                 check(view, jobs, policy.decide(view, jobs, number * later, rng))
@@ -208,8 +206,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
 
         def test_jobs_on_nodes_that_are_gone_stay_as_they_are(self) -> None:
             """A job on a drained node, or with inconsistent figures in Slurm, keeps its shape and affects no other
-            job.
-            """
+            job."""
             view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
             elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
             unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})

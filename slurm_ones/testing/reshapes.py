@@ -128,8 +128,7 @@ class ReshapeContract:
 
     def test_task_counts_in_the_script_alone(self, site: Site) -> None:
         """`#SBATCH --ntasks=1` in a script is invisible on 22.05, which adapts it to the nodes; 26.05 keeps it and
-        refuses.
-        """
+        refuses."""
         text = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH --gres=gpu:1\nsleep 300\n"
         job_id = site.held(text=text)
         if site.is_old:

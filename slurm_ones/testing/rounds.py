@@ -30,8 +30,7 @@ HELD = Reason("held")
 @dataclass(frozen=True)
 class Power:
     """Throughput model with n GPUs: per_gpu · n^exponent samples/s, times `across` on several nodes; `table` overrides
-    it.
-    """
+    it."""
 
     per_gpu: float = 100.0
     exponent: float = 0.9
@@ -72,8 +71,7 @@ def job(
     **values: object,
 ) -> JobView:
     """Job that runs on `nodes`, or waits without them; `epochs` of 1000 samples are done and `to_come` more
-    expected.
-    """
+    expected."""
     held = dict(nodes or {})
     made = JobView(
         job_id=job_id,
@@ -178,8 +176,7 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
     """Draw rules of a training strategy: allowed numbers of GPUs, groups that share a node, replicas, and batch
-    limits.
-    """
+    limits."""
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []
     for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):

@@ -132,8 +132,7 @@ class Site(ABC):
 
     def blocks(self, *arguments: str) -> int:
         """Submit a job array of the owner with `arguments`, and return its id once task 0 runs. Tasks end on request
-        (`finish`).
-        """
+        (`finish`)."""
         array_id = self.submit(*arguments, text=UNTIL_TOLD)
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id

@@ -26,8 +26,7 @@ def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
     """Tasks without the fields that even a refused change alters, since Slurm splits the task off its array's
-    record.
-    """
+    record."""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
 
@@ -90,8 +89,7 @@ class TaskContract:
     @both
     def test_the_waiting_tasks_are_held_and_what_runs_is_not(self, site: Site, user: str) -> None:
         """`hold_waiting` holds the pending tasks, but not the running one as a hold by the array's id would. Repeating
-        it is harmless.
-        """
+        it is harmless."""
         array_id = site.blocks(*BLOCKS)
         for _ in range(2):
             site.as_(user).hold_waiting(array_id)
@@ -102,8 +100,7 @@ class TaskContract:
 
     def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
         """`hold_waiting` with task numbers holds just these; the others stay pending without a hold, as do requeued
-        tasks.
-        """
+        tasks."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id, (0, 2, 3))
         assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
@@ -214,8 +211,7 @@ class TaskContract:
     @both
     def test_what_waits_is_cancelled_and_what_runs_goes_on(self, site: Site, user: str) -> None:
         """`cancel_waiting` cancels pending tasks, whether held, reshaped or used before. It may be repeated, even after
-        the array's end.
-        """
+        the array's end."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         client.hold_waiting(array_id)
@@ -238,8 +234,7 @@ class TaskContract:
 
     def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
         """A reshape by the array's id changes all pending tasks, which stay one record, so that none is ahead of
-        another.
-        """
+        another."""
         array_id = site.held(*BLOCKS)
         site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}

@@ -53,8 +53,7 @@ class Faults:
 
 
 class SimulatedCluster:
-    """A simulated Slurm cluster; job ids start at 1. Permissions are checked by `SimulatedClient`, not by this
-    class."""
+    """A simulated Slurm cluster; job ids start at 1. `SimulatedClient` checks permissions, this class none."""
 
     def __init__(
         self,
@@ -233,8 +232,7 @@ class SimulatedCluster:
                     self._end(job, JobState.PREEMPTED, 0, seconds=seconds)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
-        """Requeue a running job under the same id. With `hold`, a job that already waits is held; others stay as they
-        are."""
+        """Requeue a running job under its id. With `hold`, a waiting job is held; others stay as they are."""
         for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=hold)

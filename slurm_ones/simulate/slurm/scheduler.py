@@ -209,15 +209,13 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Return the free resources that this job may use; resources kept for waiting jobs count only if the job ends
-        before."""
+        """Return the free resources for this job, those kept for waiting jobs only if it ends before."""
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """Return the job's latest start, and the resources free next to it then. Jobs that it may preempt count as
-        gone, as in Slurm."""
+        """Return the job's latest start, and what is free then without the jobs that it may preempt, as in Slurm."""
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
         guests = {one.job_id: one.held for one in self._preemptable(job)}
         steps = [(self._now, [*guests.values()])] if guests else []

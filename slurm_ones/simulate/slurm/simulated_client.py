@@ -46,8 +46,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
-    """Return the request in a batch script's text and in further options; the options take precedence. Raises
-    `Refused`."""
+    """Return the request in a batch script and in options, which take precedence. Raises `Refused`."""
     try:
         return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
     except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none

@@ -307,8 +307,7 @@ class SimulatedJob:
 
 
 class JobRecords:
-    """Records of all jobs by id, from 1. A task that is set apart gets a new id; the last remaining task has its
-    array's."""
+    """Records of all jobs by id, from 1. A task set apart gets a new id; the last one keeps its array's."""
 
     def __init__(self, wait: Callable[[SimulatedJob], None]) -> None:
         """`wait` is called for a task that is set apart while it waits for its earliest start."""
@@ -366,8 +365,7 @@ class JobRecords:
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Return the records that a command with this id changes: a job's, a task's (then set apart), or all of an
-        array."""
+        """Return the records that a command with this id changes: of a job, a task (set apart), or all of an array."""
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
         return self.known_of(job_id) or [self.get(job_id)]
@@ -380,8 +378,7 @@ class JobRecords:
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """Give a task its own record with a new id, and return the record; an array's last task keeps the array's
-        id."""
+        """Give a task its own record with a new id and return it; an array's last task keeps the array's id."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job

@@ -37,8 +37,7 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Callable[[], None]) -> Event:
-        """Call `action` at that time, or at once if it is past; actions of equal times run in the order of these
-        calls."""
+        """Call `action` at that time, or at once if past; of equal times in the order of the calls."""
         event = Event(max(time, self.now), action)
         heapq.heappush(self._heap, (event.time, next(self._order), event))
         return event
@@ -67,8 +66,7 @@ class ClusterSettings:
     requeue_delay_s: float = 121.0
     """Delay of a requeued job's start, unless its earliest start is set again."""
     schedule_s: float = 1.0
-    """Time from a change to Slurm's main scheduling, which starts jobs in their order up to the first that finds no
-    room."""
+    """Time from a change to Slurm's main scheduling, which starts jobs in order until one finds no room."""
     backfill_s: float = 30.0
     """Time between two rounds of backfill, which starts later jobs that do not delay the first waiting one."""
     ending_s: float = 1.0

@@ -27,8 +27,7 @@ class Metric:
     """Unit: `s`, `ms`, `hours`, `share` or an empty text."""
     meaning: str
     tables: str = "policies"
-    """Names of the tables that show the figure: `policies` (contenders), `bound` (with `--bound`), `shares` (of a
-    trace's elastic jobs)."""
+    """Names of the tables that show it: `policies` (contenders), `bound` (`--bound`), `shares` (of elastic jobs)."""
 
 
 METRICS: tuple[Metric, ...] = (
@@ -88,8 +87,7 @@ def end_of(outcome: Outcome) -> float:
 
 
 def completion_times(outcome: Outcome) -> Floats:
-    """Return (J,) the JCT of each job in seconds; a lower bound for unfinished jobs, counted to the end of the
-    simulation."""
+    """Return (J,) the JCT of each job, s; of unfinished jobs a lower bound, to the end of the simulation."""
     last = end_of(outcome)
     return np.array([(last if job.ended is None else job.ended) - job.submitted for job in outcome.jobs])
 
@@ -208,8 +206,7 @@ class Comparison:
     ratio: Estimate
     """Ratio of the mean JCT to the first policy's."""
     p_value: float
-    """P-value of the two-sided Wilcoxon signed-rank test over the jobs' JCTs, as in ONES (SC21, §4); NaN if all are
-    equal."""
+    """P-value of the two-sided Wilcoxon signed-rank test over JCTs (ONES, SC21, §4); NaN if all are equal."""
     sooner: float
     """Share of jobs that end sooner under this policy than under the first."""
 

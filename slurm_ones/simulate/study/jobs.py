@@ -199,8 +199,7 @@ class StudyQueue:
         return {one.sent[0] for one in self._sent if one.sent is not None}
 
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
-        """Return all runs, once each has a result or has failed too often. Raises `SlurmError` if the site accepts no
-        job."""
+        """Return all runs, once each has a result or failed too often. Raises `SlurmError` if no job is accepted."""
         pause_s, ask_at = self._waits.first_s, 0.0
         try:
             while self._open:

@@ -205,8 +205,7 @@ def run_kept(plan: StudyPlan, processes: int, folder: StudyFolder, on_progress: 
 
 
 def run_part(plan: StudyPlan, key: str, root: Path) -> None:
-    """Run one part of a study in this process, a Slurm job. Raises RuntimeError if plan, code or libraries differ from
-    the sender's."""
+    """Run a part here, in a Slurm job. Raises RuntimeError if plan, code or libraries are not the sender's."""
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
         raise RuntimeError(

@@ -58,8 +58,7 @@ class Source:
     """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed; a file's jobs are the same for all seeds. `elastic` is only for traces. Raises
-        `BadInput`."""
+        """Return the work of one seed, for a file always the same; `elastic` is for traces. Raises `BadInput`."""
         if self.workload in MIXES:
             options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
@@ -87,8 +86,7 @@ class Source:
         return outcome
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
-        """Return each metric by its key. `work` is the amount of each job's work in any unit, `first` the first
-        contender's outcome."""
+        """Return the metrics by key, given each job's `work` in any unit and the first contender's outcome."""
         return figures(outcome, work)
 
     def kind(self, job: JobOutcome) -> str:
@@ -114,8 +112,7 @@ class StudyPlan:
     idealized: bool = False
     """True to assume what the published studies assume, instead of running the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the companion that differ from the simulation's defaults. If they name a `database`, each run is its
-    own cluster in it."""
+    """Settings that differ from the simulation's defaults; in a named `database` each run is a cluster."""
 
     def with_database(self, url: str) -> StudyPlan:
         """Return the plan with runs recorded in a new job database. Raises `BadInput` if the database exists."""

@@ -102,8 +102,7 @@ def rows(
 
 
 def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
-    """Return the mean and its 95 % confidence interval; in an elasticity study, the lowest and highest seed instead, as
-    there are few."""
+    """Return the mean and its 95 % confidence interval; of shares, with few seeds, the lowest and highest."""
     if not shares:
         return estimated(summary.metrics.get(metric.key), metric.unit)
     found = [one.get(metric.key, math.nan) for one in summary.each.values()]

@@ -34,8 +34,7 @@ USUAL_NODE = 8
 SLACK_S = 60.0
 """Seconds after a job's time limit at which Slurm ends it."""
 PATIENCE = 2.0
-"""Longest run time of an earlier job, as a multiple of the stretch's expected time; longer ones would only prolong the
-simulation."""
+"""Longest run time of an earlier job, as a multiple of the stretch's expected time, lest it prolong the study."""
 BEFORE = "before-"
 """Prefix of the names of jobs present before the stretch, which are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
@@ -53,8 +52,7 @@ class Stretch:
 
     jobs: tuple[TraceJob, ...]
     before: tuple[TraceJob, ...]
-    """Jobs running or waiting when the stretch begins, with their remaining run times. They stay rigid and are not
-    counted."""
+    """Jobs that run or wait when the stretch begins, with the rest of their run times: rigid, not counted."""
     nodes: int
     gpus_per_node: int
     of_all: int
@@ -140,8 +138,7 @@ def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """Return the jobs that ran at time `at`, then those that waited, with their remaining run time, capped at `most_s`,
-    and time limit."""
+    """Return the jobs that ran at `at`, then those that waited, with the rest of run time (capped) and limit."""
     there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
     return [
         job._replace(
@@ -162,8 +159,7 @@ class TraceSource(Source):
     curves: Curves = field(kw_only=True)
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed, which draws the elastic jobs and their curves; a larger share includes the jobs
-        of a smaller one."""
+        """Return the work of one seed, which draws elastic jobs and curves; larger shares include smaller ones."""
         begins = self.stretch.begins
         submissions: list[Submission] = []
         applications: dict[str, Application] = {}
@@ -343,8 +339,7 @@ def measured(profiles: Mapping[str, Application]) -> Curves:
 
 
 def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[Application, int]:
-    """Return the application scaled so that it takes `job.run_s` on the job's GPUs from first to last sample, and its
-    batch."""
+    """Return the application scaled to take `job.run_s` on the job's GPUs, all samples in, and its batch."""
     batch = best_batch(app, job.gpus, per_node)[1]
     nodes = -(-job.gpus // per_node)
     samples = app.total * job.run_s / app.seconds(nodes, job.gpus, float(batch), 0.0)

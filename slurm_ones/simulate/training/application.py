@@ -32,8 +32,7 @@ class Speed(Protocol):
     """Model of the seconds that an optimizer step takes."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """Return the seconds of a step and of the gradient exchange within it, at each local batch without
-        accumulation."""
+        """Return the seconds of a step and its gradient exchange at each local batch, without accumulation."""
 
 
 @runtime_checkable
@@ -89,8 +88,7 @@ class Application:
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
     later: Application | None = None
-    """The application from `TrainedBy.from_share` of its training on, when its strategy exchanges less; None if it
-    never changes."""
+    """The application after `TrainedBy.from_share`, when less is exchanged; None if it never changes."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
     _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
@@ -310,8 +308,7 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """Return the application's compute speed on a kind of GPU, as a multiple of the reference's; 1 for an unnamed
-    kind."""
+    """Return the compute speed on a kind of GPU over the reference's; 1 for an unnamed kind."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
@@ -362,8 +359,7 @@ class Hot:
     bytes_per_s: float = 650e6
     """Bytes/s at which the job's state reaches new blocks."""
     launch_s: float = 7.0
-    """Seconds from a block's start until it is ready: imports, model, first pass. A starting job also holds its GPUs
-    this long before they train."""
+    """Seconds until a started block is ready: imports, model, first pass. A starting job holds its GPUs as long."""
     recover_s: float = 5.0
     """Seconds from the loss of a block to the next step of the remaining ones."""
     terms: bool = False

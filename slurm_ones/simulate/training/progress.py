@@ -51,8 +51,7 @@ class TrainingCurve:
         self._sample_curves: dict[float, tuple[Floats, Floats]] = {}
 
     def _sample_curve(self, batch: float) -> tuple[Floats, Floats]:
-        """Return the progress at the end of each epoch of the profile, and the samples needed to get there at this
-        batch."""
+        """Return the progress at each epoch's end in the profile, and the samples to get there at this batch."""
         if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
             self._sample_curves[batch] = (self._ends, samples)
@@ -93,8 +92,7 @@ class TrainingCurve:
         return metric if math.isfinite(metric) and metric >= 0 else None
 
     def loss(self, at: Position) -> float:
-        """Return a training loss that falls as the metric rises: from about 2 at the start to 0.05 at the best
-        metric."""
+        """Return a training loss that falls as the metric rises: from some 2 at the start to 0.05 at the best."""
         metric = float(np.interp(at.progress, self._ends, self._metric))
         best, first = float(self._metric.max()), float(self._metric[0])
         return 0.05 + 2.0 * min(max((best - metric) / max(best - first, 1e-9), 0.0), 1.0)

@@ -176,8 +176,7 @@ class Reporter:
         *,
         restored: bool = True,
     ) -> None:
-        """Report the start of a run, from which its steps are measured. `restored`: the run starts from a
-        checkpoint."""
+        """Report the start of a run, from a checkpoint if `restored`; its steps are measured from now on."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -218,8 +217,7 @@ class Reporter:
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:
-        """Report the run's first step, once and before any other report. Its duration is the mean of the steps so
-        far."""
+        """Report the run's first step once, before any other report, with the mean time of the steps so far."""
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)

@@ -87,8 +87,7 @@ class Training:
         rng: np.random.Generator,
         hot: Hot | None = None,
     ) -> None:
-        """`start_s` is the seconds of a start. `hot` has the costs of changes to a job of blocks; None for a plain
-        job."""
+        """`start_s` is the seconds of a start, `hot` the costs of changes to a job of blocks, None for others."""
         self.hot = hot
         self.submission = submission
         self.application = application
@@ -114,8 +113,7 @@ class Training:
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of an order, and the tasks of members that have ended since. Nobody waits for these unless they start
-        again."""
+        """Number of an order, and the tasks ended since: nobody waits for these unless they start again."""
         self.speeds: Mapping[str, float] = {}
         """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
@@ -173,8 +171,7 @@ class Training:
             self._prepare(block)
 
     def block_stops(self, task: int, *, killed: bool) -> float:
-        """Stop a block; return the seconds until its last process is gone. Unless `killed`, the block notifies the
-        others."""
+        """Stop a block, which notifies the others unless `killed`; return the seconds until its processes end."""
         block = self.blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
@@ -404,8 +401,7 @@ class Training:
         self._look_soon()
 
     def _all_gone(self) -> None:
-        """Lose all progress since the last checkpoint, as a plain job does. A block that is still starting
-        continues."""
+        """Lose all progress since the last checkpoint, as a plain job does. A starting block continues."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -416,8 +412,7 @@ class Training:
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """Write a checkpoint from memory unless the disk fails. Seconds later one block begins a new term, which the
-        others join."""
+        """Write a checkpoint from memory unless the disk fails; then one block begins a term that others join."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):

@@ -91,8 +91,7 @@ class Kind:
     patience: int = 0
     """Epochs without improvement after which the training stops; 0 for no early stopping."""
     pace: float = 0.2
-    """Time constant of the metric's exponential rise, as a share of the training; derived from `patience` if that is
-    set."""
+    """Time constant of the metric's exponential rise over the training; set `patience` gives it, too."""
     too_large: float = 2.0
     """Multiple of the noise scale beyond which a larger batch lowers the final metric."""
     gap: float = 0.02
@@ -110,8 +109,7 @@ class Kind:
 def build(
     kind: Kind, *, name: str = "", compute: float = 1.0, exchange: float = 1.0, noise: float = 1.0, length: float = 1.0
 ) -> Application:
-    """Return the application of a kind, perturbed by factors on compute and exchange seconds, noise scale and dataset
-    length."""
+    """Return the application of a kind, with factors on its compute, exchange, noise scale and dataset length."""
     dataset = max(round(kind.dataset * length), kind.base_batch)
     doublings = max(math.ceil(math.log2(kind.max_batch / kind.base_batch)), 0)
     batches = np.unique(np.minimum(kind.base_batch * 2 ** np.arange(doublings + 1), kind.max_batch)).astype(np.int64)

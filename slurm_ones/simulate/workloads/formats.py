@@ -136,8 +136,7 @@ def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
 
 
 def read_scheduler(path: Path) -> Trace:
-    """Return the trace in Helios' `cluster_log.csv`, Acme's `trace_seren.csv` or `trace_kalos.csv`, or a plain CSV;
-    raises `BadInput`."""
+    """Return the trace in Helios' `cluster_log.csv`, Acme's `trace_*.csv`, or a plain CSV; raises `BadInput`."""
     found, zones = Collector(path.name, "Helios"), False
     for line, row in _table(path):
         if "gpu_num" not in row:
@@ -161,8 +160,7 @@ def read_scheduler(path: Path) -> Trace:
 
 
 def read_cut(path: Path) -> Trace:
-    """Return the trace in a cut of Philly or Helios: seconds since the previous job, and run times; raises
-    `BadInput`."""
+    """Return the trace in a cut of Philly or Helios, whose times are gaps and run times; raises `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
     for line, row in _table(path):
         gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
@@ -238,8 +236,7 @@ def _said(value: object) -> bool:
 
 
 def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield each element of the file's JSON list with the line on which it begins, keeping one job in memory at a
-    time."""
+    """Yield each element of the file's JSON list, read one at a time, with the line on which it begins."""
     decoder, line, text, begun = json.JSONDecoder(), 1, "", False
     with opened(path) as raw:
         file = io.TextIOWrapper(raw, encoding="utf-8", errors="replace")
@@ -291,8 +288,7 @@ NEVER = {"", "Unknown", "None", "NONE"}
 
 
 class _Runs:
-    """Collector that merges the runs of a requeued job: the job's time is the sum of its runs, its GPUs those of the
-    last."""
+    """Collector that merges a requeued job's runs: their times together, and the GPUs of the last."""
 
     def __init__(self, name: str) -> None:
         self.found = Collector(name, "sacct")

@@ -21,8 +21,7 @@ Arrivals = Literal["poisson", "uniform", "diurnal"]
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """Return (jobs,) ascending submission times in seconds over a window of `window_s` seconds (on average, if
-    uniform)."""
+    """Return (jobs,) ascending submission times, s, in a window of `window_s` (on average, if uniform)."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)
@@ -83,8 +82,7 @@ def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
 
 
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
-    """Return the requests of a well-informed user: sizes whose goodput per GPU is in `USEFUL`, each at its best
-    batch."""
+    """Return a well-informed user's requests: sizes of goodput per GPU in `USEFUL`, each at its best batch."""
     one, batch = best_batch(app, 1, per_node)
     degree = app.by.degree if app.by is not None else 1
     found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
@@ -120,8 +118,7 @@ def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
 
 
 def _sizes(most: int, per_node: int) -> list[int]:
-    """Return powers of two within a node, then whole nodes, up to `most` GPUs: sizes that any Slurm cluster can be
-    asked for."""
+    """Return sizes that any Slurm cluster takes, up to `most`: powers of two in a node, then whole nodes."""
     below = [2**i for i in range(per_node.bit_length()) if 2**i < per_node]
     return [n for n in [*below, *(per_node * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))] if n <= most]
 

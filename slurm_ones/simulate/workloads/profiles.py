@@ -88,8 +88,7 @@ class MeasuredSpeed:
     """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each placement; a placement is the GPUs on each node, in its smallest
-    rotation."""
+    """Rows (local batch, step, sync) of each placement: GPUs on each node, in the smallest rotation."""
     points: Floats
     """(P, 3) nodes, GPUs and local batch of each distinct measurement."""
     values: Floats
@@ -122,8 +121,7 @@ class MeasuredSpeed:
 
     @cached_property
     def inside(self) -> LinearNDInterpolator:
-        """Interpolator of (step, sync) at rows (nodes, GPUs, local batch); NaN outside the convex hull of the
-        measurements."""
+        """Interpolator of (step, sync) at rows (nodes, GPUs, local batch); NaN outside what was measured."""
         return LinearNDInterpolator(self.points, self.values)
 
     @cached_property
