@@ -66,8 +66,7 @@ class CachedRun:
     """The memberships of a term, in order."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput report, newer than all before. A report of 0 samples, from a script that does not count
-        samples, measures no throughput."""
+        """Add a throughput report, newer than all before. One of 0 samples, which are not counted, measures none."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))

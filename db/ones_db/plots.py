@@ -40,8 +40,7 @@ def learning_curve(ones: Database, job_id: int, axes: Axes | None = None, *, y: 
 
 
 def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
-    """Plot the GPUs that jobs held over time, stacked; `where` selects jobs, as ``user_name="alice"``. A job of blocks
-    is drawn by its memberships."""
+    """Plot the GPUs that jobs held over time, stacked, of blocks by memberships, for jobs as ``user_name="alice"``."""
     runs, changes = ones.run_timeline(**where), ones.membership_timeline(**where)
     columns = ["job_id", "start_time", "end_time", "gpus"]
     rows = [*runs[~runs["job_id"].isin(set(changes["job_id"]))][columns].itertuples(index=False)]

@@ -328,8 +328,7 @@ class JobHistory:
     pause_s: float | None = None
     """Mean pause of the last few resizes by requeue that took effect, seconds; None if unknown."""
     interrupted: tuple[float, ...] = ()
-    """Start times, ascending, of the resizes that interrupted the job, rolled-back resizes included. Blocks that join
-    or leave do not interrupt the job."""
+    """Start times, ascending, of the resizes, rolled back or not, that interrupted the job; blocks never do."""
     epoch_samples: float | None = None
     """Mean samples of the ended epochs, which stands for an epoch's length if the job does not know its dataset's."""
     ran: tuple[tuple[Shape, float], ...] = ()
@@ -350,8 +349,7 @@ class JobHistory:
     preempted: tuple[float, ...] = ()
     """Times at which Slurm preempted blocks of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Measurements of the job's runs with their nodes, oldest run first; empty for a job of blocks, whose nodes change
-    within a run."""
+    """Measurements of the job's runs with their nodes, oldest first; none of a job of blocks, which move in a run."""
 
     def running_s(self, now: float) -> float:
         """Return the seconds for which the job has run in all."""

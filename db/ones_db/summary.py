@@ -41,8 +41,7 @@ from ones_wrapper.protocol.limits import StrategyLimits
 
 
 class Of(NamedTuple):
-    """SQL and meaning of a column of a job's summary. The SQL is over a job j, the job's newest run n, and the newest
-    run p that reported a position."""
+    """SQL and meaning of a column over a job j, its newest run n, and its newest run p that reported a position."""
 
     sql: str
     meaning: str

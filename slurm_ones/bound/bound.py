@@ -83,8 +83,7 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return the weight (K,) of a GPU of each kind in GPUs of the fastest kind, and start prices (I,), None with one
-    kind."""
+    """Return (K,) each kind's weight in GPUs of the fastest kind, and start prices (I,), None with one kind."""
     weights = _faster(work)
     if len(weights) == 1:
         return weights, None
@@ -105,8 +104,7 @@ def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: KindWork) -> Floats:
-    """Return (K,) the speed of a GPU of each kind relative to the fastest kind: the jobs' median, halfway through
-    training."""
+    """Return (K,) the speed of each kind of GPU over the fastest: the median of the jobs, halfway through them."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]

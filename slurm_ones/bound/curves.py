@@ -265,8 +265,7 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,) of a workload: each one's index into `curves`, and its submission time; `gpus` is the cluster's
-    weighted GPUs."""
+    """Jobs (J,) of a workload: indexes into `curves` and submission times; `gpus` is weighted."""
 
     curves: Sequence[Curve]
     curve: Ints

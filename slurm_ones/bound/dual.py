@@ -73,8 +73,7 @@ class Costs:
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """Return (G,) the number of jobs at each moment; jobs between two moments are divided between these
-        linearly."""
+        """Return (G,) the number of jobs at each moment; those between two moments are divided linearly."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -83,8 +82,7 @@ class Costs:
         return _sums(floor, jobs - above, count) + _sums(floor + 1, above, count)
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the cost of all jobs at prices (I,), and its gradient: the GPU-seconds that they take in each interval
-        (I,)."""
+        """Return the cost of all jobs at prices (I,), and its gradient (I,): the GPU-seconds of each interval."""
         moments = self._moments
         paid = np.interp(moments, self._edges, np.append(0.0, np.cumsum(prices * np.diff(self._edges))))
         value, places = np.zeros(len(moments)), np.arange(len(moments))
@@ -101,8 +99,7 @@ class Costs:
         return float(self._begin @ value), self._used(chosen[::-1])
 
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
-        """Return (I,) the GPU-seconds taken in each interval. `chosen` has, for each part, column and start moment at
-        each moment (G,)."""
+        """Return (I,) the GPU-seconds taken; `chosen` has each part's column and start moment at each moment (G,)."""
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
             there = _sums(until, there, len(until))
@@ -133,8 +130,7 @@ class Dual:
     """Dual function of a workload, for prices constant between the `edges` (I + 1,) in seconds, ascending."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
-        """The edges must span the first to the last submission. Job costs are computed at `moments` moments in each
-        interval."""
+        """The edges span first to last submission; costs are computed at `moments` moments in each interval."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
         every = np.arange(len(self.lengths) * moments + 1) / moments

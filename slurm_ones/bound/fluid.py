@@ -120,8 +120,7 @@ class _Way:
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return (J, U) the share of time that each job spends at each size if every GPU goes to the largest gain in
-    worth."""
+    """Return (J, U) each job's share of time at each size if every GPU goes to the largest gain in worth."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
@@ -140,8 +139,7 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
 
 
 def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
-    """Return the time shares (J, U) at each size that maximise the jobs' total worth, and the price (K,) of each GPU
-    kind."""
+    """Return the time shares (J, U) of the jobs' largest total worth, and the price (K,) of each GPU kind."""
     job, column = np.nonzero(worth > 0)
     whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
     rows: Any = vstack([csr_array(takes[column].T), whole])

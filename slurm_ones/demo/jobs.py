@@ -104,8 +104,7 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Workload of these jobs for a simulated Slurm. A job ends by progress, so a batch of low statistical efficiency
-    takes longer."""
+    """Workload of these jobs for a simulated Slurm, which end by progress: inefficient batches take longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),

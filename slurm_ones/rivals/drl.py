@@ -78,8 +78,7 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the job's view with only the sizes of growth steps: the largest up to each power of two, the requested and
-    the present size."""
+    """Return the view with sizes of growth steps: the largest to each power of two, the requested, the present."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):
@@ -169,8 +168,7 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of the parameters: weights and bias of each layer, the last without bias; then the weights of the void
-action."""
+"""Shapes of weights and biases by layer, the last without bias, and of the void action's weights."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
@@ -211,8 +209,7 @@ class Trained:
     """Command that trained the network."""
     seed: int
     curve: Floats
-    """(E, 3) training curve: processor seconds, updates, and mean JCT on the validation workloads over that of equal
-    shares."""
+    """(E, 3) training curve: processor seconds, updates, and validation mean JCT over that of equal shares."""
 
 
 @cache

@@ -83,8 +83,7 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Return kind and GPUs of each job that runs in this round, by job id; jobs owed most time on a kind come
-        first."""
+        """Return kind and GPUs of each job of this round by id; jobs owed most time on a kind come first."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):

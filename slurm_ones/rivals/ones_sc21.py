@@ -77,8 +77,7 @@ class Space:
     """(J,) samples used so far by each job."""
     alpha: Floats
     beta: Floats
-    """(J,) second parameter of the Beta distribution of ρ, the share of its work that a job has done; `alpha` is the
-    first."""
+    """(J,) second parameter, `alpha` the first, of the Beta distribution of ρ: the share of work that is done."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
@@ -208,8 +207,7 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place counts like `place_counts`, except that growing jobs may shrink; return also which could not grow (K,
-    J)."""
+    """Place counts like `place_counts`, but growing jobs may shrink; return also which could not (K, J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -234,8 +232,7 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
 
 
 def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
-    """Place jobs of at least one node, largest first. Jobs without room shrink in `moving`, if necessary below one
-    node."""
+    """Place jobs of at least one node, largest first. Without room those in `moving` shrink, even below one."""
     large = (moving >= per_node) & (per_node > 0)
     while large.any():
         order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
@@ -374,8 +371,7 @@ class SizeBounds:
 
     @staticmethod
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
-        """Cut the largest job's limit to int(2n/(T/median + 1)) if it holds half the cluster and has run longer than
-        the median."""
+        """Cut the largest job's limit to int(2n/(T/median + 1)) if it has half the cluster and more than the median."""
         if not space.running.any():
             return
         j = int(np.argmax(space.current))
@@ -410,8 +406,7 @@ class OnesSc21Options:
     cap_over_request: float = 4.0
     """Upper limit of a job's GPUs, as a multiple of its requested GPUs."""
     min_epochs_since_change: int = 1
-    """A schedule is deployed only if every running job that it changes has done this many epochs since its last
-    change."""
+    """A schedule is deployed if each running job that it changes has done this many epochs since its last one."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -476,8 +471,7 @@ class OnesSc21:
         return counts[best], float(costs[best])
 
     def _recalled(self, space: Space) -> Ints:
-        """Return the remembered population as counts (K, J) of today's jobs; the first row is the current
-        allocation."""
+        """Return the remembered population as counts (K, J) of today's jobs, first the present allocation."""
         recalled = np.tile(space.current, (self.options.population, 1))
         for j, job in enumerate(space.jobs):
             if job.job_id in self._known:

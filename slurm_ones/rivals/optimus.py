@@ -151,8 +151,7 @@ class Optimus:
         return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
-        """Return a job's remaining progress in samples of the base batch, in whole epochs so that plans change only
-        when one ends."""
+        """Return a job's remaining progress in samples of the base batch, in whole epochs so that plans last."""
         epoch = max(job.dataset, 1)
         at = np.flatnonzero(table.allowed[j])
         if self.options.told and not math.isnan(job.true_remaining_s) and len(at):

@@ -94,8 +94,7 @@ class Srtf:
 
 
 def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Return the remaining seconds of a job at its request `asked`: the true value if a simulator gives one, else the
-    predicted value."""
+    """Return a job's remaining seconds at its request `asked`: the true ones if given, else predicted ones."""
     if not math.isnan(job.true_remaining_s):
         return min(max(job.true_remaining_s, 0.0), LONGEST)
     gpus = np.array([asked.shape.gpus])

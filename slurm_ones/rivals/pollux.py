@@ -87,8 +87,7 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """Return these rows with new elements (F,), ascending by row and node, each inserted before the element at
-        `place`."""
+        """Return the rows with new elements (F,), ascending by row and node, inserted before those at `place`."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -263,8 +262,7 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
-    """Return (J, U) the goodput of jobs that fit on one node but are spread over two; at other sizes that of the
-    tables."""
+    """Return (J, U) the goodput on two nodes of jobs that fit on one; at other sizes that of the tables."""
     apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart
@@ -285,8 +283,7 @@ THINNED = 0.1
 
 
 def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
-    """Return two children of each pair of candidates in `parents` (P, 2): one-point crossover over jobs, then
-    mutation."""
+    """Return two children of each pair in `parents` (P, 2): one-point crossover over jobs, then mutation."""
     jobs = len(problem.jobs)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
@@ -359,8 +356,7 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
-    """Return an order of the elements by candidate, node and job, and the (candidate, node) index of each element in
-    it."""
+    """Return an order of the elements by candidate, node and job, and each one's (candidate, node) in it."""
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
     order = np.argsort(node * jobs + rows.row % jobs)

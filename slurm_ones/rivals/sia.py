@@ -158,8 +158,7 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
-    """Solve the integer program: the configurations of least total cost (J, U), whose `needs` stay within what is
-    `there`."""
+    """Solve the integer program: configurations of least total cost (J, U) whose `needs` are within `there`."""
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)
     if not count:

@@ -46,8 +46,7 @@ class Step:
 
 
 class Wham:
-    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, on the assumption that jobs keep
-    coming."""
+    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, as if jobs kept coming."""
 
     name = "wham"
 
@@ -78,8 +77,7 @@ def allocate(tables: Tables, gpus: int) -> Ints:
 
 
 def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
-    """Return the steps of the job in row `job`, along the concave hull through 0 of its `goodput` (U,) at the `sizes`
-    (U,)."""
+    """Return the steps of job `row` on the concave hull through 0 of its `goodput` (U,) at `sizes` (U,)."""
     found: list[Step] = []
     at, gpus, speed, last = 0, 0, 0.0, np.inf
     while True:

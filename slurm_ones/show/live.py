@@ -32,8 +32,7 @@ KEPT = 4096
 """Jobs whose shown form is cached until they change."""
 
 LATE = 3.0
-"""Intervals without a tick after which a companion counts as silent. A tick without an answer from Slurm lengthens the
-wait for the next tick."""
+"""Intervals without a tick after which a companion is silent: without Slurm's answer it waits longer."""
 
 
 class NotSeenYet(Exception):

@@ -165,8 +165,7 @@ class Network:
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """Return the speed of each slow node by name, with slow nodes evenly spread over the cluster. Raises `BadInput` if
-    there are more of them than nodes."""
+    """Return slow nodes' speeds by name, evenly spread. Raises `BadInput` if they are more than all nodes."""
     if len(slow) > len(names):
         raise BadInput(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
     return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}

@@ -27,8 +27,7 @@ BLOCKS = 8
 
 
 def least_gpus(app: Application) -> int:
-    """Return the least GPUs in a user's request, also the step between sizes. Before the first run, only the user knows
-    which sizes the strategy can use."""
+    """Return the least GPUs of a request and its step: before a run only the user knows a strategy's sizes."""
     return app.by.degree if app.by is not None else 1
 
 

@@ -263,8 +263,7 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Return the jobs that may be preempted for this one: the lowest QOS first, then the fewest nodes, then on
-        request the youngest."""
+        """Return the jobs to preempt for this one: the lowest QOS first, fewest nodes, on request youngest."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):

@@ -116,8 +116,7 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context in which no other command uses the folder. Raises `BadInput` if another command uses it, others may
-        write to it, or it cannot be made."""
+        """Context of sole use of the folder. Raises `BadInput` if it is in use, open to others, or not writable."""
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)

@@ -43,8 +43,7 @@ def day_rate(seconds: Floats) -> Floats:
 ONE_GPU = 0.65
 """Share of users of small jobs who ask for one GPU, however well the job scales."""
 USEFUL = (0.5, 0.8)
-"""Range of goodput per GPU, relative to a single GPU, at the sizes a well-informed user chooses from (as in Pollux's
-study, OSDI 2021, §5.1)."""
+"""Range of goodput per GPU over one GPU's at a well-informed user's sizes (Pollux, OSDI 2021, §5.1)."""
 
 UserRequest = tuple[int, int]
 """Requested GPUs and global batch."""
@@ -108,8 +107,7 @@ def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int
 
 
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
-    """Return the goodput on `gpus` GPUs halfway through the training at the best batch, and this batch: the base batch
-    times a power of two."""
+    """Return the goodput on `gpus` GPUs halfway, at the best power of two times the base batch; and that batch."""
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
     batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]
     seconds = app.step_seconds(-(-gpus // per_node), gpus, batches.astype(np.float64))
@@ -124,8 +122,7 @@ def _sizes(most: int, per_node: int) -> list[int]:
 
 
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
-"""Share of each job size in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU
-time."""
+"""Share of each job size in a mix like Philly's (ATC 2019): most jobs are small, few take most GPU time."""
 OFFERED = 2.3
 """GPU-hours requested over the cluster's GPU-hours during the submissions, at load 1. It is the value of Pollux's
 default study: 160 jobs in eight hours on 64 GPUs, whose largest jobs end long after."""
@@ -134,8 +131,7 @@ VARIANTS = 4
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
 """Standard deviation of the logarithm of each perturbation factor, drawn by the seed (see `catalogue.build`)."""
 TIGHTNESS = (0.5, 1.5)
-"""Range of deadlines, as multiples of a job's undisturbed time at its request; uniform as in ElasticFlow's released
-trace generator (ASPLOS 2023)."""
+"""Range of deadlines over a job's undisturbed time, uniform as in ElasticFlow's generator (ASPLOS 2023)."""
 STUDIED_GPUS = 64
 """GPUs of the cluster for which the published studies chose their arrivals."""
 
@@ -227,8 +223,7 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """Return the offered load: GPU-seconds of all jobs at their requests over the cluster's GPU-seconds until the last
-    submission."""
+    """Return the offered load: GPU-seconds of the requests over the cluster's until the last submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
     )
@@ -252,8 +247,7 @@ def _checked(
 
 
 def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
-    """Return the kind of each job in random order. Each kind has its share of the jobs, rounded, so that all seeds ask
-    for similar amounts."""
+    """Return the kinds of the jobs in random order, in rounded shares, so that all seeds ask for as much."""
     edges = np.cumsum(mix.shares) / np.sum(mix.shares) * jobs
     # One offset rounds them all, so that the counts add up.
     rounded = np.floor(edges - 1e-9 + rng.random()).astype(int)
