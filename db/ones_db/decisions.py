@@ -33,6 +33,15 @@ def _newest_decisions(cluster: int) -> Select[Any]:
     )
 
 
+@cache
+def _decided_until(cluster: int) -> Select[Any]:
+    """Return the query of what changes whenever `newest_decisions` does: last decision, last and count of open jobs."""
+    last = select(func.max(DECISIONS.c.id)).scalar_subquery()
+    return select(last, func.max(JOBS.c.id), func.count()).where(
+        JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)
+    )
+
+
 def _first(lines: Select[Any], most: int) -> Select[Any]:
     """Return the query of at most `most` jobs of each decision, those with a new size first."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
@@ -59,6 +68,9 @@ def _alternatives(
 
 class DecisionStore(Transactions):
     """Part of a `Store`: decisions and resizes."""
+
+    _newest_decided: tuple[tuple[Any, ...], dict[int, DecisionJobRecord]] = (), {}
+    """Answer to `_decided_until`, and the result of `newest_decisions` then."""
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
@@ -117,11 +129,15 @@ class DecisionStore(Transactions):
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
-        """Return the newest decision on each job that has not ended, without its alternatives."""
-        found = connection.execute(_newest_decisions(self._cluster))
-        names = tuple(found.keys())
-        given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
-        return {one.job_id: one for one in given}
+        """Return the newest decision on each job that has not ended, without its alternatives. They are read again only
+        after a decision, a submission or an end."""
+        newest = tuple(connection.execute(_decided_until(self._cluster)).one())
+        if self._newest_decided[0] != newest:
+            found = connection.execute(_newest_decisions(self._cluster))
+            names = tuple(found.keys())
+            given = (same_record(DecisionJobRecord, names, tuple(row)) for row in found.all())
+            self._newest_decided = newest, {one.job_id: one for one in given}
+        return self._newest_decided[1]
 
     @reading
     def recent_decisions(

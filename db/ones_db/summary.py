@@ -41,7 +41,7 @@ from ones_wrapper.protocol.limits import StrategyLimits
 
 
 class Of(NamedTuple):
-    """SQL and meaning of a column over a job j, its newest run n, and its newest run p that reported a position."""
+    """SQL, over the tables of `_FROM`, and meaning of a column of a job's summary."""
 
     sql: str
     meaning: str
@@ -51,8 +51,9 @@ def _newest(table: str, value: str, run: str, condition: str = "") -> str:
     return f"(SELECT {value} FROM {table} t WHERE t.run_id = {run}.id{condition} ORDER BY t.number DESC LIMIT 1)"
 
 
-def _since_hello(table: str, value: str) -> str:
-    return _newest(table, value, "n", " AND t.number > COALESCE(n.hello_number, 0)")
+def _since_hello(table: str, alias: str) -> str:
+    last = _newest(table, "t.number", "n", " AND t.number > COALESCE(n.hello_number, 0)")
+    return f"LEFT JOIN {table} {alias} ON {alias}.run_id = n.id AND {alias}.number = {last}"
 
 
 def _newest_epoch(value: str) -> str:
@@ -65,12 +66,9 @@ def _over_runs(count: str) -> str:
 
 
 # A change of the blocks brings a batch too; in how many passes, it does not say.
-_BY_BLOCKS = (
-    f"COALESCE({_since_hello('memberships', 't.number')}, 0) > COALESCE({_since_hello('batch_changes', 't.number')}, 0)"
-)
-_BATCH = f"""COALESCE(CASE WHEN {_BY_BLOCKS} THEN {_since_hello("memberships", "t.batch")}
-            ELSE {_since_hello("batch_changes", "t.batch")} END, n.batch, p.batch)"""
-_PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE {_since_hello('batch_changes', 't.passes')} END"
+_BY_BLOCKS = "COALESCE(m.number, 0) > COALESCE(b.number, 0)"
+_BATCH = f"COALESCE(CASE WHEN {_BY_BLOCKS} THEN m.batch ELSE b.batch END, n.batch, p.batch)"
+_PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE b.passes END"
 _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
 
 
@@ -185,12 +183,15 @@ def _columns() -> Iterator[tuple[Column, str]]:
 
 
 _LINE = tuple(_columns())
-_FROM = """jobs j
+_FROM = f"""jobs j
         LEFT JOIN runs n ON n.job_id = j.id
             AND n.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id)
         LEFT JOIN runs p ON p.job_id = j.id
-            AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)"""
-"""FROM clause of a job j, its newest run n, and the newest run p with a position: n may still be loading."""
+            AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
+        {_since_hello("memberships", "m")}
+        {_since_hello("batch_changes", "b")}"""
+"""FROM clause of a job j, its newest run n, and the newest run p with a position: n may still be loading. Of n the
+newest membership m and change of the batch b, both since its last start."""
 _SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
 _SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
 
