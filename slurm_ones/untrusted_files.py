@@ -41,8 +41,7 @@ class HasFiles(Protocol):
 
 
 class NotBelieved(Exception):
-    """Error: a file or directory is untrusted, being a link, another user's, or of a wrong type. The message says
-    which."""
+    """Error: a file or directory is untrusted: a link, another user's, or of a wrong type, as the message says."""
 
 
 class NoAnswer(NotBelieved):
@@ -54,8 +53,7 @@ Part = tuple[str, int, int]
 Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
 """Bytes read and the file's size, or the error."""
 Runner = Callable[..., Any]
-"""Calls a function of this module with (path, uid, …), in this process or another; `uid` is the user who chose the
-path."""
+"""Calls a function of this module with (path, uid, …) here or elsewhere; `uid` is of who chose the path."""
 
 
 def _run_here(function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:

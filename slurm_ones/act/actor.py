@@ -1,5 +1,4 @@
-"""Actor: begins planned resizes, advances open resizes, and stores decisions. In advise mode the actor prints commands
-instead."""
+"""Actor: begins planned resizes, advances open ones, and stores decisions. In advise mode it prints commands."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Drop advice, batch orders and spooled orders of ended jobs. Deferrals and resizes of such jobs end by
-        themselves."""
+        """Drop advice, batch orders and spooled orders of ended jobs; deferrals and resizes end by themselves."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:

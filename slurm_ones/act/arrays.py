@@ -23,8 +23,7 @@ from slurm_ones.slurm.model import JobState, SlurmJob, Task
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""Seconds between the end of a job's last block and the moment the job counts as over; before, Slurm may requeue the
-block."""
+"""Seconds from the end of a job's last block until the job is over; before, Slurm may requeue the block."""
 ENDS = frozenset({"finished", "stopped", "error"})
 """End reasons in the last `protocol.Bye` by which a job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
@@ -84,8 +83,7 @@ def waiting_arrays(arrays: Mapping[int, list[SlurmJob]]) -> dict[int, list[Slurm
 
 @dataclass
 class Leftovers:
-    """Clears up after jobs of blocks, once a tick: cancels held tasks, requeues preempted blocks, ends blocks that
-    train apart."""
+    """Clears up after jobs of blocks once a tick: cancels held tasks, requeues preempted ones, ends lone ones."""
 
     client: SlurmClient
     store: Store
@@ -155,8 +153,7 @@ class Leftovers:
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether the last block ended over `SURE_S` ago, by the earlier of Slurm's end time and our first sight
-        of the end: clocks differ."""
+        """Tell whether the last block ended over `SURE_S` ago, by Slurm's or our clock, whichever is earlier."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S

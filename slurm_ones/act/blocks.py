@@ -138,8 +138,7 @@ def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> N
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Reshape a joining block, after requeueing it if it has ended. Do nothing before all tasks are held and the
-    throttle is lifted."""
+    """Reshape a joining block, requeued if it ended, once all tasks are held and the throttle is lifted."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
@@ -224,8 +223,7 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining block waits in another partition than its job trains in, as after its owner moved
-    it; else None."""
+    """Return a reason if a joining block waits elsewhere than its job trains, as its owner moved it; else None."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -233,8 +231,7 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Return the tasks that somebody else held between the plan and the first look at the resize; empty at every later
-    look."""
+    """Return the tasks that others held between plan and first look at the resize; empty at later looks."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}

@@ -85,8 +85,7 @@ class Deferrals:
         self.reconcile((), jobs, unread)
 
     def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
-        """Renew a job's deferral if less than half of its length is left. An earliest start set by the owner or Slurm
-        stays."""
+        """Renew a job's deferral once half of it is over. A start set by the owner or Slurm stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

@@ -57,8 +57,7 @@ class _Tick:
 
 @dataclass
 class Fusions:
-    """Jobs that are trained within others (their carriers). Nothing is stored: a new companion reads the jobs' own
-    files."""
+    """Jobs trained within others (carriers). Nothing is stored: a new companion reads the jobs' own files."""
 
     client: SlurmClient
     deferrals: Deferrals
@@ -68,8 +67,7 @@ class Fusions:
     """Time of the last answer and the jobs it named, by the carrier's id and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier's id of each job that must wait, by job id. `busy` jobs are in a resize. Raises
-        `Unreachable`."""
+        """Return the carrier of each job that must wait, unless in a resize (`busy`). Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}

@@ -27,8 +27,7 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Most seconds between a release and a slurmctld restart that forgets the release: slurmctld saves every few
-seconds."""
+"""Most seconds from a release to a restart of slurmctld that forgets it: slurmctld saves every few seconds."""
 
 
 class HeldTasks:
@@ -37,8 +36,7 @@ class HeldTasks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
-        """Newest resize of each job, and the held tasks derived from all its resizes: only the newest record
-        changes."""
+        """Newest resize of each job, and the held tasks by all its resizes: only the newest record changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
         """Return the job's tasks that the companion holds; a task of them that does not wait is in no hold."""
@@ -157,8 +155,7 @@ class StaleHolds:
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Return when the job was last seen out of the resize's hold; infinity if there was no such hold or no
-        release."""
+        """Return when the job was last seen out of the resize's hold; infinity without a hold or a release."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

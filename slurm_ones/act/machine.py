@@ -36,12 +36,10 @@ class ResizeReports(Protocol):
         """Return when the job reported the durable checkpoint that the drain order asked for, or None before that."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the training pause in seconds once a run later than `after_restart` has reported its start, or None
-        before that."""
+        """Return the training pause, s, once a run after `after_restart` has reported its start; else None."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported; with `order`, the newest one that names this order's
-        number."""
+        """Return the newest membership that the job reported, with `order` the newest that names its number."""
 
 
 @dataclass
@@ -63,8 +61,7 @@ class Machine:
     rival: Callable[[WholeJob], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
     told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Returns the spec that the job reports (None without a spec), and the problem in words if parts were not
-    believed."""
+    """Returns the spec that the job reports, or None, and the problem in words if parts were not believed."""
     guests: Guests = field(default_factory=dict)
     """Queue of the guests, by partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
@@ -168,8 +165,7 @@ class Machine:
         return against
 
     def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
-        """Return the longest time limit in seconds with which the shape may start in the partition, before any other
-        job's reservation begins."""
+        """Return the longest time limit, s, with which the shape may start before another's reservation."""
         return longest_run_s(self._snapshot(), partition, shape, reservation)
 
     def gpus_of(self, block: SlurmJob) -> int:

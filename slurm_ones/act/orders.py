@@ -45,8 +45,7 @@ class OrderError(Exception):
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Return the path of the job's order file: in the spool for a foreign job, else in the job's directory. Raises
-    `NotBelieved`."""
+    """Return the path of the order: in the spool of a foreign job, else its directory. Raises `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
@@ -107,8 +106,7 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
-        """Replace the job's order in force; if block `wake` runs, signal it to read the order now. Raises
-        `OrderError`."""
+        """Replace the order in force; a running block `wake` is signalled to read it. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         self._newest = max(self._newest, order.number)

@@ -158,8 +158,7 @@ HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESH
 """States in which the job may stand in a hold of ours; such a resize is never given up before the release."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job or GPUs would stay idle without a companion. In all other states the job waits, starts or
-trains by itself."""
+"""States in which a job or GPUs would stay idle without a companion; in others the job trains or will."""
 
 
 class IllegalTransition(Exception):

@@ -67,8 +67,7 @@ class WholeJob:
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Return the tasks sorted: base blocks before guests, each ascending. The first block leads, and Slurm does not
-        preempt base blocks."""
+        """Return the tasks sorted: base blocks, which Slurm does not preempt and which lead, before guests."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -178,8 +177,7 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
 def whole_job(
     array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:
-    """Return the job formed by the records of an array. `known` is its stored record, None for a new job; `term` is its
-    leader's."""
+    """Return the job of an array's records; `known` is its stored record or None, `term` its leader's."""
     tasks = newest(records)
     blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
     lent = frozenset(task for job in blocks if is_guest(job, guests) for task in job.array_tasks)
@@ -332,8 +330,7 @@ class Elastic:
 
     @property
     def shape(self) -> Shape:
-        """Shape that the job has or asks for: 1 × all GPUs if its blocks hold unequal numbers of GPUs on their
-        nodes."""
+        """Shape that the job has or asks for: 1 × all GPUs if its blocks' nodes give unequally many."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)

@@ -72,8 +72,7 @@ class Observer:
         self._specs: dict[tuple[int, int], Spec] = {}
         """Last stored spec of each run, by job and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
-        """Last measured report (Hello or Throughput) of each run, by job and restart; unknown after a start of the
-        companion."""
+        """Last Hello or Throughput of each run, by job and restart; unknown when the companion starts."""
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._uses = GpuUses(client, settings.limits)
@@ -270,8 +269,7 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[SlurmJob]:
-        """Return the tasks of an array, read from Slurm once for all its reports. Empty in a tick, when Slurm must not
-        be queried."""
+        """Return an array's tasks, read once for all its reports; empty in a tick, when Slurm is not asked."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -361,8 +359,7 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return the Unix time at which the checkpoint for the order was reported. None unless the checkpoint exists
-        and the job still waits."""
+        """Return when the order's checkpoint was reported; None unless it exists and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:

@@ -30,8 +30,7 @@ class OtherCompanion:
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
     ) -> None:
-        """Create the check. `own_uid` is set for an owner's companion; `hello` returns the first report of a job's
-        newest run."""
+        """Create the check: `own_uid` of an owner's companion, `hello` for the first report of the newest run."""
         self._own_uid = own_uid
         self._hello = hello
         self._clock = clock

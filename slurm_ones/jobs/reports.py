@@ -55,8 +55,7 @@ MAX_BYTES = 1 << 20
 MAX_LINES = 2_000
 """Most lines, good or bad, read of one job in a tick; further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Lower bound of the lines that are read from a job, however many jobs share the total: more than a job reports in a
-minute."""
+"""Lower bound of the lines read from a job, however many jobs share the total: more than a minute's."""
 ALL_LINES = 100_000
 """Most lines read of all jobs at a time, unless `LEAST_LINES` per job are more."""
 BURST = 2_000
@@ -230,8 +229,7 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """Return the good lines in `data`, the bytes read, the last report's number, and the other lines' faults in
-    words."""
+    """Return the good lines in `data`, the bytes read, the last report's number, and the other lines' faults."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than what is read at a time would be waited for for ever: step over it.
@@ -299,8 +297,7 @@ class JobDirectories:
         return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
 
     def _not_reached(self, job: WholeJob) -> Reason | None:
-        """Return the reason if the job reads another spool; a wrapper that reports none is assumed to read the
-        site's."""
+        """Return the reason if the job reads another spool; a wrapper that reports none reads the site's."""
         if self._spool is None or not foreign(job):
             return None
         hello = self.hello(job)
@@ -309,8 +306,7 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """Return the hello of the job's newest run, or of the run before (in the same environment); None without
-        one."""
+        """Return the hello of the newest run, or of the one before, in the same environment; None without one."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found

@@ -221,8 +221,7 @@ class Tree:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """Run one step of expectation-maximisation: update the deviations, and the weights of children far from their
-        parent."""
+        """Run one step of expectation-maximisation: update deviations, and weights of children far from parents."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
@@ -356,8 +355,7 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of log factors: between any two kinds, of a script around the site, and of a job around its
-script."""
+"""Standard deviations of log factors: between two kinds, of a script in the site, of a job in its script."""
 COMPARED = 0.1
 """Standard deviation of one job's own comparison, since sizes and hours differ."""
 

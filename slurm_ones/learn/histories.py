@@ -47,8 +47,7 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample at each global batch, in (0, 1]. It is 1 up to the base batch or `free`,
-        whichever is larger."""
+        """Return the progress per sample at each global batch, in (0, 1]: 1 up to the base batch or `free`."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
@@ -110,14 +109,12 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause in seconds of changes in which blocks joined, or of any change if each begins a term. None
-    without one."""
+    """Return the pause of changes in which blocks joined, s, or of any if each begins a term; else None."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause in seconds of changes in which blocks only left; None if unknown, or measured together with
-    joins."""
+    """Return the pause of changes in which blocks only left, s; None if unknown or mixed with joins."""
     return history.switch_s if history.join_s is None else None
 
 
@@ -187,8 +184,7 @@ def dataset_of(history: JobHistory) -> int:
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """Return the training state after `epochs` epochs of progress, with loss and accuracy of the `upto`-th reported
-    epoch."""
+    """Return the state after `epochs` epochs of progress, with figures of the `upto`-th reported epoch."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -222,8 +218,7 @@ def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoi
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Return the compute speeds on other kinds, relative to kind `here`, that best explain the job's measurements
-    there."""
+    """Return the compute speeds on other kinds, over kind `here`, that explain the job's measurements best."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
         seen = points_of([point for point in points if point.kind == there], fit.reference, layout)

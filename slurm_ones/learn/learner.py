@@ -63,8 +63,7 @@ PEERS = 3
 RESIZE_S = 30.0
 """Expected pause of training at a resize, in seconds, before any resize was measured."""
 RESHARD = 2.0
-"""Factor on `RESIZE_S` if the checkpoint must be resharded, before any such resize: it is read and written once
-more."""
+"""Factor on `RESIZE_S` before a first resize that reshards its checkpoint: it is read and written again."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """Default pause in seconds of blocks that join or leave, and seconds until joining blocks are ready. Measured with
 small models (docs/benchmarks/resizes.md)."""
@@ -262,8 +261,7 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """Return the prior from other users' jobs of the same spec, on the kind of GPU of the job's fit. None if such
-        jobs are too few."""
+        """Return the prior from others' jobs of this spec, on the kind of GPU of the fit; None from too few."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -336,8 +334,7 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Return the expected pause of a change of blocks in seconds: of the job's own changes, else of joins of
-        similar jobs."""
+        """Return the expected pause of a change of blocks, s: of the job's own, else of similar jobs' joins."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))

@@ -31,8 +31,7 @@ from slurm_ones.learn.throughput import ABSURD
 SLOWEST = 0.3
 """Lowest accepted speed of a node, relative to other nodes."""
 SLOW = 0.9
-"""Speed relative to other nodes above which a node is not slow: time of day and neighbours explain such a
-difference."""
+"""Relative speed above which a node is not slow: time of day and neighbours explain such a difference."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of a node's speed, before any measurement."""
 SURE = 2.5

@@ -58,8 +58,7 @@ class BetaNetwork:
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
-        """Fit by maximum likelihood of ρ = done/total under Beta(done, β) over all rows; `features` is (rows,
-        width)."""
+        """Fit by maximum likelihood of ρ = done/total under Beta(done, β); `features` is (rows, width)."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, features, 0.0).sum(axis=0) / count
@@ -327,8 +326,7 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """Return ONES' five features, the job's done share of its declaration, and the declaration's log; NaN if
-    unknown."""
+    """Return ONES' five features, the job's share of its declaration, and the latter's log; NaN if unknown."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

@@ -49,8 +49,7 @@ ANY_LOCAL = 2.0**31
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Sample split and sent bytes of a job, in rows by number of GPUs, ascending; no rows for plain data
-    parallelism."""
+    """Sample split and sent bytes of a job by ascending GPUs; no rows for plain data parallelism."""
 
     max_local: float = ANY_LOCAL
     """Most samples per forward pass of each replica, unless its row has fewer."""
@@ -97,8 +96,7 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """Return the row index for each number of GPUs, the next higher one if there is no such row, and True for an
-        exact match."""
+        """Return the row of each number of GPUs, else the next higher one, and True for an exact match."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -190,16 +188,14 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
 
 
 def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
-    """Return the log seconds of a step. `figures` (…, 7) and `reference` (…) broadcast with the arrays of `at` (…,
-    P)."""
+    """Return a step's log seconds. `figures` (…, 7) and `reference` (…) broadcast with `at` (…, P)."""
     compute, sync, gamma, _, _ = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     return np.log(reference) - figures[..., SPEED, None] + total
 
 
 def log_compute(figures: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time relative to the reference step; no step is shorter than its compute
-    time."""
+    """Return the log of a step's compute time over the reference step; no step is shorter than that."""
     return _parts(figures, at)[0]
 
 

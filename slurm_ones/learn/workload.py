@@ -48,8 +48,7 @@ class PastWorkload:
 
     jobs: int
     gpu_jobs: int
-    """Number of jobs that got GPUs. All fields below except `states` cover these jobs, or all jobs if there are
-    none."""
+    """Number of jobs that got GPUs; fields below except `states` cover these jobs, or all if there are none."""
     first: float
     last: float
     """First and last submission, Unix seconds."""

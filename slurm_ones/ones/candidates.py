@@ -24,8 +24,7 @@ FILLS = 64
 
 
 def greedy(choices: Choices) -> Ints:
-    """Return columns (J,) of high worth that fit into the GPUs: the Lagrangian's solution, with free GPUs given
-    away."""
+    """Return columns (J,) of high worth that fit: the Lagrangian's solution, with free GPUs given away."""
     return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
@@ -83,8 +82,7 @@ def fill(choices: Choices, columns: Ints) -> Ints:
 
 
 def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
-    """Return (R, U) GPUs beyond those that the jobs `rows` have in `columns` (R,), and the gain in worth for each added
-    GPU (-inf for none)."""
+    """Return (R, U) GPUs beyond those of jobs `rows` in `columns` (R,), and each one's gain in worth, or -inf."""
     more = choices.sizes - choices.sizes[columns][:, None]
     held = choices.worth[rows, columns]
     gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
@@ -243,8 +241,7 @@ class NodeRoom:
         return candidates
 
     def _filled(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J) with jobs grown by a step as far as there is room, the highest gain per GPU
-        first."""
+        """Return the candidates (K, J) with jobs grown a step while there is room, the best gain per GPU first."""
         candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
         without = self.unplaced(candidates)
         tried = np.zeros(candidates.shape, dtype=np.bool_)

@@ -58,8 +58,7 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Return the prices (K,) at which demand for each kind roughly equals its GPUs; 0 for a kind with too little demand
-    at any price."""
+    """Return the prices (K,) at which demand about equals the GPUs; 0 for a kind that too few want."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -331,8 +330,7 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """Return the rows of running jobs that would change kinds and get nothing there, or too little to be worth the
-        change."""
+        """Return the rows of running jobs that would change kinds and gain nothing there, or too little."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])
@@ -400,8 +398,7 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """Return (K,) the median job's gain from a GPU of each kind, relative to the first kind; 1 if no job can use
-    both."""
+    """Return (K,) the median job's gain from a GPU of each kind over the first; 1 if none can use both."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

@@ -48,8 +48,7 @@ LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, 
 
 @dataclass(frozen=True)
 class OnesOptions:
-    """Options of `ones`. The defaults were best on generated workloads; docs/benchmarks/policies.md has the
-    ablation."""
+    """Options of `ones`; docs/benchmarks/policies.md has the ablation by which the defaults were chosen."""
 
     population: int = 16
     """Candidates kept (K of ONES)."""

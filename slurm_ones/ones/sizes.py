@@ -120,8 +120,7 @@ class ChangeCosts:
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Requirement that a change repays its pause within `horizon_s`, a share of the job's remaining time, and
-    `tenure`."""
+    """Requirement that a change repays its pause within `horizon_s`, a share of what is left, and `tenure`."""
 
     horizon_s: float
     horizon_share: float
@@ -278,8 +277,7 @@ class Leaves(Term):
 
 
 class Tapered:
-    """Throughput model in which gradient exchange takes `taper` times as long on more GPUs than one leaf switch has
-    (`below`)."""
+    """Throughput model whose exchange takes `taper` times as long beyond one leaf switch (`below` GPUs)."""
 
     def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
         self._model, self._below, self._taper = model, below, taper

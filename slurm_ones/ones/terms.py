@@ -54,8 +54,7 @@ class Outlook(Situation):
     """Second input of the rules: predicted speed and remaining work of each job."""
 
     speed: Floats
-    """(J, U) progress/s that counts in the decision, in samples of the base batch; 0 at sizes that the job may not
-    have."""
+    """(J, U) progress/s that counts, in samples of the base batch; 0 at sizes that the job may not have."""
     remaining: Floats
     """(J,) remaining progress."""
     done: Floats
@@ -77,12 +76,10 @@ class Priced(Outlook):
 
 
 class Term:
-    """Base class of the objective's rules; changes nothing itself. A rule overrides the methods by which it enters the
-    objective."""
+    """Base class of the objective's rules, which override the methods by which they enter the objective."""
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Return which of the `allowed` columns (J, U) jobs may have, also (J, U). A job's present column stays
-        allowed."""
+        """Return which of the `allowed` columns (J, U) jobs may have; a job's present column stays allowed."""
         return allowed
 
     def speed(self, at: Situation, speed: Floats) -> Floats:

@@ -126,8 +126,7 @@ class Choices:
     """GPUs that all jobs together may have."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) next larger (`up`) and next smaller (`down`) column that the job may have; the same column if there is
-    none."""
+    """(J, U) next larger (`up`) and smaller (`down`) column that the job may have, or the same column."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
     """(J, U) GPUs that a step up takes (`more`), and that a step down frees (`less`)."""

@@ -62,8 +62,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _folder(to: Path) -> Path:
-    """Create the folder and return its absolute path; raises `PluginError` for a path that Slurm's files cannot
-    contain."""
+    """Create the folder; return its absolute path. Raises `PluginError` for one that Slurm's files cannot name."""
     to = to.resolve()
     if _PATH.fullmatch(str(to)) is None:
         raise PluginError(f"{to}: choose a folder whose path is made of letters, digits and ._+@:/-")

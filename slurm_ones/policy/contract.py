@@ -134,8 +134,7 @@ class SizeRule(NamedTuple):
     """Number of consecutive ranks that share a node."""
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether this shape keeps ranks together that must share a node: a single node, or nodes filled by whole
-        groups."""
+        """Tell whether this shape keeps ranks together that must share a node: on one, or in whole groups."""
         return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
 
 
@@ -181,8 +180,7 @@ class ThroughputModel(Protocol):
     """
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return samples/s for each element: `gpus` GPUs in total on `nodes` nodes at global batch `batches`. All
-        arrays have one shape."""
+        """Return samples/s by element, all arrays of one shape: `gpus` in all on `nodes` at global `batches`."""
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """Return the relative standard deviation of `throughput` for the same arguments; 0 if certain."""
@@ -263,8 +261,7 @@ class JobView:
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
-    """Throughput model of the job. With several kinds of GPUs: on the kind that the job has, or is most likely to
-    get."""
+    """Throughput model of the job, on the kind of GPU that it has or is most likely to get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
     """Throughput model on each kind of GPU that the job may use; empty if `model` holds for every kind."""
     efficiency: EfficiencyModel

@@ -46,8 +46,7 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """Largest GPU count and total GPU-seconds of each job, by id: memory of policies that explore sizes step by
-    step."""
+    """Largest GPU count and GPU-seconds of each job by id: memory of policies that explore step by step."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}

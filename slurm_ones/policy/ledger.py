@@ -97,8 +97,7 @@ class Ledger(Mapping[str, int]):
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """Return the ledger of GPUs that Slurm could allocate now on each node of a partition. Nodes that accept no
-        jobs have none."""
+        """Return the ledger of GPUs that Slurm could give now on each node of a partition that accepts jobs."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})

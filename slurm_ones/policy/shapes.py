@@ -123,8 +123,7 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """Return the quantum of global batches at each size (S,). With `even`, the quantum also divides evenly among
-    replicas."""
+    """Return the quantum of global batches at each size (S,), with `even` also for equal replicas."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)

@@ -61,8 +61,7 @@ class Tables:
 
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
-    """Build the tables of these jobs on this cluster. A running job's current size is allowed regardless of its
-    limits."""
+    """Build the tables of these jobs on this cluster; a running job's size is allowed whatever its limits."""
     placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
     # Jobs of one kind have the same choice.
     kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
@@ -115,8 +114,7 @@ def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
 
 
 def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
-    """Predict samples/s and goodput (S, B) at sizes (S,) and batches (S, B). Both are finite and positive for any model
-    output."""
+    """Predict samples/s and goodput (S, B) at sizes (S,) and batches (S, B), finite and positive always."""
     fast, good = _predictions(_OneByOne([job.model]), [job.efficiency], nodes[None], gpus[None], batches[None])
     return fast[0], good[0]
 
@@ -242,8 +240,7 @@ def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
 
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
-    """Return the batch (S,) rounded and clamped to the limits at sizes (S,); the job's current batch if they allow
-    none."""
+    """Return the batch (S,) rounded and clamped to the limits; the present one if they allow none."""
     least, most = bounds(job.limits, gpus)
     quantum = quanta(job.limits, gpus)
     near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)

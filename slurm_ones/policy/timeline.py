@@ -43,8 +43,7 @@ class SpeedCurve:
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
     ) -> SpeedCurve:
-        """Return the curve of those sizes (U,) that are faster than every smaller one. `rate` is 0 at sizes that the
-        job cannot have."""
+        """Return the curve of the sizes (U,) faster than all smaller ones; `rate` is 0 at impossible sizes."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
         pauses = np.broadcast_to(np.asarray(pause_s, dtype=np.float64), rate.shape)

@@ -364,8 +364,7 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return GPUs (E,) such that of the multi-node jobs on one node only the first keeps its GPUs (§4.2.2,
-    interference)."""
+    """Return GPUs (E,) such that of multi-node jobs on a node only the first has some (§4.2.2, interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = cap_groups(node, several.astype(np.int64), free)

@@ -24,8 +24,7 @@ from slurm_ones.slurm.model import JobState, Node, SlurmJob
 REQUEUE, BLOCKS = "requeue", "blocks"
 """Values of `ResizeRecord.mechanism`: by a requeue (also of a waiting job), or by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
-"""Seconds after its end within which a block's task is used again: Slurm forgets it after MinJobAge, 300 s by
-default."""
+"""Seconds after its end within which a block's task is used again; Slurm's MinJobAge is 300 s by default."""
 
 
 class RunningBlock(NamedTuple):
@@ -107,8 +106,7 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
-    """Return waiting tasks in no hold, without `members`: the array's throttle keeps them from starting until it is
-    lifted."""
+    """Return waiting tasks in no hold, without `members`, which only the array's throttle keeps from starting."""
     tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
 
@@ -171,8 +169,7 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
 
 
 def _drains(node: Node) -> bool:
-    """Tell whether the node drains, fails or is down. Reserved nodes do not count: the job may be in the
-    reservation."""
+    """Tell whether the node drains, fails or is down; if reserved, it may be by the job's own reservation."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 

@@ -47,8 +47,7 @@ class CappedJob(NamedTuple):
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """Return the job; growth beyond the GPUs `asked` for waits in the queue `guests`, if the job grows by
-        guests."""
+        """Return the job; if it grows by guests, what it takes beyond `asked` GPUs waits in the queue `guests`."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)

@@ -28,8 +28,7 @@ LOWER = 0.8416
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
-    """Return the weight of a GPU-hour of growth, relative to one that the user asked for; 0 if growth is not
-    charged."""
+    """Return the weight of a GPU-hour of growth over one that was asked for; 0 if growth is free."""
     job, guests = elastic.job.home, settings.guests.get(elastic.partition)
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
@@ -94,8 +93,7 @@ def _with_asked(view: JobView) -> JobView:
 
 
 def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: float) -> Bools:
-    """Return a (U,) mask of the sizes within the cost bound; all allowed sizes if the goodput at the requested size is
-    unknown."""
+    """Return a (U,) mask of sizes within the cost bound, or of all if goodput at the request is unknown."""
     view, history = tables.jobs[row], job.history
     sizes, goodput, allowed = tables.sizes, tables.goodput[row], tables.allowed[row]
     asked = int(np.searchsorted(sizes, view.requested))

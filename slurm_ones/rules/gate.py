@@ -322,8 +322,7 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return caps that stop growth: another job waits for the room, blocks were preempted, or the job leaves its
-        GPUs idle."""
+        """Return caps that stop growth: room that another waits for, preempted blocks, or idle GPUs."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -340,8 +339,7 @@ class Round:
         return (*contested, *resting)
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
-        """Return the reason for a job that leaves its GPUs idle: it does not grow or, with `before`, gives growth
-        back."""
+        """Return the reason for a job with idle GPUs: it does not grow or, with `before`, gives growth back."""
         percent, minutes = use * 100, self.settings.limits.idle_s / 60
         if before:
             return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)

@@ -197,8 +197,7 @@ class _Returns:
             self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
-        """Give growth back until the pending job can start; return False, with nothing given back, if it still could
-        not start."""
+        """Give growth back until the pending job can start; return False, giving none, if that cannot be."""
         if one.shared:
             return self._serve_limit(one)
         served = any(self._serve_room(one, nodes) for nodes in one.on)
@@ -282,8 +281,7 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """Return the new size of each job that gives growth back. A job gives back more if it could not train on at
-        that size."""
+        """Return the new size of each job that gives growth back, more if it could not train on at that size."""
         found = {}
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
@@ -506,8 +504,7 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
-    """Return the blocks that are growth, the youngest first. The leader and the oldest blocks make up the requested
-    GPUs."""
+    """Return the blocks that are growth, youngest first; leader and oldest blocks make up the request."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))

@@ -42,8 +42,7 @@ ANY_GPUS = 2**20
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
-    """Return the rule at each GPU count that the job's strategy knows; empty if it reports no strategy. `node_gpus` is
-    GPUs per node."""
+    """Return the rule at each GPU count that the strategy knows, none without; `node_gpus` are GPUs per node."""
     if spec is None or spec.limits is None:
         return ()
     return tuple(_rule(spec, spec.limits, row, node_gpus) for row in spec.limits.sizes)
@@ -204,8 +203,7 @@ GPUs."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
-    """Return the seconds for which a requeue interrupts the job: the mean of the job's last requeues, else a
-    default."""
+    """Return the seconds for which a requeue stops the job: the mean of its last ones, else a default."""
     return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 

@@ -223,8 +223,7 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return the reason if the change finds no room now; else take that room for a job that is requeued, and return
-        None."""
+        """Return the reason if there is no room for the change; else take it for a requeued job, return None."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -426,8 +425,7 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn. If plans are carried out (`begins`), later partitions count the resizes
-    that begin."""
+    """Decide and plan each partition in turn; if plans are carried out (`begins`), later ones count them."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

@@ -123,8 +123,7 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 
 
 def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
-    """Return the bounds of a policy's decision in this partition: caps, also on the cost of growth, and sizes asked by
-    hand."""
+    """Return the bounds of a decision in this partition: caps, also by cost of growth, and sizes asked by hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
     return Bounds((*rules.caps, *caps), asked)

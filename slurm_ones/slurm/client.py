@@ -176,8 +176,7 @@ class SlurmClient(Protocol):
 
 
 class _LeaderOnly:
-    """Proxy of a client that checks leadership before and after each method not in `READS`, including future
-    methods."""
+    """Proxy of a client that checks leadership before and after each method that is not in `READS`."""
 
     def __init__(self, client: SlurmClient, check: Callable[[], None]) -> None:
         self._client = client

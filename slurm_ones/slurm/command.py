@@ -244,8 +244,7 @@ class CommandClient:
         return with_retries(once)
 
     def nodes(self) -> dict[str, Node]:
-        """Read all nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not
-        count."""
+        """Read all nodes; `-d` adds the GPUs in use even without gres/gpu in AccountingStorageTRES."""
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
     def leaves(self) -> dict[str, str]:

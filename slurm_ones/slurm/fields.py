@@ -58,8 +58,7 @@ def gpus(text: Any) -> int:
 
 
 def gpu_kind(text: Any) -> str:
-    """Return the type of the GPUs in a TRES or GRES text; several types are separated by commas, untyped GPUs are
-    ""."""
+    """Return the type of the GPUs in a TRES or GRES text, several by commas; "" for untyped GPUs."""
     found = _GPUS.findall(text) if isinstance(text, str) else ()
     return ",".join(sorted({kind for kind, count in found if int(count)}))
 

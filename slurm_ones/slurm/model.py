@@ -146,14 +146,11 @@ class SlurmJob:
     array_tasks: Annotated[
         tuple[int, ...], Field(TASKS, "ArrayTaskID", "array_task_string", "array_tasks_waiting")
     ] = ()
-    """Task numbers of the job in its array. Slurm keeps identical waiting tasks in one record, which has several
-    numbers."""
+    """Task numbers of the job in its array; a record of identical waiting tasks has several."""
     throttle: Annotated[int, Field(COUNT, "", "array_max_tasks", "array_tasks_parallel")] = 0
-    """Largest number of tasks of the job's array that may run at once; 0 for no limit, or if a snapshot does not show
-    it."""
+    """Largest number of the array's tasks that may run at once; 0 for no limit, or if not shown."""
     kind: str = ""
-    """Type of the requested GPUs, as in `--gres=gpu:TYPE:4`; several types are separated by commas, "" means any
-    type."""
+    """Type of the requested GPUs, as in `--gres=gpu:TYPE:4`, several by commas; "" for any type."""
     qos: Annotated[str, Field(TEXT, "QOS", "qos", "qos")] = ""
     """QOS of the job; "" without accounting."""
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
@@ -167,8 +164,7 @@ class SlurmJob:
     """Time at which Slurm began to preempt the job; 0 for never."""
     # Not every source shows those that follow, so they do not count in comparisons.
     memory_mb: int = field(default=0, compare=False)
-    """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only memory that the user
-    requested."""
+    """Memory per node that the job has or asks for, MB; 0 if unknown. PySlurm shows requests only."""
     exclusive: bool = field(default=False, compare=False)
     """True if the job asks for whole nodes. On 26.05, JSON and PySlurm do not show a request inside the script."""
     excluded_nodes: Annotated[
@@ -246,8 +242,7 @@ class SlurmJob:
         return self.pending and (by_limit or self.reason.startswith("ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Tell whether the pending job asks for exactly this shape; for a job without GRES, for this number of
-        nodes."""
+        """Tell whether the pending job asks for exactly this shape, without GRES for its number of nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 

@@ -216,8 +216,7 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
 
 
 def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `count` jobs for `job_of`. `column` returns all values of a field by its name in the source, or
-    None."""
+    """Yield the rows of `count` jobs for `job_of`; `column` returns a field's values by name, or None."""
     columns = []
     for field in FIELDS.values():
         values = column(name) if (name := getattr(field, source)) else None

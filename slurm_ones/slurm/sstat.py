@@ -25,8 +25,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_gpu_use(text: str) -> dict[int, GpuUse]:
-    """Parse the GPU use by job, summed over its steps, from `sstat -nPa --format=JobID,TRESUsageInTot`. Steps without
-    GPU use are skipped."""
+    """Parse GPU use by job from `sstat -nPa --format=JobID,TRESUsageInTot`; steps without it are skipped."""
     found: dict[int, GpuUse] = {}
     for line in text.splitlines():
         step = _STEP.fullmatch(line)
