@@ -273,7 +273,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "4 of 4 runs done" in err and "2 jobs with GPUs" in err
     text = page.read_text()
     assert "<script>x()" not in text and "&lt;script&gt;" in text
-    assert "Another assignment" in text and "Simulated." in text and text.count("<svg") == 3
+    assert "Another assignment" in text and "Simulated." in text and text.count("<figure") == 1 + 4
     found = json.loads(figures.read_text())
     del found["run"]["wall_s"]
     assert list(found["policies"]) == ["0 %", "20 %", "50 %", "100 %"] and len(found["curves"]) == 2
