@@ -225,7 +225,7 @@ class Companion:
         acting = self._actor.acting and not self.settings.stopped
         at_rest = {id_: tasks for id_, tasks in arrays.items() if id_ not in busy - moving.keys()}
         self._guest_holds.keep(at_rest, trains if acting else {}, seen.snapshot.partitions, moving)
-        self._leftovers.cancel_waiting(waiting, acting=acting)
+        self._leftovers.cancel_waiting(waiting)
         if acting:
             self._leftovers.put_back(trains.values(), moving)
             known = ((one, histories.get(one.job.job_id)) for one in idle)

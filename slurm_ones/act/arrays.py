@@ -92,19 +92,20 @@ class Leftovers:
     clock: Callable[[], float]
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first seen over, by job id."""
-    _gone_on: set[int] = field(default_factory=set)
-    """Jobs that train on because one of their held tasks was released."""
+    _gone_on: dict[int, int] = field(default_factory=dict)
+    """Step at which the membership began after which one of a job's held tasks was released, by job id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first seen to train apart, by job, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     """Blocks already ordered to end, each as (job, task, restart)."""
 
-    def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]], *, acting: bool = True) -> None:
+    def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]]) -> None:
         """Cancel the held tasks of jobs that are over; raises `Unreachable`.
 
         `arrays` holds each job's tasks from a snapshot. Slurm is queried again only for jobs that look over. A job is
         not over while its owner holds a block that trained or was never held by us. If all blocks left without
-        reporting the job's end, one held task is released, once, to train on from the last checkpoint.
+        reporting the job's end, one held task is released to train on from the last checkpoint, also by a companion
+        that may not resize; again only if it got further since.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
@@ -116,8 +117,8 @@ class Leftovers:
                 tasks = newest(self.client.tasks(job_id))
                 if not self._over(job_id, tasks):
                     continue
-                if acting and self._left_alone(job_id, tasks):
-                    self._go_on(job_id, tasks)
+                if (members := self._left_alone(job_id, tasks)) is not None:
+                    self._go_on(job_id, members, tasks)
                 else:
                     log.info("job %d: it is over; its tasks that wait are cancelled", job_id)
                     self.client.cancel_waiting(job_id)
@@ -158,22 +159,22 @@ class Leftovers:
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
-    def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> bool:
-        """Tell whether the last membership's blocks all left before the job ended."""
+    def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> MembershipRecord | None:
+        """Return the last membership if its blocks all left before the job ended, else None."""
         members = self.store.membership(job_id)
-        if members is None or job_id in self._gone_on:
-            return False
+        if members is None or members.report.step <= self._gone_on.get(job_id, -1):
+            return None
         ours = self.held.of(job_id)
         last = [job for job in tasks if task_of(job) in members.report.blocks]
         left = bool(last) and all(has_left(job) or (job.pending and task_of(job) in ours) for job in last)
-        return left and self._last_word(job_id) not in ENDS
+        return members if left and self._last_word(job_id) not in ENDS else None
 
     def _last_word(self, job_id: int) -> str | None:
         runs = self.store.runs(job_id)
         return runs[-1].end_reason if runs else None
 
-    def _go_on(self, job_id: int, tasks: Sequence[SlurmJob]) -> None:
-        self._gone_on.add(job_id)
+    def _go_on(self, job_id: int, members: MembershipRecord, tasks: Sequence[SlurmJob]) -> None:
+        self._gone_on[job_id] = members.report.step
         first = min((job for job in tasks if job.pending), key=task_of)
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
         self.client.release(first.key, start_now=True)
@@ -226,5 +227,5 @@ class Leftovers:
 
     def forget(self, alive: Collection[int]) -> None:
         """Drop the memory of jobs that are not in `alive`."""
-        self._gone_on &= {*alive}
+        self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}

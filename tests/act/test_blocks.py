@@ -19,6 +19,7 @@ from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.transitions import Stage, State
+from slurm_ones.companion import Companion
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.blocks import Moves, train_together
 from slurm_ones.simulate.slurm.nodes import SlurmConf
@@ -537,20 +538,40 @@ def test_a_job_that_ended_leaves_no_held_tasks(make: Make) -> None:
     assert not any(job.pending for job in world.tasks.values())
 
 
+def all_leave(world: BlockWorld, *blocks: int) -> None:
+    """As at their time limits: they complete, and nobody says that the job is over."""
+    for task in blocks:
+        world.cluster.kill(Task(world.job_id, task), 0)
+    world.simulated.pass_time(20)
+    for task in blocks:
+        world.cluster.records.get(Task(world.job_id, task)).state = JobState.COMPLETED
+    assert not any(job.running for job in world.tasks.values())
+
+
 def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
-    """Nobody's job is lost: one of the tasks that wait takes it up, once."""
+    """Nobody's job is lost: one of the tasks that wait takes it up, each time that it got further."""
     world = make()
     world.begin({1: ONE})
     world.finish()
-    for task in (0, 1):
-        world.cluster.kill(Task(world.job_id, task), 0)
-    world.simulated.pass_time(20)
-    for task in (0, 1):
-        world.cluster.records.get(Task(world.job_id, task)).state = JobState.COMPLETED
-    assert not any(job.running for job in world.tasks.values())
-    world.tidy()
+    for left, member in (((0, 1), 2), ((2,), 3)):
+        all_leave(world, *left)
+        world.tidy()
+        world.simulated.pass_time(60)
+        assert world.training.members == (member,) and world.training.term > 0
+
+
+@pytest.mark.parametrize("mode", ["act", "advise"])
+def test_a_job_whose_blocks_all_left_goes_on_next_to_a_stop_file(make: Make, mode: str) -> None:
+    """To stop resizes, or to act no longer, must not cost a job all that it has trained."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    all_leave(world, 0, 1)
+    world.stop_file.touch()
+    settings = world.settings.model_copy(update={"mode": mode})
+    Companion(settings, world.client, world.store, clock=world.clock, say=lambda line: None).tick()
     world.simulated.pass_time(60)
-    assert world.training.members == (2,) and world.training.term > 0
+    assert world.training.members == (2,)
 
 
 QUEUES = [Queue(qos="guest"), Queue("scavenge", account="guests"), Queue("scavenge", "guest", "guests")]
