@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ from slurm_ones.companion import Companion
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.rules.blocks import Moves, train_together
 from slurm_ones.simulate.slurm.nodes import SlurmConf
-from slurm_ones.slurm.client import NotResizable
+from slurm_ones.slurm.client import NotResizable, Refused, SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
 from tests.act.block_world import CONF, BlockWorld
 from tests.act.world import open_copy
@@ -558,6 +559,23 @@ def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
         world.tidy()
         world.simulated.pass_time(60)
         assert world.training.members == (member,) and world.training.term > 0
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Refused("try again")])
+def test_a_job_whose_blocks_all_left_goes_on_at_the_next_try(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: SlurmError
+) -> None:
+    """A controller that is away for a moment must not cost it all that it has trained."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    all_leave(world, 0, 1)
+    with monkeypatch.context() as patch, suppress(Unreachable):
+        patch.setattr(world.leftovers, "client", Mock(wraps=world.client, release=Mock(side_effect=error)))
+        world.tidy()
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert world.training.members == (2,)
 
 
 @pytest.mark.parametrize("mode", ["act", "advise"])
