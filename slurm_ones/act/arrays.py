@@ -174,7 +174,10 @@ class Leftovers:
         return runs[-1].end_reason if runs else None
 
     def _go_on(self, job_id: int, members: MembershipRecord, tasks: Sequence[SlurmJob]) -> None:
-        first = min((job for job in tasks if job.pending), key=task_of)
+        free = [job for job in tasks if job.pending and not job.admin_held]
+        if not free:
+            return
+        first = min(free, key=task_of)
         log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
         self.client.release(first.key, start_now=True)
         self._gone_on[job_id] = members.report.step

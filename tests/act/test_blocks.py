@@ -578,6 +578,26 @@ def test_a_job_whose_blocks_all_left_goes_on_at_the_next_try(
     assert world.training.members == (2,)
 
 
+def test_an_operators_hold_stays_when_a_job_goes_on(make: Make) -> None:
+    """Another task takes it up; while an operator holds all that wait, none is released or cancelled."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    all_leave(world, 0, 1)
+    waiting = [task for task, job in world.tasks.items() if job.pending]
+    for task in waiting:
+        world.cluster.release(Task(world.job_id, task))
+        world.cluster.hold(Task(world.job_id, task), "admin")
+    for tasks in ([], [3]):
+        for task in tasks:
+            world.cluster.release(Task(world.job_id, task))
+            world.cluster.hold(Task(world.job_id, task))
+        world.tidy()
+        world.simulated.pass_time(60)
+        assert world.training.members == tuple(tasks)
+        assert all(world.tasks[task].admin_held for task in {*waiting} - {*tasks})
+
+
 @pytest.mark.parametrize("mode", ["act", "advise"])
 def test_a_job_whose_blocks_all_left_goes_on_next_to_a_stop_file(make: Make, mode: str) -> None:
     """To stop resizes, or to act no longer, must not cost a job all that it has trained."""
