@@ -221,10 +221,10 @@ class Leftovers:
                     apart.add(key)
             if not staying or not apart - self._told:
                 continue
-            self._told |= apart
             job = replace(elastic.job, restart=members.term)
             try:
                 self.orders.write(job, Order(self.orders.next_number(job), job.restart, blocks=tuple(staying)))
+                self._told |= apart
             except OrderError as error:
                 log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
 

@@ -19,6 +19,7 @@ from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
 from slurm_ones.act.blocks import guests_among
 from slurm_ones.act.holds import HeldTasks, StaleHolds
+from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import Stage, State
 from slurm_ones.companion import Companion
 from slurm_ones.jobs.elastic import WholeJob
@@ -892,7 +893,9 @@ def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None
 @pytest.mark.parametrize(
     ("restart", "ahead_s"), [(0, 0.0), (0, 3600.0), (1, 0.0)], ids=["", "clock ahead", "restarted"]
 )
-def test_a_block_that_runs_apart_is_ordered_to_end(make: Make, restart: int, ahead_s: float) -> None:
+def test_a_block_that_runs_apart_is_ordered_to_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch, restart: int, ahead_s: float
+) -> None:
     """One that hangs would keep its GPUs for ever. Nothing is known of blocks that started since they reported who
     trains."""
     world = make({1: ONE})
@@ -908,6 +911,9 @@ def test_a_block_that_runs_apart_is_ordered_to_end(make: Make, restart: int, ahe
     elastic, members = world.observer.observe().elastic[world.job_id], world.store.membership(world.job_id)
     assert train_together(elastic, members) == ([] if restart else [0, 1])
     world.simulated.pass_time(310)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.leftovers.orders, "write", Mock(side_effect=OrderError("no space left")))
+        world.tidy()
     world.tidy()
     if restart:
         assert world.order.number == number
