@@ -357,6 +357,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     joined = last >= number and _joined(resize, array, seen)
     # If all who trained are gone, those go on that run: also if they were to join, and still start.
     training = _training(resize, array, seen) or _running(array) or _to_start(resize, array)
+    stands = False
     try:
         if seen is not None and joined and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
@@ -366,6 +367,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
             _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array))
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
+        stands = True
     if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
     # If some had joined already they stay, and those whose place they took are gone.
@@ -375,7 +377,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
     resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
     left = _put_back(machine, array, tasks)
-    if left and not machine.late(resize):
+    if (left or stands) and not machine.late(resize):
         return resize
     # As it was written down when it turned.
     why = next(step.detail for step in machine.store.resize_steps(resize.id) if step.back)

@@ -1082,3 +1082,19 @@ def _stop_before(call: str) -> Callable[[int, str], None]:
             raise _Stop
 
     return stop
+
+
+def test_an_order_is_called_off_at_the_next_try(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full for a moment: the blocks that were taken back must not stay wanted, nor their batch ordered."""
+    world = make()
+    world.drain_all()
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    world.stop_file.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.machine.orders, "write", Mock(side_effect=OrderError("no space left")))
+        for _ in range(5):
+            world.tick()
+    resize = world.finish()
+    assert resize.state == State.ROLLED_BACK
+    assert world.order.number > (resize.order_number or 0) and world.order.blocks == (0,)
