@@ -98,6 +98,7 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 )
 
 
+_CPUS_PER_GPU = re.compile(r"\bCpusPerTres=gres:gpu(?::[^:\s]+)?:(\d+)")
 _SENT = "Job is in transitional state, retrying"
 
 
@@ -334,9 +335,16 @@ class CommandClient:
     def update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         """Send the update of shape, GPU type and queue, without reading the job back."""
         whole, kind = job.gpus_per_node == 0, job.kind
-        # 22.05 keeps the tasks, and with them the CPUs, of the run before: a job back on one GPU had all of a node.
-        tasks = self._release < (25, 11)
-        self.run(reshape_command(job.key, shape, whole_nodes=whole, kind=kind, queue=queue, tasks=tasks))
+        tasks, each = self._release < (25, 11), 0
+        if tasks and not whole:
+            # 22.05 keeps the tasks of the run before, and counts --cpus-per-gpu for each task: a job back on one GPU
+            # had all CPUs of a node, and four GPUs had the CPUs of one.
+            shown = _CPUS_PER_GPU.search(self.run(["scontrol", "-o", "show", "job", str(job.key)]))
+            each = int(shown[1]) if shown else 0
+        words = reshape_command(
+            job.key, shape, whole_nodes=whole, kind=kind, queue=queue, tasks=tasks, cpus_per_gpu=each
+        )
+        self.run(words)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
         reshape(self._look, self.tasks, self.update_shape, job_id, shape, kind, queue)

@@ -84,6 +84,14 @@ class ReshapeContract:
         job = site.wait(job_id, lambda job: job.running, "RUNNING")
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
+    def test_more_gpus_come_with_more_cpus(self, site: Site) -> None:
+        """Each GPU has the CPUs that were asked for; on 22.05 all GPUs of a node would share those of one."""
+        job_id = site.requeued("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=2")
+        site.owner.reshape(job_id, Shape(2, 4))
+        site.owner.release(job_id)
+        job = site.wait(job_id, lambda job: job.running, "RUNNING")
+        assert (shape(job), job.cpus) == (Shape(2, 4), 16)
+
     def test_a_job_that_never_ran(self, site: Site) -> None:
         """A pending job can be reshaped before its first start."""
         job_id = site.held("--nodes=1-2", "--gres=gpu:1")

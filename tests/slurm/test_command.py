@@ -63,6 +63,8 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     ]
     counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
     assert counted[3:] == [*same, "NumTasks=2"]
+    counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="", tasks=True, cpus_per_gpu=3)
+    assert counted[4:] == ["NumCPUs=24", "NumTasks=2", "Gres=gpu:4"]
     queue = Queue("scavenge", "guest", "guests", 659.0)
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
     assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there

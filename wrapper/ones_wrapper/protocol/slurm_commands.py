@@ -67,16 +67,18 @@ def reshape_command(
     kind: str,
     queue: QueueWords = UNCHANGED,
     tasks: bool = False,
+    cpus_per_gpu: int = 0,
 ) -> list[str]:
     """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for: without it
-    Slurm would take any type. With `tasks` the number of tasks changes, too.
+    Slurm would take any type. With `tasks` the number of tasks changes, too; with `cpus_per_gpu` the CPUs are counted.
 
     Nodes are given as N-N, since a job submitted with -N1 also has a maximum. CPUs must change as well: Slurm raises
     their number with the nodes and leaves it there. Back on one node the job might ask for more CPUs than a node has. A
     job whose node count was refused can be neither updated nor released. Slurm adds the CPUs of --cpus-per-gpu and
     --cpus-per-task.
     """
-    words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={shape.nodes}"]
+    cpus = max(shape.nodes, shape.nodes * shape.gpus_per_node * cpus_per_gpu)
+    words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={cpus}"]
     words += [f"NumTasks={shape.nodes}"] if tasks else []
     words += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
     return move_command(job, queue, *words)
