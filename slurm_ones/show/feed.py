@@ -104,7 +104,8 @@ class TickFeed:
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
         """Stamp of the database at the last read; another stamp means new data."""
-        self._changed = asyncio.Condition()
+        self._next = asyncio.Event()
+        """Event of the next moment, set once that has come."""
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
         self._own: OrderedDict[str, _Own] = OrderedDict()
         """Ended jobs by user, least recently used first."""
@@ -115,12 +116,12 @@ class TickFeed:
             try:
                 moment = await asyncio.to_thread(self._look)
                 if moment is not None:
-                    await self._publish(moment)
+                    self._publish(moment)
             # Whatever it is: a watcher that had ended would leave old figures that pass for new ones.
             except Exception as error:
                 problem = str(error) or type(error).__name__
                 if problem != self.moment.problem:
-                    await self._publish(replace(self.moment, number=self.moment.number + 1, problem=problem))
+                    self._publish(replace(self.moment, number=self.moment.number + 1, problem=problem))
             await asyncio.sleep(self._look_s)
 
     @contextmanager
@@ -168,18 +169,17 @@ class TickFeed:
         self._seen = seen
         return moment
 
-    async def _publish(self, moment: Moment) -> None:
-        async with self._changed:
-            self.moment = moment
-            self._made = {}
-            self._changed.notify_all()
+    def _publish(self, moment: Moment) -> None:
+        self.moment, self._made = moment, {}
+        come, self._next = self._next, asyncio.Event()
+        come.set()
 
     async def after(self, number: int, timeout_s: float) -> int:
         """Wait for a moment other than `number`, at most `timeout_s` seconds; return the newest moment's number."""
-        async with self._changed:
+        if self.moment.number == number:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self.moment.number != number), timeout_s)
-            return self.moment.number
+                await asyncio.wait_for(self._next.wait(), timeout_s)
+        return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
         """Part of a page as one user sees it ("": all users' jobs), rendered once a tick for all requests."""
