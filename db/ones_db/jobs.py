@@ -230,8 +230,7 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs from Slurm. Columns that a record does not know (None, 0 nodes) stay as stored, and so does the
-        position in the run's report file."""
+        """Store runs from Slurm. Unknown columns (None, 0 nodes) stay as stored, as does the place in the reports."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})

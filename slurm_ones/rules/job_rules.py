@@ -110,8 +110,7 @@ def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
 
 
 def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
-    """Tell whether, by the job's strategy, these blocks may separate ranks that must share a node. `node_gpus` is GPUs
-    per node."""
+    """Tell whether these blocks may part ranks that must share a node; `node_gpus` are GPUs per node."""
     gpus = sum(block.gpus for block in blocks)
     return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
 

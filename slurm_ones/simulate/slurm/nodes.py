@@ -94,8 +94,7 @@ class SlurmConf:
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
-        """Return Slurm's words against moving a user's job to this account and QOS; "" if allowed. Operators may name a
-        QOS that the user may not use."""
+        """Return Slurm's words against this account and QOS of a job, or ""; operators may name any QOS."""
         if account and account not in self.accounts.get(user, {account}):
             return "Invalid account or account/partition combination specified"
         if qos and not operator and qos not in self.own_qos.get(user, {qos}):

@@ -152,8 +152,7 @@ def _share(values: Iterable[bool]) -> float:
 def share_figures(
     outcome: Outcome, recorded_hours: Mapping[str, float], rigid: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return figures of a trace's jobs by key. `recorded_hours` are each job's recorded GPU-hours; `rigid` are the JCTs
-    in seconds when no job is elastic."""
+    """Return a trace's figures by key; `recorded_hours` by job, `rigid` JCTs, s, when no job is elastic."""
     jobs = [job for job in outcome.jobs if job.ended is not None]
     elastic = [job for job in jobs if job.elastic]
     jct = np.array([job.jct_s for job in jobs])
