@@ -6,14 +6,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.batch_shell import DIES
+from ones_wrapper.protocol import Hello
 from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.errors import ClusterError
 from tests.cluster.sites import GRES_GUESTS
 from tests.conftest import start
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import TEMPLATE, Harness
 
 pytestmark = pytest.mark.cluster
 
@@ -149,3 +152,24 @@ def test_a_job_is_resized_no_more_than_it_may(harness: Harness) -> None:
 
 def _nodes(harness: Harness) -> list[str]:
     return harness.cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%N"], user="root").stdout.split()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("by_slurm", [True, False], ids=["the warning", "scancel"])
+def test_a_batch_script_without_exec(harness: Harness, by_slurm: bool) -> None:
+    """Protects whoever forgets `exec`: ones-run says so at its start, and once USR2 has killed its shell it requeues
+    the job, which goes on from its last checkpoint."""
+    folder = harness.folder("no-exec")
+    (folder / "job.sbatch").write_text(TEMPLATE.read_text().replace("exec ones-run", "ones-run"))
+    warning = f"--signal=B:USR2@{200 if by_slurm else 60}"
+    options = ("--comment=ones: gpus=1 batch=16", "--cpus-per-gpu=1", "--time=5", warning)
+    job_id = harness.submit(template=Path(f"/scratch/{folder.name}/job.sbatch"), options=options)
+    harness.trains(job_id)
+    assert DIES in harness.log(job_id)
+    if not by_slurm:
+        harness.cluster.run(["scancel", "--batch", "--signal=USR2", str(job_id)])
+    harness.wait(job_id, lambda job: job.restart == 1 and job.running, "requeued")  # failed, for a moment
+    harness.trains(job_id, restart=1)
+    (again,) = [report for report in harness.reports(job_id, 1) if isinstance(report, Hello)]
+    assert again.step > 0 and again.checkpoint, again
+    assert "the job's time is over: requeue 1 of 20" in harness.log(job_id)
