@@ -8,7 +8,9 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -38,6 +40,7 @@ parser.add_argument("--enough", type=int, default=-1, help="step from which on t
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--gathers", action="store_true", help="each batch over all ranks")
 parser.add_argument("--sharded", action="store_true", help="by FSDP2")
+parser.add_argument("--ahead", action="store_true", help="each batch is asked for before the one before is trained on")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
 
@@ -61,8 +64,23 @@ x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
 optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(TensorDataset(x, x.prod(1, keepdim=True)), seed=3, num_workers=args.workers)
 step = job.progress.step
+
+
+def batches() -> Iterator[Any]:
+    """The loader's batches; with --ahead the next one is asked for first."""
+    if not args.ahead:
+        yield from loader
+        return
+    coming = iter(loader)
+    held = next(coming, None)
+    while held is not None:
+        following = next(coming, None)
+        yield held
+        held = following
+
+
 for _ in job.epochs():
-    for inputs, target in loader:
+    for inputs, target in batches():
         if 0 < args.memory < len(inputs):
             raise torch.OutOfMemoryError(f"emulated: {len(inputs)} samples do not fit")
         if args.sample_ms and not (args.hurry and args.hurry.exists()):

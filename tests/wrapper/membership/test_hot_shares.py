@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.protocol import Membership
 from tests.wrapper.membership.blocks import SAMPLES, Job
 
 pytestmark = pytest.mark.slow
@@ -30,3 +31,12 @@ def test_shares_stay_equal_as_blocks_come_and_go(tmp_path: Path) -> None:
     assert len(used) == job.epochs
     for samples in used.values():
         assert SAMPLES - 2 < len(samples) == len(set(samples)) <= SAMPLES
+
+
+def test_a_batch_that_was_asked_for_ahead_is_used_once(tmp_path: Path) -> None:
+    """1 → 2 → 1 ranks while the script holds its next batch: no sample of it is left out or used twice."""
+    job = Job(tmp_path / "job", "--ahead")
+    job.move()
+    job.assert_as_undisturbed()
+    steps_of_an_epoch = -(-SAMPLES // 16)
+    assert [change.step % steps_of_an_epoch for change in job.of(Membership)] == [0, 0, 0]

@@ -26,7 +26,7 @@ from ones_wrapper.process.ending import flush_files, leave
 from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import replicas, warm_up
+from ones_wrapper.run import mistakes, replicas, warm_up
 from ones_wrapper.run.boundary import Agreement
 from ones_wrapper.run.fixed import FixedRanks
 from ones_wrapper.run.run import Run
@@ -173,8 +173,15 @@ class ChangingRanks(FixedRanks):
             self._blocks.tell_shapes(self._shapes.told(self._run.sizes.batch, self._group.world))
 
     def agreed(self, agreed: Agreement) -> None:
-        if self._run.control.boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
-            self._change() if self._blocks.hot else self._end_term()
+        run = self._run
+        if run.control.boundary.members is None or not self._blocks.obey(agreed.plan, agreed.change):
+            return
+        if not self._blocks.hot:
+            self._end_term()
+        elif not run.loop.ahead:
+            self._change()
+        elif run.loop.first_steps is not None:
+            run.loop.first_steps.say(mistakes.HOLDS_NEXT)
 
     def _end_term(self) -> None:
         """Write the checkpoint with which the next term begins, and end these ranks; return if it cannot be written.

@@ -208,6 +208,7 @@ class Loader:
         run = self._run
         self._pass.close()
         part = self._given.popleft()
+        run.loop.ahead = bool(self._given)
         if part.last:
             self.complete(part)
         if part.last and boundary:
@@ -289,7 +290,7 @@ class Loader:
     def leave(self, early: bool) -> None:
         """End the loop: the epoch's samples are used, or the script left `early`, perhaps by an error."""
         loop = self._run.loop
-        loop.within = early
+        loop.within, loop.ahead = early, False
         loop.schedules.leave()
         if loop.accumulation is not None:
             loop.accumulation.drop()

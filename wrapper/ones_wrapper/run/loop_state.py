@@ -38,6 +38,8 @@ class Loop:
         """True if the script goes by `Job.epochs`."""
         self.end_open: Callable[[], None] = lambda: None
         """Ends the last step of an epoch, if the script asked for its batches ahead."""
+        self.ahead = False
+        """True if the script holds its next batch already, cut for the present ranks."""
         self.least = 1
         """Fewest samples of a share: two if BatchNorm needs them."""
         self.first_steps: FirstSteps | None = None

@@ -50,6 +50,10 @@ GROUPS_ADDED = (
     "{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next start: "
     "add all groups before, those for later with requires_grad_(False), and unfreeze them later"
 )
+HOLDS_NEXT = (
+    "blocks wait until the epoch ends to join or leave: the script asks for its next batch before it trains on the "
+    "present one{line}, and that batch is cut for the present ranks. Fetch ahead by num_workers=N instead"
+)
 NOT_STEPPED = (
     "the optimizer has not stepped by step {step}, so nothing is learned: call step() of the optimizer that "
     "job.prepare or job.register returned, in each turn of the loop"
