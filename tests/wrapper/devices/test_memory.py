@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from ones_wrapper.devices import room
+from ones_wrapper.devices import host_memory, room
 from ones_wrapper.devices.host_memory import Arena, bytes_of, fill
 from ones_wrapper.devices.room import RESERVE, make_room, reserve_bytes, reserved
 
@@ -63,6 +64,72 @@ def test_a_row_of_bytes_is_filled_where_it_is() -> None:
     fill(bytes_of(tensor), read)
     assert bytes(bytes_of(tensor).tolist()) == bytes(range(12))
     fill(bytes_of(torch.zeros(0)), read)
+
+
+class Second:
+    """Emulates a row on the second card: a copy ends when an event is waited for that was recorded on that card."""
+
+    def __init__(self) -> None:
+        self.device, self.size = torch.device("cuda", 1), 4 * 3
+        self.current, self.under_way, self.got = 0, list[tuple[slice, torch.Tensor]](), bytearray(self.size)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> Any:
+        row, stop = self, min(part.stop, self.size)
+
+        class Part:
+            def __len__(self) -> int:
+                return stop - part.start
+
+            def copy_(self, chunk: torch.Tensor, non_blocking: bool) -> None:
+                row.under_way.append((slice(part.start, stop), chunk))
+
+        return Part()
+
+    def event(self) -> Any:
+        row = self
+
+        class Event:
+            device: int | None = None
+
+            def record(self) -> None:
+                self.device = row.current
+
+            def synchronize(self) -> None:
+                if self.device == row.device.index:
+                    row.arrive()
+
+        return Event()
+
+    def arrive(self) -> None:
+        """The copies under way read what their chunks hold now."""
+        for where, chunk in self.under_way:
+            self.got[where] = bytes(chunk.tolist())
+        self.under_way.clear()
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+
+def test_a_thread_fills_a_row_on_the_second_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a newcomer's state: CUDA begins each thread on the first card, whose events end before the copies."""
+    row, empty, given = Second(), torch.empty, iter(range(12))
+    monkeypatch.setattr(host_memory, "CHUNK", 4)
+    monkeypatch.setattr(host_memory.torch, "empty", lambda size, dtype, pin_memory: empty(size, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "Event", row.event)
+    monkeypatch.setattr(torch.cuda, "device", row.on)
+
+    def read(left: memoryview) -> None:
+        left[:] = bytes(next(given) for _ in left)
+
+    fill(row, read)  # type: ignore[arg-type]
+    row.arrive()
+    assert bytes(row.got) == bytes(range(12))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,13 @@ def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
     if row.device.type == "cpu":
         read(memory_of(row))
         return
+    with torch.cuda.device(
+        row.device
+    ):  # a thread begins on the first one, whose events say nothing of this one's copies
+        _fill_device(row, read)
+
+
+def _fill_device(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
     chunks = [torch.empty(min(CHUNK, len(row)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
     for number, begin in enumerate(range(0, len(row), CHUNK)):
