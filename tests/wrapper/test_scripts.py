@@ -845,8 +845,11 @@ def test_what_has_no_value_is_left_out() -> None:
     assert [one.split(":")[0] for one in fingerprint(kinds, 5, {}).split()] == ["1", "2", "3"]  # type: ignore[arg-type]
 
 
-def averages(batch: int) -> None:
-    job = ones.init(batch=2, max_batch=8, max_local_batch=8, epochs=1, noise_scale=False, scale_lr=False)
+def averages(batch: int, passes: int) -> None:
+    job = ones.init(
+        batch=2, max_batch=8, max_local_batch=8 // passes, max_accumulation_steps=passes, epochs=1,
+        noise_scale=False, scale_lr=False,
+    )  # fmt: skip
     model = job.ddp(torch.nn.Linear(4, 1, bias=False))
     average = torch.optim.swa_utils.AveragedModel(
         model.module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
@@ -868,10 +871,11 @@ def averages(batch: int) -> None:
     testing.put((job.progress.step, average.module.weight[0, 0].item()))
 
 
-@pytest.mark.parametrize("batch", [2, 8])
-def test_an_average_follows_progress(batch: int) -> None:
-    """Protects an average from a longer memory where a larger batch makes fewer steps: decay ** (batch / base)."""
-    ((step, weight),) = (one.value for one in testing.run(partial(averages, batch)))
+@pytest.mark.parametrize(("batch", "passes"), [(2, 1), (8, 1), (8, 2)])
+def test_an_average_follows_progress(batch: int, passes: int) -> None:
+    """Protects an average from a longer memory where a larger batch makes fewer steps: decay ** (batch / base). A pass
+    before the optimizer's step counts nothing."""
+    ((step, weight),) = (one.value for one in testing.run(partial(averages, batch, passes)))
     assert step == 16 // batch and weight == pytest.approx(0.5**8)
 
 

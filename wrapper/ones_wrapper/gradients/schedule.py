@@ -129,6 +129,8 @@ class _Average:
     def __call__(self, model: Any) -> None:
         times, schedules = 1, self._schedules
         if schedules.within:
+            if not schedules.due():
+                return
             times, self._samples = divmod(self._samples + schedules.samples, schedules.base_batch)
         for _ in range(times):
             self._update(model)
