@@ -52,6 +52,8 @@ class Rate:
         """Largest learning rate of each optimizer's schedule so far."""
         self.stepped = False
         """True if an optimizer has stepped in the loop's present step."""
+        self.stepping = False
+        """True from the beginning of an optimizer's step to its end, which an error may prevent."""
         self._own: dict[torch.optim.Optimizer, list[dict[str, Any]]] = {}
         for number, optimizer in enumerate(optimizers):
             optimizer.register_step_pre_hook(lambda one, *_, number=number: self._before(number, one))
@@ -92,7 +94,7 @@ class Rate:
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:
         """Begin a step of `total` samples while `batch` is in force. A smaller step, such as an epoch's last, gets the
         factor of its own samples, but at least the base batch's."""
-        self.stepped = False
+        self.stepping = self.stepped = False
         own = max(total, min(batch, self._base)) if total < batch else batch
         self._ratio, power = own / self._base, self.power(progress, own)
         if power != self._power and self.rule == "sgd":
@@ -114,6 +116,7 @@ class Rate:
         return min(factor, max(1.0, CAP * max(self._peaks[number], now) / now)) if now else factor
 
     def _before(self, number: int, optimizer: torch.optim.Optimizer) -> None:
+        self.stepping = True
         groups = optimizer.param_groups
         factor = self._factor(number, self._ratio, self._power)
         self._peaks[number] = max([self._peaks[number], *(float(group["lr"]) for group in groups)])
@@ -133,7 +136,7 @@ class Rate:
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group, own in zip(optimizer.param_groups, self._own.pop(optimizer, ()), strict=False):
             group.update({name: value for name, value in own.items() if name in group})
-        self.stepped = True
+        self.stepping, self.stepped = False, True
 
     def words(self, progress: TrainingProgress, batch: float) -> str:
         """Return a description of rate and momentum at this batch, for the job's log."""

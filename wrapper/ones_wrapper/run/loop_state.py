@@ -57,8 +57,9 @@ class Loop:
 
     @property
     def mid_step(self) -> bool:
-        """True if the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
-        return self.within and self.rate is not None and self.rate.stepped
+        """True if the model is ahead of the cursor: the optimizer steps or stepped, and the step is not yet
+        committed."""
+        return self.within and self.rate is not None and (self.rate.stepping or self.rate.stepped)
 
     @property
     def whole(self) -> bool:
