@@ -181,6 +181,25 @@ def test_a_probe_belongs_to_no_step(kind: str) -> None:
     assert [put.value for put in testing.run(partial(_hooked, kind), ranks=2)] == [8, 8]
 
 
+def _uneven() -> None:
+    job = ones.init(batch=64, max_batch=64, max_local_batch=60, epochs=1, uneven=True)
+    model = job.ddp(torch.nn.Linear(4, 1))
+    job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def one_pass(samples: int) -> None:
+        if samples > HELD:
+            raise torch.OutOfMemoryError("emulated")
+
+    job.probe(one_pass)
+    assert job._run.sizes.uneven is not None
+    testing.put(job._run.sizes.uneven.proposal(rank=1, world=2)[3])
+
+
+def test_a_fast_rank_gets_no_more_than_the_probe_found() -> None:
+    """Protects the start that probes: uneven shares of up to the declared passes ran out of memory in training."""
+    assert [put.value for put in testing.run(_uneven)] == [HELD]
+
+
 def test_what_fits_as_declared_says_nothing_of_more() -> None:
     """A formula that leaves as much stays; one that left less is corrected; and where there is none, a cap remains."""
     limits = replace(Paired(sample_bytes=SAMPLE).limits(Spec(8, 8, 8, 0, 1), 8, 8), memory_bytes=MEMORY)

@@ -109,7 +109,7 @@ class Uneven:
         self.watch = OwnTime(device)
         self.shares: Shares | None = None
         """Shares in force; None while they are even."""
-        self._most = most
+        self.most = most
         self.ranks_changed()
 
     def ranks_changed(self) -> None:
@@ -138,7 +138,7 @@ class Uneven:
         if world == 1:
             return []
         slots = [0] * (2 * world)
-        slots[world + rank] = self._most
+        slots[world + rank] = self.most
         if len(self._new) >= STEPS:
             slots[rank] = max(1, round(median(self._new) / UNIT))
         return slots

@@ -141,6 +141,8 @@ class StepSizes:
         with exchanges.trying():
             found = self.local_batch.probe(one_pass, state, self.division.unit, together)
         self._found(replicas.as_found(self.spec, world, found))
+        if self.uneven is not None:
+            self.uneven.most = found.samples
         self.put_in_force()
         return found.samples
 
