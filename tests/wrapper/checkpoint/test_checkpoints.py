@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from ones_wrapper.api import join
 from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState, checkpoints
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
+from ones_wrapper.files import checksums
 from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
 
 
@@ -124,6 +127,47 @@ def test_all_damaged_starts_anew(tmp_path: Path, group: Group) -> None:
     found = box.load(state())
     assert (found.name, found.progress) == ("", TrainingProgress())
     assert "manifest.json is missing" in found.note
+
+
+def test_all_that_are_damaged_at_once_stay_for_people(tmp_path: Path, group: Group) -> None:
+    """Protects the last copies of the work: what one start hid, it does not remove; the next start may."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    for number in (1, 2):
+        box.save(state(), TrainingProgress(step=number))
+        (tmp_path / "checkpoints" / f"step-{number:09d}" / "rest.pt").write_bytes(b"")
+    assert box.load(state()).name == ""
+    hidden = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert hidden == {".damaged-step-000000001", ".damaged-step-000000002"}
+    box.save(state(), TrainingProgress(step=3))
+    (tmp_path / "checkpoints" / "step-000000003" / "rest.pt").write_bytes(b"")
+    box.close()
+    Checkpoints(tmp_path, group, 7, 1).load(state())
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {".damaged-step-000000003"}
+
+
+@pytest.mark.parametrize("times", [2, 99])
+def test_a_file_system_that_does_not_answer_damages_nothing(
+    tmp_path: Path, group: Group, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects all work from a server that fails over: its checkpoints would be hidden, and training begin anew."""
+    box, real, failed = Checkpoints(tmp_path, group, 7, 0), os.open, list[str]()
+    for number in (1, 2):
+        box.save(state(), TrainingProgress(step=number))
+
+    def stale(path: Any, flags: int, *mode: int, **others: Any) -> int:
+        if str(path).endswith(".safetensors") and len(failed) < times:
+            failed.append(str(path))
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, flags, *mode, **others)
+
+    monkeypatch.setattr(checksums, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(os, "open", stale)
+    if times == 2:
+        assert box.load(state()).name == "step-000000002"
+    else:
+        with pytest.raises(RankError, match=r"Stale file handle.*step-000000002/tensors"):
+            box.load(state())
+    assert len([*(tmp_path / "checkpoints").glob("step-*")]) == 2
 
 
 def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Group) -> None:

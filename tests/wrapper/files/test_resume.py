@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ones_wrapper.checkpoint import Checkpoints
 from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.files import checksums
 from ones_wrapper.files.job_lock import LOCK
 from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.group import Group
@@ -89,6 +92,23 @@ def test_where_files_cannot_be_linked_they_are_copied(
     assert Checkpoints(own, group, 8, 0).load(state()).name == "step-000000002"
 
 
+def test_a_file_system_that_does_not_answer_is_no_damage(
+    tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects the newest work: the job ends with the file's name, and begins with no older checkpoint."""
+    real = os.open
+
+    def stale(path: Any, *how: Any, **others: Any) -> int:
+        if str(path).endswith("step-000000002/rest.pt"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *how, **others)
+
+    monkeypatch.setattr(checksums, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(os, "open", stale)
+    with pytest.raises(LaunchError, match=r"Stale file handle.*rest.pt"):
+        begin(tmp_path / "ones-8", "7")
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Torn or changed: the one before it is taken; and without a good one nothing starts from scratch unasked."""
     files = [next((earlier / CHECKPOINTS / f"step-00000000{step}").glob("*.safetensors")) for step in (1, 2)]
@@ -120,6 +140,7 @@ def test_what_is_no_earlier_job(tmp_path: Path, earlier: Path, monkeypatch: pyte
 HOLD = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from ones_wrapper.files.job_lock import lock_directory
 handle = lock_directory(Path(sys.argv[1]), 7)
 print("held", flush=True)

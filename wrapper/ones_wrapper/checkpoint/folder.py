@@ -58,6 +58,8 @@ class Folder:
         self._held: int | None = None
         self.mark = ""
         """Part of the temporary directories' names, for a rank that writes while others may write the same step."""
+        self._aside: list[Path] = []
+        """Damaged checkpoints that this process hid."""
         self.refuse: Callable[[], str] = str
         """Function that returns the reason to discard a written checkpoint before it is published; empty for none."""
 
@@ -157,10 +159,11 @@ class Folder:
         return checkpoint_names(self._path)
 
     def set_aside(self, name: str) -> None:
-        """Hide a damaged checkpoint, kept for people to examine; one that was hidden before is removed."""
-        for older in self._path.glob(".damaged-*"):
-            shutil.rmtree(older, ignore_errors=True)
-        self.path(name).rename(self._path / f".damaged-{name}")
+        """Hide a damaged checkpoint, kept for people to examine; those that earlier starts hid are removed."""
+        hidden = self._path / f".damaged-{name}"
+        _sweep([older for older in self._path.glob(".damaged-*") if older == hidden or older not in self._aside])
+        self._aside.append(hidden)
+        self.path(name).rename(hidden)
 
     def manifest(self, name: str) -> Manifest:
         """Return a checkpoint's manifest. Raises ValueError for another format, and for a malformed file. Also raises

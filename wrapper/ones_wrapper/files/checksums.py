@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,11 @@ from ones_wrapper.protocol import MANIFEST
 
 RESUMED_FROM = "resumed_from"
 """Manifest key: id of the job that wrote a checkpoint which another job took over."""
+
+
+_DAMAGED = (None, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
+"""Errors by which a file is damaged. Others (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing of what is in it."""
+_TRIES, _AGAIN_S = 5, 2.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,16 @@ def checksum(path: Path) -> Sum:
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
     """Return the damage of a checkpoint in words, empty if it is sound; checks part number `part` of `parts` parts of
-    its files."""
+    its files. Raises OSError if they cannot be read for 8 s."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _damage(checkpoint, part, parts)
+        except OSError:
+            time.sleep(_AGAIN_S)
+    return _damage(checkpoint, part, parts)
+
+
+def _damage(checkpoint: Path, part: int, parts: int) -> str:
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())["files"]
         for file in sorted(files)[part::parts]:
@@ -58,5 +74,7 @@ def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGED:
+            raise
         return f"{type(error).__name__}: {error}"[:200]
     return ""

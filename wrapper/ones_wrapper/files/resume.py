@@ -143,7 +143,10 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
         raise LaunchError(f"{what}: {earlier} belongs to user {uid}, not to you; go on from a job of your own")
     if running := holder(earlier):
         raise LaunchError(f"{what}: {running} still runs in {earlier}; wait for its end, or end it")
-    found = list(_good(earlier, what))
+    try:
+        found = list(_good(earlier, what))
+    except OSError as error:
+        raise LaunchError(f"{what}: {error}") from None
     if not found:
         raise LaunchError(
             f"{what}: there is no good checkpoint in {earlier / CHECKPOINTS}; leave it out to start again"
