@@ -129,6 +129,21 @@ def test_all_damaged_starts_anew(tmp_path: Path, group: Group) -> None:
     assert "manifest.json is missing" in found.note
 
 
+def test_averages_on_a_gpu_are_copied_on_the_rescues_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a rescue of a model with an average: on the default stream its copy would wait for lost ranks for ever.
+    The device is emulated."""
+    taken: list[tuple[str, str]] = []
+
+    def name(device: torch.device | None = None) -> str:
+        return threading.current_thread().name.partition("_")[0]
+
+    monkeypatch.setattr(torch.cuda, "current_stream", name)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: taken.append((name(), stream)))
+    group = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=torch.device("cuda", 1))
+    Checkpoints(tmp_path, group, 7, 0).save(state(), TrainingProgress(step=1))
+    assert taken == [("ones-rest", "MainThread")]
+
+
 def test_all_that_are_damaged_at_once_stay_for_people(tmp_path: Path, group: Group) -> None:
     """Protects the last copies of the work: what one start hid, it does not remove; the next start may."""
     box = Checkpoints(tmp_path, group, 7, 0)

@@ -200,8 +200,9 @@ class Checkpoints:
         at = folder.temporary(work.name)
 
         def part() -> dict[str, tuple[int, int]]:
-            # The rest goes to the disk next to the tensors: after them all ranks would wait for it.
-            with ThreadPoolExecutor(1, "ones-rest") as beside:
+            # The rest goes to the disk next to the tensors: after them all ranks would wait for it. In a rescue the
+            # device's default stream waits for lost ranks.
+            with ThreadPoolExecutor(1, "ones-rest", streams.shared(self._group.device)) as beside:
                 rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
                 files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
                 files |= {REST: rest.result()} if rest is not None else {}

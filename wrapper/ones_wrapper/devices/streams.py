@@ -71,6 +71,14 @@ def side_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
+def shared(device: torch.device) -> Callable[[], None]:
+    """Return a function that puts the thread that calls it on this thread's stream."""
+    if device.type != "cuda":
+        return lambda: None
+    stream = torch.cuda.current_stream(device)
+    return lambda: torch.cuda.set_stream(stream)
+
+
 class EndTimer:
     """Timer that ends this process with an exit code, whatever the process's threads wait for."""
 
