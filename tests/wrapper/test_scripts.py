@@ -794,12 +794,12 @@ class Split(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
         return index, torch.full((4,), float(index + self.shift)), torch.tensor([draws])
 
 
-def chooses(shifts: list[int], workers: int) -> int | None:
+def chooses(shifts: list[int], workers: int, seeds: tuple[int, int] = (0, 0)) -> int | None:
     job = ones.init(batch=4, max_local_batch=4, epochs=2, noise_scale=False)
     model = job.ddp(torch.nn.Linear(4, 1))
     optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
     restart = int(os.environ["SLURM_RESTART_COUNT"])
-    loader = job.loader(Split(shifts[restart]), num_workers=workers)
+    loader = job.loader(Split(shifts[restart]), num_workers=workers, seed=seeds[restart])
     for _ in job.epochs():
         for _, x, _ in loader:
             if job.progress.step == 2 and not restart:
@@ -819,6 +819,28 @@ def test_a_start_that_chose_other_samples_is_an_error(workers: int) -> None:
     with pytest.raises(testing.RankFailed, match=r"sample 0 is another one than at checkpoint step-"):
         testing.run(partial(chooses, [0, 1], workers))
     testing.run(partial(chooses, [0, 1], workers), env={"ONES_FINGERPRINT": "0"})
+
+
+def test_a_start_with_another_seed_is_an_error() -> None:
+    """Protects the rest of an epoch, which would go on in another order."""
+    with pytest.raises(testing.RankFailed, match=r"seed or shuffle is another than at checkpoint step-"):
+        testing.run(partial(chooses, [0, 0], 0, (0, 1)))
+
+
+def by_rank(seeds: bool) -> None:
+    job = ones.init(batch=4, max_local_batch=4, epochs=1, noise_scale=False)
+    model = job.ddp(torch.nn.Linear(4, 1))
+    job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    job.loader(Split(0 if seeds else int(job.rank)), seed=int(job.rank) if seeds else 0)
+    for _ in job.epochs():
+        pass
+
+
+@pytest.mark.parametrize(("seeds", "what"), [(True, "seed or shuffle"), (False, "sample 0")])
+def test_ranks_with_other_samples_are_an_error_at_once(seeds: bool, what: str) -> None:
+    """Protects each sample once an epoch from a seed made of the rank, and from data that was cut by hand."""
+    with pytest.raises(testing.RankFailed, match=f"{what} is another.*than on rank 0"):
+        testing.run(partial(by_rank, seeds), ranks=2)
 
 
 def test_samples_are_read_once_for_it() -> None:
@@ -842,7 +864,8 @@ def test_what_has_no_value_is_left_out() -> None:
     from ones_wrapper.data.fingerprint import fingerprint
 
     kinds: list[Any] = [object(), 1, {"a": [b"x", None]}, torch.zeros(2, dtype=torch.bfloat16), {3}]
-    assert [one.split(":")[0] for one in fingerprint(kinds, 5, {}).split()] == ["1", "2", "3"]  # type: ignore[arg-type]
+    found = fingerprint(kinds, 5, {}, 7)  # type: ignore[arg-type]
+    assert [one.split(":")[0] for one in found.split()] == ["1", "2", "3", "order"]
 
 
 def averages(batch: int, passes: int) -> None:

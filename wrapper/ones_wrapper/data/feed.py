@@ -292,7 +292,8 @@ class Feed:
     def fingerprint(self) -> str:
         """Fingerprint of the dataset. The first access reads some samples."""
         if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._given[0], self._held, self._given[1])
+            order = key(self._seed, int(self._shuffle))
+            self._fingerprint = fingerprint(self._given[0], self._held, self._given[1], order)
         return self._fingerprint
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:

@@ -26,13 +26,19 @@ PATIENCE_S = 2.0
 OTHER = (
     "loader: sample {number} is another one than {where}, so samples would be used twice or never: what the script "
     "chooses at its start (a split, classes from a set, the order of files) came out otherwise. Give it a seed or sort "
-    f"it; {SWITCH}=0 if the data is meant to change"
+    f"it, and give all ranks the whole dataset; {SWITCH}=0 if the data is meant to change"
+)
+ORDER = "order"
+OTHER_ORDER = (
+    "loader: the seed or shuffle is another than {where}, so samples would be used twice or never: give job.loader, or "
+    f"the DataLoader's generator, one fixed seed, the same on all ranks and at all starts; {SWITCH}=0 if it is meant"
 )
 
 
-def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) -> str:
-    """Return the numbers and digests of at most 16 samples that are equal when read twice under one seed. `options` are
-    the DataLoader's; samples are read in its workers if it has any."""
+def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], order: int) -> str:
+    """Return the numbers and digests of at most 16 samples that are equal when read twice under one seed. `order`, a
+    number that stands for the order of all epochs, follows. `options` are the DataLoader's; samples are read in its
+    workers if it has any."""
     if os.environ.get(SWITCH) == "0":
         return ""
     wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
@@ -50,15 +56,16 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any]) ->
         found += [f"{index}:{digest}"] if digest else []
         if time.monotonic() - began > PATIENCE_S:
             break
-    return " ".join(found)
+    return " ".join([*found, f"{ORDER}:{order:x}"])
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raises ValueError if a sample has different digests in both fingerprints; `where` names `before`'s source."""
+    """Raises ValueError if a sample, or the order, has different digests in both fingerprints; `where` names `before`'s
+    source."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:
-            raise ValueError(OTHER.format(number=number, where=where))
+            raise ValueError((OTHER_ORDER if number == ORDER else OTHER).format(number=number, where=where))
 
 
 class _Digests(Dataset[str]):

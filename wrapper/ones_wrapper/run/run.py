@@ -142,6 +142,8 @@ class Run:
             )
         progress.dataset = samples
         progress.items = self.same_data(progress.items, f"at checkpoint {self.keeping.loaded}")
+        first = self.group.on_first(lambda: progress.items)
+        self.group.here(lambda: self.same_data(first, "on rank 0"))
         agreed = boundary.first_agreement()
         if agreed.wanted:
             progress.batch, boundary.applied = agreed.wanted, agreed.number
