@@ -40,10 +40,13 @@ def test_a_function_is_submitted_and_returns(slurm: Path, monkeypatch: pytest.Mo
     text = (job.folder / submit.SCRIPT).read_text()
     assert "#SBATCH --comment='ones: gpus=2-8 batch=32-256'\n" in text and job.folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(sys, "argv", ["submit", str(job.folder)])
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
     for rank, there in (("1", False), ("0", True)):
         monkeypatch.setenv("RANK", rank)
         submit.main()
         assert (job.folder / submit.RESULT).exists() is there
+    assert synced == [(job.folder / submit.RESULT).stat().st_size], "a node without power would leave it empty"
     assert job.result() == 7
 
 

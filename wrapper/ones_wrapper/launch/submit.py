@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.protocol.optin import parse_comment
 
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
@@ -111,9 +112,7 @@ def main() -> None:
     fn, args, kwargs = cloudpickle.loads((place / CALL).read_bytes())
     found = fn(*args, **kwargs)
     if os.environ.get("RANK", "0") == "0":
-        fresh = place / f".{RESULT}"
-        fresh.write_bytes(cloudpickle.dumps(found))
-        fresh.replace(place / RESULT)
+        replace_small(place / RESULT, cloudpickle.dumps(found))
 
 
 if __name__ == "__main__":
