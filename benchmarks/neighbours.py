@@ -7,6 +7,7 @@ trains the same model with the same optimizer and schedule, on members of one ra
 another leaves by plan, one joins, and one is killed together with what started it: 20 changes. Members write down when
 each step ended, at which rate, and a digest of their weights. A pause is the longest time in which nobody ends a step,
 less the median step. Everything is on one machine, by gloo and the loopback device, outside Slurm and without a GPU.
+With `--kills N` N of them are killed in place of that, one of three each time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -341,18 +343,17 @@ def _wait(members: list[Member], world: int, after: float) -> list[list[Step]] |
     return None
 
 
-def measured(system: System) -> list[Change]:
-    """Take a system through all changes. A member that ends unasked is started again before the next change."""
+def measured(system: System, kinds: Sequence[str]) -> list[Change]:
+    """Take a system through changes of these kinds. A member that ends unasked is started again before the next one."""
     members: list[Member] = []
     changes = []
     try:
-        for number in range(1 + CYCLES * len(CYCLE)):
-            while len(members) < 2:
+        for number, kind in enumerate(("", *kinds)):
+            while len(members) < (2 if "join" in kinds else 3):
                 members.append(system.start(members))
                 _wait(members, len(members), time.time())
             if not number:
                 continue
-            kind = CYCLE[(number - 1) % len(CYCLE)]
             time.sleep(BEFORE_S)
             began, stay = time.time(), list(members)
             if kind == "join":
@@ -417,7 +418,7 @@ def restarted_in_place(python: str, directory: Path, step_s: float) -> list[dict
 
 def _rows(changes: list[Change]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
-    for kind in dict.fromkeys(CYCLE):
+    for kind in dict.fromkeys(change.kind for change in changes):
         mine = [change for change in changes if change.kind == kind]
         pauses = [change.pause_s for change in mine if change.pause_s is not None]
         each = [change.all_s for change in mine if change.all_s is not None]
@@ -436,6 +437,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torchft-python", help="Python of an environment with torchft 0.2; ours only without it")
     parser.add_argument("--nvrx-python", help="the same with nvidia-resiliency-ext 0.4")
+    parser.add_argument("--kills", type=int, default=0, help="only kill members, this often")
     parser.add_argument("--step-ms", type=float, default=100.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -445,7 +447,7 @@ def main() -> None:
         top = Path(folder)
         for kind in ("ours", "ddp", "pure") if python else ("ours",):
             system = Blocks(top / kind, step_s) if kind == "ours" else Torchft(top / kind, step_s, python, kind)
-            changes = measured(system)
+            changes = measured(system, ("kill",) * options.kills or CYCLE * CYCLES)
             result[system.name] = {"rows": _rows(changes), "all": [asdict(change) for change in changes]}
         if options.nvrx_python:
             killed = restarted_in_place(options.nvrx_python, top / "nvrx", step_s)

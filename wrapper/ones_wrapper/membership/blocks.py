@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.coming import Coming
+from ones_wrapper.membership.coming import LOST, Coming, find_coming
 from ones_wrapper.membership.connections import Former, Trial, form_s, in_time
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.entrance import MODE, FoundBlocks, say_ready
@@ -46,6 +47,8 @@ VERDICT_S = 30.0
 """Seconds that a new rank waits for the verdict on a change, besides the time for the transfer of state."""
 LOOK_S = 0.5
 """Longest wait of a joining block's first rank for a plan, in seconds, before its other ranks get an answer."""
+GIVE_UP_S = 2.0
+"""Most seconds in which a rank that lost others tells the rest."""
 THROUGH_S = 10.0
 """Most seconds that a leaving leader keeps its board for the other ranks."""
 
@@ -91,7 +94,7 @@ class Blocks:
         self._me = found.me
         self.present = found.present
         """The membership; None before this block has joined."""
-        self.machine = BlockMachine(found.state, Carrier.MEMORY if found.present is None else Carrier.CHECKPOINT)
+        self.machine = BlockMachine(found.state, Carrier.MEMORY)
         self.stood_still_at = found.stood_still_at
         """Unix time at which training paused for this term, if the previous term announced it; else 0."""
         self._former: Former | None = None
@@ -104,7 +107,7 @@ class Blocks:
         """Returns whether the script's strategy can use this number of ranks."""
         self._orders, self._leaving = orders, leaving
         if self.present is not None and group.rank == 0:
-            self._coordinate(self.present)
+            self._coordinate(self.present)  # losses are found meanwhile
 
     @property
     def hot(self) -> bool:
@@ -122,23 +125,32 @@ class Blocks:
         return self.link.lost
 
     def trains(self, max_local: int) -> None:
-        """Record that torch.distributed is set up, and the largest local batch that this block's devices hold."""
+        """Record that torch.distributed is set up, and the largest local batch that each rank's device holds.
+
+        Collective.
+        """
         self._backend = dist.get_backend_config()
-        self._me = replace(self._me, max_local=max_local)
+        each, members = iter(self._group.gather(max_local)), []
+        for member in self.present.members if self.present is not None else (self._me,):
+            members.append(replace(member, max_local=min(islice(each, member.ranks))))
+        if self.present is None:
+            self._me = members[0]
+        else:
+            self.present = replace(self.present, members=tuple(members))
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term, numbered `generation`: the announced blocks, or only this block.
+        """Return the first membership of a term: the announced blocks, or only this block, numbered `generation`.
 
-        A block that begins by itself leads, and changes by `carrier` from then on.
+        The membership changes by `carrier` from then on.
         """
-        if self.present is not None:
-            return self.present
         self.machine.carrier = carrier
-        self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
+        self.present = plan = self.present or Plan(generation, self.leader.term, (self._me,), why="first")
         if self.hot:
             self._form_after(plan)
         if self._group.rank == 0:
-            self._coordinate(plan)
+            if self._coordinator is None:
+                self._coordinate(plan)
+            self._take_in()
         return plan
 
     def close(self) -> None:
@@ -148,14 +160,42 @@ class Blocks:
             self._coordinator.stop()
 
     def give_up(self, why: str) -> None:
-        """Tell the others that this membership is lost, if they can still be reached."""
+        """Tell the others that this membership is lost, if they can still be reached; announce those that are left."""
 
         def say() -> None:
             self.link.stop()
+            self.announce_left()
             self._board.put("lost", why)
 
         with suppress(StoreLostError):
-            in_time(say, 1.0)
+            in_time(say, GIVE_UP_S)
+
+    def announce_left(self) -> None:
+        """Announce that the next term begins with the members that are left, unless an announcement is there.
+
+        The leader knows who is lost. If its board is gone, the other blocks announce all but the leading block.
+        """
+        present, term, newest = self.present, self.leader.term, self.folder.newest()
+        if present is None or newest is None or newest.term != term or find_coming(self.folder, newest) is not None:
+            return
+        if self._coordinator is not None:
+            left = self._coordinator.left()
+        elif self.local_rank or present.members[0].uid == self._me.uid or self._leader_answers():
+            return
+        else:
+            left = present.members[1:]
+        if len(left) > 1:
+            generation = (self.machine.plan or present).generation + 1
+            coming = Coming(Plan(generation, term + 1, left, why=LOST), time.time(), time.time())
+            if why := self.folder.announce(coming.fields()):
+                log(why)
+
+    def _leader_answers(self) -> bool:
+        try:
+            self._board.read("lost")
+        except StoreLostError:
+            return False
+        return True
 
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
@@ -565,6 +605,7 @@ class Blocks:
             if not self.folder.claim(self.leader):
                 raise PeersLostError(f"term {plan.term} was claimed by another block")
             self._coordinate(plan)
+            self._take_in()
         else:
             self.link.follow(board)
         with suppress(StoreLostError):  # it may not have waited
@@ -573,10 +614,16 @@ class Blocks:
     def _coordinate(self, plan: Plan) -> None:
         orders, back_off = self._orders(plan.term), BackOff(self.folder.path, self.block.array)
         self._coordinator = coordinator = Coordinator(
-            self._board, plan, orders, self._superseded, lambda world: self.fits(world), self.hot, back_off
+            self._board, plan, orders, self._superseded, lambda world: self.fits(world), None, back_off
         )
-        self._board.put(MODE, self.machine.carrier.value)
         self.link.follow(self._board, coordinator)
+
+    def _take_in(self) -> None:
+        """Change the membership from now on, on the leading rank, and tell blocks that wait by which carrier."""
+        assert self._coordinator is not None
+        assert self.present is not None
+        self._coordinator.changes_by(self.present, self.hot)
+        self._board.put(MODE, self.machine.carrier.value)
 
     def _superseded(self) -> bool:
         newest = self.folder.newest()

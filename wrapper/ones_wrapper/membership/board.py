@@ -65,6 +65,11 @@ class Board(StoreClient):
         begin = f"{kind}-".encode()
         return [key[len(begin) :].decode(errors="replace") for key in self.news if key.startswith(begin)]
 
+    def names(self, kind: str) -> set[str]:
+        """Return the names after the dash of all the board's keys `kind-…`. Raises `StoreLostError`."""
+        begin = f"{kind}-".encode()
+        return {key[len(begin) :].decode(errors="replace") for key in self.ask("keys", begin)}
+
     def unhear(self, *keys: str) -> None:
         """Forget the pushed texts of these keys."""
         for key in keys:

@@ -4,6 +4,9 @@ Some state cannot move from memory to memory: shards of FSDP2, a model in two di
 in three steps. All ranks write one checkpoint at a step boundary. The leader announces the next members in the job's
 folder. The ranks end, and their launchers fork new ranks: the first announced block leads the next term, and the other
 blocks answer the leader.
+
+After a loss the members that are left begin the next term in the same way. Whichever of them comes first leads, since
+any of them may be lost meanwhile.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from ones_wrapper.process.block import Block
 LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
 join the running term."""
+LEAST_LOST_S = 1.0
+"""`LEAST_S` after a loss: a block that was named may be lost too, and the others stand still for it."""
+LOST = "lost"
+"""Cause of a plan with the members that a loss left."""
 GATHER = "gather"
 """Key on the board for the announcement with which the term began; the text is empty if there was none."""
 _BEGINS = "begins"
@@ -41,15 +48,16 @@ class Coming:
         """Return whether this start of a block trains in the announced term."""
         return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
 
-    def led_by(self, block: Block) -> bool:
-        """Return whether this start of a block leads the announced term."""
+    def may_lead(self, block: Block) -> bool:
+        """Return whether this start of a block may lead the announced term: the first member, or any after a loss."""
         first = self.plan.members[0]
-        return (first.task, first.restart) == (block.task, block.restart)
+        return self.named(block) and (self.plan.why == LOST or first.task == block.task)
 
     def patience_s(self) -> float:
-        """Return the seconds to wait for the other blocks: twice the time since the announcement, within `LEAST_S` and
-        `MOST_S`."""
-        return min(MOST_S, max(LEAST_S, 2.0 * (time.time() - self.at)))
+        """Return the seconds to wait for the other blocks: twice the time since the announcement, at least `LEAST_S` or
+        `LEAST_LOST_S`, at most `MOST_S`."""
+        least_s = LEAST_LOST_S if self.plan.why == LOST else LEAST_S
+        return min(MOST_S, max(least_s, 2.0 * (time.time() - self.at)))
 
     def encode(self) -> str:
         """Return the announcement as JSON."""

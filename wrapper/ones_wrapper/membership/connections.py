@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 FORM_S = 20.0
 """Seconds in which a few ranks must form a group, or do one sum over it. `form_s` is for many ranks."""
+LOOK_S = 0.5
+"""Seconds between two looks for ranks that ended, while others wait for them."""
 MOST_STUCK = 3
 """Most overdue communicators before no more are made. Each holds a thread and memory of the GPU."""
 TRIED = (1, 1 << 18, 1 << 23)
@@ -139,15 +141,18 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
     return future
 
 
-def in_time(function: Callable[[], T], timeout_s: float) -> T:
+def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
     """Return the result of a function that may wait for ever, called in a thread.
 
-    Raises `StoreLostError` after `timeout_s` seconds; the thread is then left to itself.
+    Raises `StoreLostError` after `timeout_s` seconds; the thread is then left to itself, as it is if `look` raises,
+    which is called meanwhile.
     """
-    try:
-        return _start("ones-ask", function).result(timeout_s)
-    except FutureTimeoutError:
-        raise StoreLostError(f"no answer within {timeout_s:g} s") from None
+    future, until = _start("ones-ask", function), time.monotonic() + timeout_s
+    while not wait((future,), min(LOOK_S, timeout_s)).done:
+        look()
+        if time.monotonic() > until:
+            raise StoreLostError(f"no answer within {timeout_s:g} s")
+    return future.result()
 
 
 def connect(make: Callable[[], Any], within_s: float) -> Any:
@@ -337,7 +342,8 @@ def _add_nccl(group: Any) -> None:
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
     """Extend `group`, and torch.distributed's default group if there is one, to all ranks with which a term begins.
 
-    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds.
+    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds, or if one
+    ends meanwhile.
     """
     if len(plan.members) == 1:
         return
@@ -368,9 +374,13 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
         prove_groups(control, store.key(), rank, plan.world)
         return control
 
+    def look() -> None:
+        if any(plan.first_rank(name.rpartition("-")[0]) is not None for name in board.names("gone")):
+            raise StoreLostError("a rank ended")
+
     try:
-        control = in_time(form, within_s)
-    except (RuntimeError, ProofError) as error:
+        control = in_time(form, within_s, look)
+    except (RuntimeError, TimeoutError, ProofError) as error:
         raise StoreLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
     finally:
         sys.excepthook = hook

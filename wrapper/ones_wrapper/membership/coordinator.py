@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.back_off import BackOff
@@ -25,6 +25,8 @@ SILENCE_S = 0.5
 """Seconds between two checks for silent ranks."""
 DEAD_S = 5.0
 """Seconds without a heartbeat after which a rank counts as lost."""
+NAMED_S = 0.2
+"""Most seconds for which the leader waits until the store has named a lost rank: its connections end at once."""
 UNWANTED_S = 3.0
 """Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
 DEADLINE_S = 5.0
@@ -41,13 +43,14 @@ class Coordinator:
         orders: OrderReader,
         superseded: Callable[[], bool],
         fits: Callable[[int], bool] = lambda world: True,
-        hot: bool = True,
+        hot: bool | None = True,
         back_off: BackOff | None = None,
     ) -> None:
         """`superseded` returns whether another block leads by now, and `fits` whether the job can train with N ranks.
 
         If state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
-        beforehand. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
+        beforehand. With None nothing is published until `changes_by`. `back_off` has the failures of earlier terms.
+        Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board = board
@@ -89,6 +92,23 @@ class Coordinator:
         """Stop taking turns, and wait for the end of a turn under way."""
         with self._turning:
             self._stopped = True
+
+    def changes_by(self, present: Plan, hot: bool) -> None:
+        """Publish plans from now on: state moves from memory to memory (`hot`), or each change begins a term."""
+        self._present, self._hot = present, hot
+
+    def left(self) -> tuple[Member, ...]:
+        """Return the members of which no rank ended unplanned or is silent. Any thread may call this. Raises
+        `StoreLostError`."""
+        members, until = self._present.members, time.monotonic() + NAMED_S
+        left: tuple[Member, ...] | None = None
+        while True:
+            gone = {name.rpartition("-")[0] for name in self._board.names("gone")}
+            gone |= {member.uid for member, age_s in self._ages(members) if age_s > DEAD_S}
+            before, left = left, tuple(member for member in members if member.uid not in gone)
+            if time.monotonic() > until or left == before != members:
+                return left
+            time.sleep(0.01)
 
     @property
     def alive(self) -> bool:
@@ -169,7 +189,8 @@ class Coordinator:
         self._settle()
         plan = self._plan
         if plan is None:
-            self._publish()
+            if self._hot is not None:
+                self._publish()
         elif not self._offered:
             self._check(plan)
 
@@ -204,11 +225,14 @@ class Coordinator:
     def _hear_signs(self) -> None:
         """Count a block as lost if one of its ranks is silent."""
         members = (*self._present.members, *self._registered.values())
-        ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
-        ages = self._board.silent_s([*ranks])
-        silent = [one.uid for one, age in zip(ranks.values(), ages, strict=True) if age > DEAD_S]
+        silent = [member.uid for member, age_s in self._ages(members) if age_s > DEAD_S]
         self._lose(dict.fromkeys(silent, f"{{}} gave no sign for {DEAD_S:g} s"))
         self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
+
+    def _ages(self, members: Sequence[Member]) -> Iterable[tuple[Member, float]]:
+        """Return for each rank its block and the seconds since its last heartbeat."""
+        ranks = {f"{member.uid}-{local}": member for member in members for local in range(member.ranks)}
+        return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
         """Set `lost` if a member is in `whys`, which has reasons by uid, and forget newcomers that are in it."""
@@ -299,4 +323,4 @@ class Coordinator:
                 self._formed = True
         if time.monotonic() - self._published_at > form_s(plan.world) + DEADLINE_S:
             why = "not all ranks could form its groups in time" if self._hot else "no step ended meanwhile"
-            self._drop(why, failed=self._hot)
+            self._drop(why, failed=bool(self._hot))

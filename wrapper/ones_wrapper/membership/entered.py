@@ -136,9 +136,13 @@ def enter_before_script() -> Entered | None:
     group = TorchGroup(rank, world, local, world // each, each, torch.device("cpu"), control)
     entered = enter_block(group, block)
     entered.early = True
-    if entered.blocks is not None and spec is not None and spec.limits is not None:
+    if (blocks := entered.blocks) is None:
+        return entered
+    if blocks.present is not None:  # the script copies these ranks
+        blocks.machine.carrier = Carrier.CHECKPOINT
+    if spec is not None and spec.limits is not None:
         limits = spec.limits
-        entered.blocks.fits = lambda world: limits.at(world) is not None
+        blocks.fits = lambda world: limits.at(world) is not None
     return entered
 
 
@@ -219,9 +223,16 @@ def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]
         raise SystemExit(0) from None
     except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
         log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
+        _give_up(entered, str(why))
         raise SystemExit(PEER_LOST) from None
     except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
         if not is_peer_lost(error) or (entered.blocks is not None and entered.blocks.alone):
             raise
         log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
+        _give_up(entered, "ranks were lost as they began")
         raise SystemExit(PEER_LOST) from None
+
+
+def _give_up(entered: Entered, why: str) -> None:
+    if entered.blocks is not None and not entered.blocks.alone:
+        entered.blocks.give_up(why)

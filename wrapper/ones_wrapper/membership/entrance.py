@@ -103,6 +103,7 @@ def come_in(
         state = BlockState.LEADING if leads else BlockState.MEMBER
         first = plan.first_rank(uid)
         assert first is not None
+        board.will(f"gone-{uid}-{local}", "1")
         # If the machine is slow, forming the group is too.
         connections.begin(group, board, plan, first + local, max(connections.FORM_S, patience_s))
     return FoundBlocks(folder, block, leader, board, me, local, address, state, plan, began)

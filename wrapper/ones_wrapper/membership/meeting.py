@@ -43,15 +43,15 @@ def find_or_found(
 ) -> tuple[Leader | None, Board | None]:
     """Return (leader, its board); None for the board unless this process leads, and twice if the job is over.
 
-    The first block of an announced term leads that term, and other blocks wait for it. Before a term is claimed,
-    `ready` is called with the previous term's number.
+    A block that may lead an announced term claims it, and other blocks wait for it. Before a term is claimed, `ready`
+    is called with the previous term's number.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None
     while not folder.over():
         leader = folder.newest()
         coming = find_coming(folder, leader)
-        if coming is not None and not coming.led_by(block):
+        if coming is not None and not coming.may_lead(block):
             patience = patience or time.monotonic() + coming.patience_s()
             if time.monotonic() < patience:
                 time.sleep(0.05)
@@ -64,7 +64,8 @@ def find_or_found(
                     time.sleep(0.1)
                     continue
             except StoreLostError:
-                pass
+                if find_coming(folder, leader) is not None:  # the last that the leader did
+                    continue
         term = folder.next_term(leader)
         ready(term - 1)
         board = Board.hosted(network, term)
@@ -72,5 +73,5 @@ def find_or_found(
         leader = Leader(term, *board.address, board.place, block.task, block.restart)
         if folder.claim(leader):
             return leader, board
-        time.sleep(0.05)
+        time.sleep(0.02)
     return None, None

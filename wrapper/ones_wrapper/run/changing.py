@@ -18,6 +18,7 @@ from ones_wrapper.files.job_io import last_generation
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change
+from ones_wrapper.membership.coming import LOST
 from ones_wrapper.membership.entered import Entered
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
@@ -70,7 +71,8 @@ class ChangingRanks(FixedRanks):
         self._shapes: warm_up.Shapes | None = None
         self._ending = rescue.Ending(group.device, self._rescue, lambda: run.records.meter.forget())
         blocks.may_leave = lambda: not run.keeping.writing
-        blocks.trains(run.sizes.spec.max_local_batch)
+        sizes = run.sizes
+        blocks.trains(sizes.local_batch.own if sizes.spec.limits is None else sizes.spec.max_local_batch)
         blocks.link.abandon = self._abandon
 
     @property
@@ -82,7 +84,7 @@ class ChangingRanks(FixedRanks):
     def join(self) -> bool:
         run, blocks = self._run, self._blocks
         strategy, exchanges = run.settings.strategy, run.loop.exchanges
-        # A term that several blocks began goes on by terms, whatever the script could do.
+        # A term that several blocks began before the script goes on by terms, whatever the script could do.
         hot = blocks.hot and exchanges.hot and (strategy is None or strategy.hot)
         if not self.joining:
             run.sizes.spec = replace(run.sizes.spec, term=self._term, hot=hot)
@@ -159,9 +161,9 @@ class ChangingRanks(FixedRanks):
         if together:
             pause_s = max(0.0, time.time() - blocks.stood_still_at)
         else:
-            plan = replace(plan, why="lost" if run.records.failed_before else "first")
-            if hot:
-                self._shapes = warm_up.Shapes(run.loop.exchanges, self._samples)
+            plan = replace(plan, why=LOST if run.records.failed_before else "first")
+        if hot:
+            self._shapes = warm_up.Shapes(run.loop.exchanges, self._samples)
         run.records.membership(plan, pause_s, 0, 0.0, run.control.boundary.order)
 
     # -- the change ---------------------------------------------------------------------------------------------------
@@ -326,6 +328,7 @@ class ChangingRanks(FixedRanks):
         def say() -> None:
             log(f"block {self._blocks.block.task}: {why}; it joins again")
             self._machine.go(BlockState.LOST)
+            self._blocks.give_up(why)
 
         def end() -> None:
             with suppress(Exception):
