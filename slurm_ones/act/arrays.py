@@ -104,8 +104,8 @@ class Leftovers:
 
         `arrays` holds each job's tasks from a snapshot. Slurm is queried again only for jobs that look over. A job is
         not over while its owner holds a block that trained or was never held by us. If all blocks left without
-        reporting the job's end, one held task is released to train on from the last checkpoint, also by a companion
-        that may not resize; again only if it got further since.
+        reporting the job's end, one held task is released to train on from the last checkpoint. A companion that may
+        not resize does so too. It happens again only after progress.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
