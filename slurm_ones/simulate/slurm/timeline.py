@@ -77,7 +77,7 @@ class ClusterSettings:
     """Time limit of each job; 0 for none. Without a limit Slurm plans with a year."""
 
     report_s: float = 30.0
-    """Simulated seconds between a job's throughput reports; really 2 s, of which the companion uses one a tick."""
+    """Simulated seconds between a job's throughput reports; really 2 s; the companion uses one report a tick."""
     first_report_s: float = 30.0
     """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
