@@ -26,7 +26,7 @@ LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
 join the running term."""
 LEAST_LOST_S = 1.0
-"""`LEAST_S` after a loss: a block that was named may be lost too, and the others stand still for it."""
+"""`LEAST_S` after a loss: a named block may be lost too, and the others wait for it."""
 LOST = "lost"
 """Cause of a plan with the members that a loss left."""
 GATHER = "gather"

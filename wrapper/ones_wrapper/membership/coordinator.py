@@ -98,7 +98,7 @@ class Coordinator:
         self._present, self._hot = present, hot
 
     def left(self) -> tuple[Member, ...]:
-        """Return the members of which no rank ended unplanned or is silent. Any thread may call this. Raises
+        """Return the members whose ranks neither ended unplanned nor are silent. Any thread may call this. Raises
         `StoreLostError`."""
         members, until = self._present.members, time.monotonic() + NAMED_S
         left: tuple[Member, ...] | None = None
