@@ -270,7 +270,7 @@ def test_a_block_that_waits_has_no_rank() -> None:
     """Protects from a wrong number: what a script does on one rank, or prints, is not done or printed by it."""
     run: Any = SimpleNamespace(group=SimpleNamespace(rank=0, world=1), ranks=Joining())
     run.known = partial(Run.known, run)
-    rank, world = Run.rank.fget(run), Run.world.fget(run)  # type: ignore[attr-defined]
+    rank, world = Run.rank.fget(run), run.known(run.group.world)  # type: ignore[attr-defined]
     assert isinstance(rank, Unknown) and not any(rank == n or world == n for n in range(4)) and rank != 1
     assert f"{rank} of {world:d}, {rank!r}" == "none yet of none yet, none yet"
     torch.manual_seed(7 + rank)
