@@ -283,6 +283,10 @@ class SessionLock:
 
     def release(self) -> None:
         with self._using:
+            if self._pid is not None:
+                # The server notices the end of a session only some time later.
+                with suppress(SQLAlchemyError), self._session() as connection:
+                    connection.execute(text("SELECT pg_advisory_unlock_all()"))
             self._end()
 
     def _try(self) -> bool:

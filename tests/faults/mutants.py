@@ -124,13 +124,18 @@ def never_held() -> AbstractContextManager[Any]:
     return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _let_go=lambda array: False)
 
 
-def base_left_to_slurm() -> AbstractContextManager[Any]:
-    """Every block that joins is released in the guests' queue."""
+@contextmanager
+def base_left_to_slurm() -> Iterator[None]:
+    """Every block that joins is released in the guests' queue, and nobody looks again."""
 
     def all_of_them(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
         return tuple(task for task, _ in moves.added)
 
-    return mock.patch.object(actor, "guests_among", all_of_them)
+    with (
+        mock.patch.object(actor, "guests_among", all_of_them),
+        mock.patch.object(blocks, "_lacks_base", lambda machine, resize, array: None),
+    ):
+        yield
 
 
 def base_leaves_first() -> AbstractContextManager[Any]:

@@ -101,9 +101,9 @@ def test_a_logarithmic_axis_has_few_round_ticks(low: float, high: float, texts: 
 def test_each_line_has_its_name_and_its_place(log: bool) -> None:
     """Points lie within the picture, equal values at one height; what has no point has no line."""
     x, y = np.array([1.0, 5.0, 20.0]), np.array([0.25, 0.5, 1.0])
-    drawn = lines({"<one>": (x, y), "two": (2 * x, y), "none": (x[:0], y[:0])}, "hours", "share", log=log)
+    drawn = lines({"<one>": (x, y), "two": (2 * x, y), "empty": (x[:0], y[:0])}, "hours", "share", log=log)
     found = [line.split() for line in re.findall(r'points="([^"]*)"', drawn)]
-    assert len(found) == 2 and "none" not in drawn and "<one>" not in drawn and drawn.count("&lt;one&gt;") == 2
+    assert len(found) == 2 and "empty" not in drawn and "<one>" not in drawn and drawn.count("&lt;one&gt;") == 2
     places = np.array([[tuple(map(float, point.split(","))) for point in line] for line in found])
     assert (places >= 0).all() and (places <= (1000, 240)).all() and (np.diff(places[:, :, 0]) > 0).all()
     assert (places[0, :, 1] == places[1, :, 1]).all() and (np.diff(places[0, :, 1]) < 0).all()
