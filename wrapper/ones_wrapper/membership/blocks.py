@@ -444,7 +444,9 @@ class Blocks:
             return None
         rest, size, seconds = got
         until = time.monotonic() + VERDICT_S + patience_s(size)
-        why = Trial(former.formed, self._group.device).result(form_s(plan.world) + patience_s(size), verdict)
+        # A leader that leaves commits without these sums: nothing else may use the groups before they end.
+        within_s = form_s(plan.world) + patience_s(size)
+        why = Trial(former.formed, self._group.device).result(within_s, lambda: verdict() not in ("", "committed"))
         while not (found := verdict()):
             if time.monotonic() > until:
                 raise PeersLostError("no verdict came on the change")
