@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from ones_wrapper.devices.room import RESERVE
 from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import blocks as room
+from ones_wrapper.membership import connections
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import Formed
@@ -34,6 +36,8 @@ ME, NEW = member(0), member(1)
 
 class Former:
     """Whose groups are there."""
+
+    rank = 0
 
     def __init__(self, plan: Plan, board: Board) -> None:
         self.formed = Formed(plan, 0, board, {"nccl": object()}, object(), None)  # type: ignore[arg-type]
@@ -130,6 +134,29 @@ def test_a_newcomer_waits_for_another_plan_if_its_senders_are_gone(
     else:
         with pytest.raises(TransferError, match="a is"):
             blocks._receive("state", receiver, {}, Mock(), str)
+
+
+def test_a_newcomer_uses_its_groups_after_their_first_sums(
+    tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader that leaves commits without these sums, and a rank's next collective would meet another rank's sum."""
+
+    def sums(formed: Formed, device: torch.device) -> str:
+        time.sleep(0.2)
+        happened.append("tried")
+        return ""
+
+    blocks = made(tmp_path, happened, monkeypatch, "", "")
+    blocks._former.join = lambda: None  # type: ignore[union-attr, method-assign]
+    monkeypatch.setattr(room, "Trial", connections.Trial)
+    monkeypatch.setattr(connections, "_try_all", sums)
+    monkeypatch.setattr(blocks, "_plan", lambda generation: Plan(generation, 0, (ME, NEW)))
+    monkeypatch.setattr(blocks, "_begin_forming", lambda plan, port: None)
+    monkeypatch.setattr(blocks, "_receive", lambda *_: ({"began": 0.0}, 0, 0.0))
+    monkeypatch.setattr(blocks.link, "heard", {"verdict-2": "committed"}.get)
+    monkeypatch.setattr(blocks, "_become", lambda former: happened.append("became"))
+    assert blocks._try_to_join(2, Mock(port=0), {}, Mock()) is not None
+    assert happened == ["agreed", "tried", "became"]
 
 
 def test_who_leaves_gives_its_group_up_first(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
