@@ -259,6 +259,28 @@ def test_step_left_midway_is_dropped() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_step_left_in_its_last_pass_is_dropped(count: int) -> None:
+    """Protects the next step from gradients of a step that all ranks left out (`if job.any(bad): continue`)."""
+    net, accumulation = model(), Accumulation()
+    optimizer = accumulation.wrap(torch.optim.SGD(net.parameters(), lr=0.1))
+    found: list[float] = []
+
+    def run() -> None:
+        if accumulation.updates:
+            found.append(float(list(net.parameters())[-1].grad))  # type: ignore[arg-type]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for index in range(3):
+        with accumulation.during(index, 3):
+            if index < 2:  # the last of three has a loss that is no number
+                net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+                run()
+    accumulate(accumulation, net, count, run)
+    assert found == [2.0 * count]
+
+
 def test_nothing_is_patched() -> None:
     """Protects checkpoints, copies and readers: what the script made stays as it is, and states are the same through
     the wrappers."""

@@ -80,8 +80,8 @@ class Accumulation:
             self._within = False
 
     def drop(self) -> None:
-        """Drop the gradients of a step that the script left before its end."""
-        if not self.updates:
+        """Drop the gradients of a step that the script left before its end, or in its last accumulation step."""
+        if not self.updates or (self._count > 1 and not (self._asked or self._arrived)):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
         self._index, self._count = 0, 1
