@@ -868,7 +868,7 @@ def test_what_has_no_value_is_left_out() -> None:
     assert [one.split(":")[0] for one in found.split()] == ["1", "2", "3", "order"]
 
 
-def averages(batch: int, passes: int) -> None:
+def averages(batch: int, passes: int, resized: bool) -> int | None:
     job = ones.init(
         batch=2, max_batch=8, max_local_batch=8 // passes, max_accumulation_steps=passes, epochs=1,
         noise_scale=False, scale_lr=False,
@@ -887,19 +887,25 @@ def averages(batch: int, passes: int) -> None:
     loader = job.loader(Numbers(16))
     for _ in job.epochs():
         for _, x, y in loader:
+            if resized and (job.progress.step, os.environ["SLURM_RESTART_COUNT"]) == (1, "0"):
+                job.checkpoint()
+                return 1
             optimizer.zero_grad()
             (model(x) - y).mean().backward()
             optimizer.step()
             average.update_parameters(model.module)
     testing.put((job.progress.step, average.module.weight[0, 0].item()))
+    return None
 
 
-@pytest.mark.parametrize(("batch", "passes"), [(2, 1), (8, 1), (8, 2)])
-def test_an_average_follows_progress(batch: int, passes: int) -> None:
-    """Protects an average from a longer memory where a larger batch makes fewer steps: decay ** (batch / base). A pass
-    before the optimizer's step counts nothing."""
-    ((step, weight),) = (one.value for one in testing.run(partial(averages, batch, passes)))
-    assert step == 16 // batch and weight == pytest.approx(0.5**8)
+@pytest.mark.parametrize(
+    ("batch", "passes", "resized"), [(2, 1, False), (8, 1, False), (8, 2, False), (3, 1, False), (3, 1, True)]
+)
+def test_an_average_follows_progress(batch: int, passes: int, resized: bool) -> None:
+    """Protects an average from a longer memory where a larger batch makes fewer steps: decay ** (batch / base), also if
+    a resize comes between two steps of the base batch. A pass before the optimizer's step counts nothing."""
+    ((step, weight),) = (one.value for one in testing.run(partial(averages, batch, passes, resized)))
+    assert step == -(-16 // batch) and weight == pytest.approx(0.5**8)
 
 
 class MyEma:

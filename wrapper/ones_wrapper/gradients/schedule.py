@@ -86,6 +86,8 @@ class Schedules:
         self.due = due
         self.samples = 0
         """Samples by which the present step advances schedules."""
+        self.rest = 0
+        """Samples of the steps before it that do not fill a base batch."""
         self.within = False
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
@@ -102,9 +104,9 @@ class Schedules:
         self._wrapped.append(ProgressScheduler(thing, self))
         return self._wrapped[-1]
 
-    def enter(self, samples: int) -> None:
-        """Begin a step that counts `samples` samples."""
-        self.samples, self.within = samples, True
+    def enter(self, samples: int, before: int = 0) -> None:
+        """Begin a step that counts `samples` samples, after `before` in all."""
+        self.samples, self.rest, self.within = samples, before % self.base_batch, True
         for wrapped in self._wrapped:
             wrapped.mark()
 
@@ -124,14 +126,17 @@ class _Average:
     """
 
     def __init__(self, update: Callable[[Any], None], schedules: Schedules) -> None:
-        self._update, self._schedules, self._samples = update, schedules, 0
+        self._update, self._schedules = update, schedules
+        self._samples: int | None = None
+        """Samples that no update has counted yet; None before the first call of this start."""
 
     def __call__(self, model: Any) -> None:
         times, schedules = 1, self._schedules
         if schedules.within:
             if not schedules.due():
                 return
-            times, self._samples = divmod(self._samples + schedules.samples, schedules.base_batch)
+            rest = schedules.rest if self._samples is None else self._samples
+            times, self._samples = divmod(rest + schedules.samples, schedules.base_batch)
         for _ in range(times):
             self._update(model)
 

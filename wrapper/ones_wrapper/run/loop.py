@@ -280,8 +280,9 @@ class Loader:
             strategy = run.settings.strategy
             alike = strategy is not None and strategy.same_numbers
             seed_step(loop.seed, run.progress.step, run.sizes.division.replica if alike else run.group.rank)
-            sizes, total = run.sizes, part.share.total
-            loop.schedules.enter(counted(run.progress, total, sizes.batch, sizes.spec.base_batch, sizes.least_step))
+            sizes, progress = run.sizes, run.progress
+            found = counted(progress, part.share.total, sizes.batch, sizes.spec.base_batch, sizes.least_step)
+            loop.schedules.enter(found, progress.samples + progress.padding)
         if run.records.trace and loop.feed:
             if run.sizes.division.first:
                 loop.used += loop.feed.indices(run.progress.epoch, part)
