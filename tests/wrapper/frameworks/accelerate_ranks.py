@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from ones_wrapper import testing
-from ones_wrapper.frameworks.accelerate import Accelerator
+from ones_wrapper.frameworks.accelerate import Accelerator, Registered
 
 ROWS = 23
 
@@ -47,6 +47,29 @@ def trains(zero_first: bool) -> None:
     assert math.ceil(len(loader) / 2) * 2 == accelerator.job.progress.step == 6
     assert loader.total_batch_size * 2 == 8 and loader.total_dataset_length == ROWS
     testing.put((accelerator.unwrap_model(model).weight.detach(), scheduler.get_last_lr()))
+
+
+def overflows() -> None:
+    """As under fp16, with a scaler of the CPU: the first of three steps overflows in its second accumulation step."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, data())
+    skipped = []
+    for _ in accelerator.epochs(1):
+        for passes, (x, y) in enumerate(loader):
+            accelerator.backward(cross_entropy(model(x), y) * (math.inf if passes == 1 else 1.0))
+            optimizer.step()
+            skipped.append(accelerator.optimizer_step_was_skipped)
+            optimizer.zero_grad()
+    assert skipped == [False, True, False, False, False, False]
+
+
+def registers_late() -> None:
+    registered = Registered()
+    registered.load_state_dict({"0": {"at": 1}, "1": {"at": 2}})
+    assert registered.state_dict() == {"0": {"at": 1}, "1": {"at": 2}}
 
 
 def drops() -> None:

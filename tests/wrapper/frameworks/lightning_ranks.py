@@ -110,6 +110,14 @@ def stops_early() -> int | None:
     return None
 
 
+def goes_on() -> int | None:
+    start = int(os.environ["SLURM_RESTART_COUNT"])
+    one, module = trainer(max_epochs=(1, 3, 3)[start]), Module()
+    one.fit(module, data(), data(shuffle=False))
+    assert len(module.hooks) == (1, 2, 0)[start]
+    return 1 if start < 2 else None
+
+
 def refuses() -> None:
     with pytest.raises(ValueError, match="limit_train_batches"):
         trainer(limit_train_batches=3).fit(Module(), data())

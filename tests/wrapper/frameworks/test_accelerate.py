@@ -31,6 +31,16 @@ def test_accumulation_is_the_same_at_any_number_of_ranks(script: ModuleType, zer
         assert put.value[1] == alone.value[1] == [0.0]
 
 
+def test_a_step_that_the_scaler_left_out_is_said(script: ModuleType) -> None:
+    """Protects schedules of scripts that step them unless `optimizer_step_was_skipped`."""
+    testing.run(script.overflows)
+
+
+def test_what_is_registered_late_stays(script: ModuleType) -> None:
+    """Protects the state of an object that the script has not made again when the next checkpoint is written."""
+    script.registers_late()
+
+
 def test_drop_last(script: ModuleType) -> None:
     """Protects what the script said of its data: an epoch has whole base batches alone."""
     testing.run(script.drops)

@@ -56,6 +56,11 @@ def test_what_callbacks_count_survives(script: ModuleType) -> None:
     testing.run(script.stops_early)
 
 
+def test_a_finished_training_goes_on_with_more_epochs(script: ModuleType) -> None:
+    """Protects who raises `max_epochs` later: it trains the rest, and nothing twice."""
+    testing.run(script.goes_on)
+
+
 def test_what_cannot_be_elastic_is_refused(script: ModuleType) -> None:
     """Protects from a Trainer that would lose samples: each refusal says what to do."""
     testing.run(script.refuses)

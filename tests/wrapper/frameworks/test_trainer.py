@@ -43,6 +43,11 @@ def test_what_callbacks_count_survives(script: ModuleType, tmp_path: Any) -> Non
     testing.run(partial(script.stops_early, str(tmp_path)))
 
 
+def test_a_finished_training_goes_on_with_more_epochs(script: ModuleType, tmp_path: Any) -> None:
+    """Protects who raises `num_train_epochs` later: it trains the rest, and nothing twice."""
+    testing.run(partial(script.goes_on, str(tmp_path)))
+
+
 def test_a_stream_without_length(script: ModuleType, tmp_path: Any) -> None:
     """Protects who trains for a number of steps: 23 rows in steps of eight end each epoch with a smaller one."""
     testing.run(partial(script.streams, str(tmp_path)))

@@ -167,6 +167,14 @@ class Accelerator(accelerate.Accelerator):
     def sync_gradients(self, value: bool) -> None:
         self.gradient_state.sync_gradients = value
 
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """True if the gradient scaler left out the optimizer's step, after the last accumulation step."""
+        if self._job is None or self.scaler is None:
+            return False
+        loop = self._job._run.loop
+        return loop.within and loop.part.last and loop.rate is not None and not loop.rate.stepped
+
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:
         """Do nothing: the loader already tells optimizer and schedule the accumulation step."""
@@ -189,7 +197,7 @@ class Registered:
             thing.load_state_dict(self._loaded.pop(name))
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(number): one.state_dict() for number, one in enumerate(self._objects)}
+        return self._loaded | {str(number): one.state_dict() for number, one in enumerate(self._objects)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded, objects, self._objects = dict(state), self._objects, []

@@ -25,8 +25,9 @@ class Carried:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._limits = [trainer.max_epochs, trainer.max_steps]
         self.over = False
-        """True if training has come to its end."""
+        """True if training has come to its end; not if the script has other limits by now."""
 
     def _callbacks(self) -> dict[str, Callback]:
         return {one.state_key: one for one in self._trainer.callbacks}
@@ -35,7 +36,7 @@ class Carried:
         datamodule = self._trainer.datamodule
         states = {name: one.state_dict() for name, one in self._callbacks().items()}
         return {
-            "over": self.over,
+            "over": self._limits if self.over else [],
             "callbacks": {name: state for name, state in states.items() if state},
             "hooks": self._hooks(),
             "data": datamodule.state_dict() if datamodule is not None else {},
@@ -61,7 +62,7 @@ class Carried:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer, module, datamodule = self._trainer, self._trainer.lightning_module, self._trainer.datamodule
-        self.over = state["over"]
+        self.over = state["over"] in (True, self._limits)  # earlier releases wrote only True
         checkpoint = {**self._begun(), "state_dict": module.state_dict(), **state["hooks"]}
         if datamodule is not None:
             if state["data"]:

@@ -260,9 +260,10 @@ class _Carried:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._limits = [trainer.args.num_train_epochs, trainer.args.max_steps]
         self._loaded: dict[str, Any] = {}
         self.over = False
-        """True if training has come to its end."""
+        """True if training has come to its end; not if the script has other limits by now."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -274,11 +275,12 @@ class _Carried:
         }
         sums = {name: getattr(trainer, name, 0) for name in self.SUMS}
         loss = float(getattr(trainer, "_tr_loss", 0.0))
-        return {"state": state, "callbacks": callbacks, "sums": sums, "loss": loss, "over": self.over}
+        over = self._limits if self.over else []
+        return {"state": state, "callbacks": callbacks, "sums": sums, "loss": loss, "over": over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loaded = dict(state)
-        self.over = state["over"]
+        self.over = state["over"] in (True, self._limits)  # earlier releases wrote only True
 
     def restore(self) -> None:
         """Load the checkpoint's state into the Trainer after it has made its `TrainerState`."""
