@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ones_wrapper.files.places import find_job_directory, make_job_directory
-from ones_wrapper.launch import LaunchOptions, main
+from ones_wrapper.launch import LaunchOptions, main, serve
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.launchers import Started
 from ones_wrapper.process.placement import STALE, LaunchError, allocation, contract
@@ -152,6 +152,48 @@ def test_the_environment_is_obeyed_and_checked(tmp_path: Path, monkeypatch: pyte
             patch.setattr("sys.stderr", (err := StringIO()))
             assert main([str(script)]) == 2
             assert says in err.getvalue()
+
+
+@pytest.mark.parametrize(("given", "used"), [("ones-7", "ones-8"), ("mine", "mine")])
+def test_a_job_that_a_rank_submits_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, used: str
+) -> None:
+    """Protects it from the checkpoints, and from the blocks, of the job whose rank called sbatch."""
+    (script := tmp_path / "train.py").write_text("")
+    blocks = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    ranks = plan(RESIZED | blocks, "train.py", [], job_dir=tmp_path / given).env
+    asked: list[Any] = []
+
+    def prepare(*arguments: Any) -> None:
+        asked[:] = arguments
+        raise LaunchError("seen")
+
+    monkeypatch.setattr("ones_wrapper.launch.prepare_job_directory", prepare)
+    monkeypatch.chdir(tmp_path)
+    for name, value in (ranks | {"SLURM_JOB_ID": "8"}).items():
+        monkeypatch.setenv(name, value)
+    assert main([str(script)]) == 2
+    assert (asked[0], asked[-1]) == (tmp_path / used, None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # a rank's own job, which has that directory
+    assert main([str(script)]) == 2
+    assert asked[0] == tmp_path / given and asked[-1] is not None
+
+
+def test_an_interface_that_is_none(tmp_path: Path) -> None:
+    """Protects who mistypes its name from a traceback."""
+    with pytest.raises(LaunchError, match="ONES_SOCKET_IFNAME=none0: No such device"):
+        serve(tmp_path, {"ONES_SOCKET_IFNAME": "none0"})
+
+
+def test_a_run_id_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects its remedy from a traceback around it."""
+    (script := tmp_path / "train.py").write_text("")
+    (tmp_path / "run-id").write_text("two words")
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
+    assert main([str(script)]) == 2
+    assert "run-id holds no name of letters, digits, dots and dashes; remove it" in capsys.readouterr().err
 
 
 def test_job_directory(tmp_path: Path) -> None:

@@ -50,6 +50,16 @@ def test_a_function_is_submitted_and_returns(slurm: Path, monkeypatch: pytest.Mo
     assert job.result() == 7
 
 
+def test_a_job_in_the_queue_is_waited_for(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects who narrows `squeue` by its variables, which would hide the job."""
+    (slurm / "squeue").write_text('#!/bin/sh\ntest -n "$SQUEUE_PARTITION" || echo 7\n')
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    monkeypatch.setattr(submit, "LATE_S", 0.0)
+    monkeypatch.setattr(submit, "LOOK_S", 0.01)
+    with pytest.raises(TimeoutError, match="job 7 has not ended"):
+        ones_wrapper.submit(print, gpus="1").result(timeout_s=0.5)
+
+
 def test_what_goes_wrong_is_said(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A range that is none before anything is written; sbatch's words; a job that ended without a result."""
     with pytest.raises(ValueError, match="gpus=8-2"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import time
@@ -22,7 +23,7 @@ from ones_wrapper.files.resume import find_earlier, prepare_job_directory
 from ones_wrapper.files.run_id import run_id, seeds
 from ones_wrapper.launch import bytecode, container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, OtherBlocks
-from ones_wrapper.launch.fused_start import before_ranks
+from ones_wrapper.launch.fused_start import FUSED, before_ranks
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, Started, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.restart_policy import RestartLimits
@@ -54,6 +55,8 @@ _PREFIXES = (
 )
 """Prefixes of further such variables: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's
 own."""
+_BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
+"""Names of directories that no user chose."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def own_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of another job, whose rank submitted this one. A directory that a
+    user chose stays."""
+    own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
+    if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
+        for name in ("ONES_BLOCKS", "ONES_FORK", FUSED):
+            own.pop(name, None)
+        if _BY_JOB.fullmatch(Path(env.get("ONES_JOB_DIR", "")).name):
+            del own["ONES_JOB_DIR"]
+    return own
+
+
 def _limit(env: Mapping[str, str], option: str, given: int | None, default: int) -> int:
     if given is not None and given < 0:
         raise LaunchError(f"--{option} {given}: must be 0 or more")
@@ -283,6 +298,8 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
         network = JobNetwork.here(node_name(env), JobSecret.make(folder.path))
     except (FolderError, SecretError) as error:
         raise LaunchError(f"job directory {error}") from None
+    except OSError as error:
+        raise LaunchError(error.strerror) from None
     return f"{network.host}:{network.port}"
 
 
@@ -304,9 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 if nothing could be started."""
     now = time.time()
     args = _parser().parse_args(argv)
-    env = dict(os.environ)
-    for name in ("ONES_LAUNCHED", STORE, PLACE):  # of a job that submitted this one
-        env.pop(name, None)
+    env = own_environment(os.environ)
     resume_from = env.pop("ONES_RESUME_FROM", "")  # not for jobs that this one submits
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
@@ -349,7 +364,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(str(error), "ones-run")
         return USAGE_ERROR
     try:
-        env |= seeds(run_id(job_dir, env, own_job(env)), env)
+        try:
+            env |= seeds(run_id(job_dir, env, own_job(env)), env)
+        except (OSError, ValueError) as error:
+            raise LaunchError(str(error)) from None
         if args.fuse and not block and (code := before_ranks(job_dir, env, script, arguments)) is not None:
             return code
         blocks = OtherBlocks(block, job_dir, env) if block else None

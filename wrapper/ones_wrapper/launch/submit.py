@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.files.small_files import replace_small
+from ones_wrapper.launch.slurm import run_slurm
 from ones_wrapper.protocol.optin import parse_comment
 
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
@@ -60,8 +61,8 @@ class SubmittedFunction:
 
     def _queued(self) -> bool:
         """Return whether the job has not ended, or Slurm does not answer."""
-        found = subprocess.run(["squeue", "-h", f"--jobs={self.job_id}"], capture_output=True, text=True)
-        return bool(found.stdout.strip()) or (found.returncode != 0 and "Invalid job id" not in found.stderr)
+        found, why = run_slurm(["squeue", "-h", f"--jobs={self.job_id}"])
+        return bool(found.strip()) or (bool(why) and "Invalid job id" not in why)
 
 
 def submit(
