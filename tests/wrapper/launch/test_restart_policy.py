@@ -134,8 +134,8 @@ def test_cause() -> None:
     assert explaining_code([0, STOP_CODE]) == STOP_CODE
 
 
-def test_tries_are_kept_for_one_job(tmp_path: Path) -> None:
-    """Protects the count from another job in the same directory, and from a damaged file."""
+def test_tries_are_kept_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects the count from another job in the same directory, and from a damaged file; nothing is tried without."""
     assert read_tries(tmp_path, 3) == Tries(3)
     assert write_tries(tmp_path, Tries(3, 2, STEP_5))
     assert read_tries(tmp_path, 3) == Tries(3, 2, STEP_5)
@@ -144,6 +144,7 @@ def test_tries_are_kept_for_one_job(tmp_path: Path) -> None:
         (tmp_path / "tries.json").write_text(text)
         assert read_tries(tmp_path, 3).job_id == 3
     assert not write_tries(tmp_path / "none", Tries())
+    assert "tries.json cannot be written (No such file or directory), so nothing is tried" in capsys.readouterr().err
 
 
 def test_what_the_reports_tell(tmp_path: Path) -> None:

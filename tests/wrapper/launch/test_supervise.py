@@ -90,6 +90,16 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Protects the last checkpoint from a signal that comes while the launcher is being started."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
+    supervisor._handle(number, None)
+    launched = Started(["sleep", "5"], dict(os.environ), launcher="srun")
+    assert supervisor._once(launched) == 128 + signal.SIGUSR2
+
+
 def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects `ones-run`, whose signal comes after the launcher's end was collected and before that is noted."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -148,8 +148,8 @@ class Supervisor:
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
         )
-        if self._stopped:  # came before the ranks were there
-            self._handle(signal.SIGTERM, None)
+        if self._stopped or self._warned_at:  # came before the ranks were there
+            self._handle(signal.SIGTERM if self._stopped else signal.SIGUSR2, None)
         while True:
             try:
                 code = process.wait(timeout=1.0)

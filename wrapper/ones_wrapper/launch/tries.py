@@ -9,6 +9,7 @@ from pathlib import Path
 from ones_wrapper.files.job_directory import STEP_NAME
 from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.launch.restart_policy import Tries
+from ones_wrapper.process.log import log
 
 TRIES = "tries.json"
 MOST_BYTES = 4096
@@ -35,8 +36,10 @@ def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
 
 def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
     """Replace the file; return False if it could not be written, so that nothing is tried without being counted."""
+    path = job_dir / _tries_name(task)
     try:
-        replace_small(job_dir / _tries_name(task), (json.dumps(asdict(tries), indent=1) + "\n").encode())
-    except OSError:
+        replace_small(path, (json.dumps(asdict(tries), indent=1) + "\n").encode())
+    except OSError as error:
+        log(f"{path} cannot be written ({error.strerror}), so nothing is tried again", "ones-run")
         return False
     return True
