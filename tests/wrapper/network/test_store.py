@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -184,6 +185,14 @@ def test_what_is_followed_is_pushed(network: JobNetwork) -> None:
     host.close()
     with pytest.raises(StoreLostError):
         other.listen(5.0)
+
+
+def test_a_connection_that_another_thread_closes(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the thread that keeps up a membership, which knows a lost store by one error."""
+    member, poll = network.client(MEET, "start"), select.poll
+    monkeypatch.setattr(select, "poll", lambda: (member.close(), poll())[1])
+    with pytest.raises(StoreLostError, match="closed"):
+        member.listen(1.0)
 
 
 def test_a_last_will(network: JobNetwork) -> None:

@@ -107,7 +107,10 @@ class StoreClient:
         if (connection := self._socket) is None:
             raise StoreLostError("this connection to the store is closed")
         poll = select.poll()
-        poll.register(connection, select.POLLIN)
+        try:
+            poll.register(connection, select.POLLIN)
+        except ValueError:  # another thread has just closed it
+            raise StoreLostError("this connection to the store is closed") from None
         if not poll.poll(1000 * timeout_s):
             return
         with self._lock:
