@@ -11,6 +11,7 @@ break an invariant are listed, and each can be replayed alone. Seeds that the lo
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import multiprocessing
@@ -80,7 +81,7 @@ def many(first: int, seeds: int, processes: int, which: str, log: Path | None) -
     wanted = range(first, first + seeds)
     done = [one for one in done if one["which"] == which and one["seed"] in wanted]
     left = sorted({*wanted} - {one["seed"] for one in done})
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, gc.freeze) as pool:
         for result in pool.imap_unordered(EACH[which], left, chunksize=1):
             done.append(_line(result, which))
             if log is not None:

@@ -197,9 +197,13 @@ class LeaderRecord(NamedTuple):
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
     """Return the companion that leads the cluster (clusters.id) or led last; None if no companion ever led."""
-    columns = (LEADERS.c[name] for name in LeaderRecord._fields)
-    row = connection.execute(select(*columns).where(LEADERS.c.cluster_id == cluster)).one_or_none()
+    row = connection.execute(_LEADER, {"cluster": cluster}).one_or_none()
     return None if row is None else LeaderRecord(*row)
+
+
+_LEADER = select(*(LEADERS.c[name] for name in LeaderRecord._fields)).where(
+    LEADERS.c.cluster_id == bindparam("cluster")
+)
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:

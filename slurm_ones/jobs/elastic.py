@@ -179,16 +179,17 @@ def whole_job(
 ) -> WholeJob:
     """Return the job of an array's records; `known` is its stored record or None, `term` its leader's."""
     tasks = newest(records)
-    blocks, others = _of_one_kind(tasks[:MAX_BLOCKS], guests)
-    lent = frozenset(task for job in blocks if is_guest(job, guests) for task in job.array_tasks)
+    blocks, others, lent = _of_one_kind(tasks[:MAX_BLOCKS], guests)
     first = _representative(blocks)
     if first.running:
-        first = min((job for job in blocks if job.running), key=lambda job: not lent.isdisjoint(job.array_tasks))
-        if not lent.isdisjoint(first.array_tasks):
+        first = min((job for job in blocks if job.running), key=lambda job: job.array_tasks[0] in lent)
+        if first.array_tasks[0] in lent and (first.held or first.admin_held):
             # It may be held for its next start.
             first = replace(first, held=False, admin_held=False)
-    home = min(blocks, key=lambda job: (not says_blocks(job.comment), is_guest(job, guests), job != first, job.ended))
-    if known is not None and is_guest(home, guests):
+    home = min(
+        blocks, key=lambda job: (not says_blocks(job.comment), job.array_tasks[0] in lent, job is not first, job.ended)
+    )
+    if known is not None and home.array_tasks[0] in lent:
         # All its tasks have been guests: Slurm does not know any more to which partition it was submitted.
         licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
         partitions = tuple(known.partition.split(","))
@@ -212,7 +213,12 @@ def is_guest(job: SlurmJob, guests: Guests) -> bool:
     """Tell whether a block is in a queue of guests, by the settings or by its owner's comment. The comment names the
     queue into which the job's own launcher moves blocks. Nothing is released there; unless Slurm preempts,
     waiting jobs are served as if the block were no guest."""
-    return any(not any(queue.other_than(job)) for queue in guests.values()) or _lent(job)
+    names = ",".join(job.partitions), job.qos, job.account
+    return any(all(map(_unless_empty, queue, names)) for queue in guests.values()) or _lent(job)
+
+
+def _unless_empty(wanted: object, name: str) -> bool:
+    return wanted in ("", name)
 
 
 def _lent(job: SlurmJob) -> bool:
@@ -240,7 +246,7 @@ def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
     for record in records:
         # One more than a job of blocks may have tells that there are too many.
         for task in record.array_tasks[: MAX_BLOCKS + 1]:
-            one = record if len(record.array_tasks) == 1 else replace(record, array_tasks=(task,))
+            one = record.of_task(task)
             other = found.get(task)
             if other is None or _newness(one) > _newness(other):
                 found[task] = one
@@ -253,31 +259,31 @@ def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
     return not job.ended, job.restart, bool(job.node_list), job.start_time, job.job_id
 
 
-def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str]:
-    """Return the tasks that may form one job, and the first difference among them in words, "" for none. Ended tasks
-    that differ are left out."""
-    first = _speaker([job for job in tasks if not is_guest(job, guests)] or tasks)
+def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str, frozenset[int]]:
+    """Return the tasks that may form one job, the first difference among them in words, "" for none, and the numbers of
+    the guests among them. Ended tasks that differ are left out."""
+    lent = {job.array_tasks[0] for job in tasks if is_guest(job, guests)}
+    first = _speaker([job for job in tasks if job.array_tasks[0] not in lent] or tasks)
     kept, apart = [], ""
     for job in tasks:
-        different = _difference(first, job, guests)
+        different = _difference(first, job, guest=job.array_tasks[0] in lent)
         if not different or not job.ended:
             kept.append(job)
             apart = apart or different
-    return tuple(kept), apart
+    return tuple(kept), apart, frozenset(lent & {job.array_tasks[0] for job in kept})
 
 
 def _speaker(tasks: Sequence[SlurmJob]) -> SlurmJob:
     return min(tasks, key=lambda job: (not says_blocks(job.comment), job.ended))
 
 
-def _difference(one: SlurmJob, other: SlurmJob, guests: Guests) -> str:
+def _difference(one: SlurmJob, other: SlurmJob, *, guest: bool) -> str:
     if other is one:
         return ""
-    if is_guest(other, guests):
-        other = replace(other, partitions=one.partitions, account=one.account)
-    if not one.shares_partition(other):
+    if not guest and not one.shares_partition(other):
         return "partition"
-    same = {"uid": "user", "account": "account", "work_dir": "directory", "comment": "comment"}
+    same = {"uid": "user", "work_dir": "directory", "comment": "comment"}
+    same = same if guest else {"uid": "user", "account": "account", **same}
     return next((what for name, what in same.items() if getattr(one, name) != getattr(other, name)), "")
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -203,6 +203,18 @@ class SlurmJob:
         """Name of the job to Slurm."""
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
+
+    def of_task(self, task: int) -> SlurmJob:
+        """Return the record of several waiting tasks as a job of its own for one of them."""
+        if len(self.array_tasks) == 1:
+            return self
+        if task not in self._of_tasks:
+            self._of_tasks[task] = replace(self, array_tasks=(task,))
+        return self._of_tasks[task]
+
+    @cached_property
+    def _of_tasks(self) -> dict[int, SlurmJob]:
+        return {}
 
     def shares_partition(self, other: SlurmJob) -> bool:
         """Tell whether both jobs name a common partition."""

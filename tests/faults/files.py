@@ -79,6 +79,8 @@ class FaultyFiles(JobFiles):
         self._late_until = 0.0
         self._reads_orders_from = 0.0
         self._told: Membership | None = None
+        self.unread = False
+        """No companion reads it any more."""
         self.offset_s = 0.0
         """Seconds by which its clock is ahead."""
         if FaultKind.JOB_CLOCK in flaws:
@@ -105,6 +107,8 @@ class FaultyFiles(JobFiles):
         self.truth[self._restart].append(report)
         if isinstance(report, (Hello, Batch, Membership)):
             self.reported_batch, self.reported_at = report.batch, self._clock()
+        if self.unread:
+            return
         if self.offset_s and self._shows(FaultKind.JOB_CLOCK, 1.0):
             time = max(time + self.offset_s, 0.0)
         if isinstance(report, Throughput) and self._shows(FaultKind.LIES, 0.5):

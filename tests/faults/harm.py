@@ -104,10 +104,10 @@ class HarmWatch:
     def _served_by_guests(self) -> int:
         """The first job that waits, if it would run once guests are gone; 0 if there is none."""
         cluster = self._cluster
+        if not any(GUEST in (job.qos, job.partition) for job in cluster.records.known.values() if job.gpus):
+            return 0
         running = cluster.running()
         guests = [one for one in running if GUEST in (one.of.qos, one.partition)]
-        if not guests:
-            return 0
         counts, free = Counts(cluster.conf, running), cluster.nodes.ledger()
         for job in cluster.queue():
             if GUEST in (job.of.qos, job.partition) or counts.refusal(job) or counts.lacks_licenses(job):

@@ -137,6 +137,8 @@ class FaultRun:
         shutil.copyfile(empty_database(), self._database)
         self._url = f"sqlite:///{self._database}"
         self._connection = sqlite3.connect(self._database, isolation_level=None, check_same_thread=False)
+        self._opened: tuple[object, dict[int, OpenResize]] = None, {}
+        """The database's version, and the resizes that it then had open."""
         world = self.world
         self.checker = SafetyChecker(
             world.cluster,
@@ -347,6 +349,9 @@ class FaultRun:
             resizes = store.resizes()
             self.resizes = len(resizes)
             self.changes_of_blocks = sum(resize.mechanism == "blocks" for resize in resizes)
+        for training in world.trainings.values():
+            if isinstance(training.files, FaultyFiles):
+                training.files.unread = True
         end = world.timeline.now + END_S
         while not world.done and world.timeline.now < end:
             world.pass_time(3600.0)
@@ -369,6 +374,13 @@ class FaultRun:
 
     def _open(self) -> dict[int, OpenResize]:
         """The resizes under way by job, looked up past the companion's own store."""
+        # It changes with each commit of another connection.
+        version = self._connection.execute("PRAGMA data_version").fetchone()
+        if self._opened[0] != version:
+            self._opened = version, self._read_open()
+        return self._opened[1]
+
+    def _read_open(self) -> dict[int, OpenResize]:
         rows = self._connection.execute(
             "SELECT jobs.job_id, resizes.id, resizes.state, back, order_number, "
             "old_nodes, old_gpus_per_node, new_nodes, new_gpus_per_node "

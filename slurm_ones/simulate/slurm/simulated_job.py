@@ -339,8 +339,8 @@ class JobRecords:
 
     def look(self, job_id: JobKey) -> SlurmJob:
         """Return the job as Slurm shows it, and a task as a job of its own. Raises `UnknownJob`."""
-        seen = self.get(job_id).to_model()
-        return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
+        record = self.get(job_id)
+        return record.to_model().of_task(job_id.task) if isinstance(job_id, Task) else record.to_model()
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """Return the tasks of an array that Slurm still knows, each as a job of its own. Tasks cancelled while they
@@ -349,8 +349,8 @@ class JobRecords:
         if not records:
             self.get(array_id)
         shown = [record for record in records if len(record.array_tasks) == 1 or not record.ended]
-        numbers = sorted(task for record in shown for task in record.array_tasks)
-        return tuple(self.look(Task(array_id, task)) for task in numbers)
+        found = {task: record for record in shown for task in record.array_tasks}
+        return tuple(found[task].to_model().of_task(task) for task in sorted(found))
 
     def of(self, job_id: int) -> list[SimulatedJob]:
         """Return all records of a job id: the job's, or an array's by task; empty for an unknown id."""

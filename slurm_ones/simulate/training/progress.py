@@ -8,14 +8,24 @@ lower: failing fast looks like finishing fast.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.training.application import Application
 
 EPSILON = 1e-6
+
+
+def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return what `numpy.interp` does for one number, at a tenth of its cost."""
+    right = bisect_right(xs, x)
+    left = max(right - 1, 0)
+    if right in (0, len(xs)) or xs[left] == x:
+        return ys[left]
+    return (ys[right] - ys[left]) / (xs[right] - xs[left]) * (x - xs[left]) + ys[left]
 
 
 @dataclass(frozen=True)
@@ -46,21 +56,21 @@ class TrainingCurve:
         # Half a sample an epoch may be lost to rounding the dataset's length.
         self.total = application.total * share - 0.5 * len(application.ends)
         metric = application.metric[:, 0]
-        self._ends = np.append(0.0, application.ends)
-        self._metric = np.append(min(float(metric[0]), 0.0), metric)
-        self._sample_curves: dict[float, tuple[Floats, Floats]] = {}
+        self._ends: list[float] = [0.0, *application.ends.tolist()]
+        self._metric: list[float] = [min(float(metric[0]), 0.0), *metric.tolist()]
+        self._sample_curves: dict[float, list[float]] = {}
 
-    def _sample_curve(self, batch: float) -> tuple[Floats, Floats]:
-        """Return the progress at each epoch's end in the profile, and the samples to get there at this batch."""
+    def _sample_curve(self, batch: float) -> list[float]:
+        """Return the samples to each epoch's end in the profile at this batch."""
         if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
-            self._sample_curves[batch] = (self._ends, samples)
+            self._sample_curves[batch] = samples.tolist()
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
         """Return the position after further `samples` of the same pass, used in batches of size `batch`."""
-        ends, used = self._sample_curve(float(batch))
-        progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
+        ends, used = self._ends, self._sample_curve(float(batch))
+        progress = interpolated(interpolated(at.progress, ends, used) + samples, used, ends)
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
     def used(self, at: Position) -> int:
@@ -69,9 +79,10 @@ class TrainingCurve:
 
     def samples_left(self, at: Position, batch: int) -> float:
         """Return the number of samples from `at` to the end of training at this batch size."""
-        ends, used = self._sample_curve(float(batch))
-        before, until = np.interp([at.progress, self.total], ends, used)
-        return max(float(until - before), 0.0)
+        before, until = (
+            interpolated(one, self._ends, self._sample_curve(float(batch))) for one in (at.progress, self.total)
+        )
+        return max(until - before, 0.0)
 
     def finished(self, at: Position) -> bool:
         """Return True if the position is at the end of the training."""
@@ -93,6 +104,6 @@ class TrainingCurve:
 
     def loss(self, at: Position) -> float:
         """Return a training loss that falls as the metric rises: from some 2 at the start to 0.05 at the best."""
-        metric = float(np.interp(at.progress, self._ends, self._metric))
-        best, first = float(self._metric.max()), float(self._metric[0])
+        metric = interpolated(at.progress, self._ends, self._metric)
+        best, first = max(self._metric), self._metric[0]
         return 0.05 + 2.0 * min(max((best - metric) / max(best - first, 1e-9), 0.0), 1.0)

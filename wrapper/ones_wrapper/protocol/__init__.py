@@ -413,7 +413,7 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
     Fields that are None are left out, and so are numbers that no reader takes (an infinite loss, or one of 1e30): such
     a number would cost the whole line.
     """
-    given = {name: value for name, value in asdict(report).items() if value is not None}
+    given = {name: value for name, value in vars(report).items() if value is not None}
     body = {name: value for name, value in given.items() if not isinstance(value, float) or abs(value) <= MAX_INT}
     line = {"n": number, "t": round(time, 3), "kind": report.kind, **body}
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"

@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 MAX_GPUS = 100_000
@@ -248,6 +249,7 @@ def near_miss(comment: str) -> str:
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 
+@lru_cache(maxsize=1024)
 def parse_comment(comment: str) -> OptIn | None:
     """Return the opt-in in a job's comment; None if the comment does not opt in.
 
