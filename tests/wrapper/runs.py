@@ -107,6 +107,14 @@ class Run:
         self.process.send_signal(number)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process's first thread started; none if it ended meanwhile."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
 def write_order(job_dir: Path, order: Order) -> None:
     """Replace `orders.json` as the companion does."""
     new = job_dir / ".orders.json"

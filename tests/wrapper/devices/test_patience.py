@@ -17,6 +17,7 @@ from ones_wrapper.devices.patience import HANG_S, collective
         ("0", timedelta(days=365)),
         ("inf", timedelta(days=365)),
         ("nan", timedelta(seconds=HANG_S)),
+        ("soon", timedelta(seconds=HANG_S)),
         ("-5", timedelta(seconds=HANG_S)),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_script_that_changes_directory(home: Path, tmp_path: Path) -> None:
     path = prepare(home, cwd=tmp_path / "run")
     assert path == tmp_path / "run/ones-7"
     assert decode_pointer((home / "ones-7.where").read_bytes()) == str(path)
-    path = prepare(home, cwd=tmp_path / "run", ONES_JOB_DIR="../mine")
+    path = prepare(home, cwd=tmp_path / "run", ONES_JOB_DIR="../mine", ONES_JOB_ROOT="/not/asked")
     assert path == tmp_path / "mine"
     assert decode_pointer((tmp_path / "run/ones-7.where").read_bytes()) == str(path)
 

@@ -38,11 +38,12 @@ from ones_wrapper.network.client import StoreClient
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block, own_block
-from ones_wrapper.process.exit_codes import DONT_RESTART, HUNG, PEER_LOST, STOP_CODE, explaining_code
+from ones_wrapper.process.exit_codes import DONT_RESTART, PEER_LOST, STOP_CODE
 from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.marks import nightly
 from tests.waiting import until
+from tests.wrapper.launch.tools import asked, on_node
 from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import Run, write_order
 
@@ -88,12 +89,12 @@ def test_a_block_that_comes_late_has_nothing_to_do(tmp_path: Path) -> None:
 
 def test_a_block_that_no_order_names(tmp_path: Path) -> None:
     """Protects a job from blocks that nobody wants, and a block that is wanted from being sent away; where the leader
-    is gone somebody must go on."""
+    is gone somebody must go on, and waits for no first block."""
     hot = leads(tmp_path, 0)
     write_order(tmp_path, Order(1, 0, blocks=(0, 2)))
     assert "task 3 is not wanted now; those that are: 0, 2" in others(tmp_path).not_wanted()
     assert others(tmp_path, 2).not_wanted() == ""
-    assert others(tmp_path, lives=False).not_wanted() == ""
+    assert others(tmp_path, lives=False).not_wanted(60.0) == ""
     assert hot.newest() == LEADER
 
 
@@ -120,12 +121,6 @@ def test_an_array_without_a_throttle(tmp_path: Path) -> None:
     assert "--array=0-7%1" in others(tmp_path).not_wanted()
     write_order(tmp_path, Order(1, 0, batch=32))  # names no tasks
     assert "--array=0-7%1" in others(tmp_path).not_wanted()
-
-
-def test_the_next_task_takes_the_job_over(tmp_path: Path) -> None:
-    """Protects a job whose first block is gone, under a throttle and without a companion."""
-    leads(tmp_path, 0)
-    assert others(tmp_path, lives=False).not_wanted(60.0) == ""
 
 
 def test_who_waits_for_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +161,6 @@ def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
 # What is each block's own.
 
 
-def test_the_job_directory_is_the_arrays() -> None:
-    """Protects blocks from training side by side without each other, and a sweep's tasks from each other."""
-    assert find_job_directory(IN_ARRAY, Path("/w")) == Path("/w/ones-7")
-    assert find_job_directory(IN_ARRAY | {"ONES_BLOCKS": ""}, Path("/w")) == Path("/w/ones-9")
-
-
 def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
     """Protects exit codes and tries: of two blocks, and of two whose numbers begin alike."""
     for task, code in ((1, 5), (11, 6)):
@@ -187,17 +176,6 @@ def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
 
 
 # What follows the end of the ranks.
-
-
-def test_losing_others_explains_nothing() -> None:
-    """Protects the cause from its consequence: ranks that lost their peers follow one that failed, hung, was killed or
-    was told to stop."""
-    assert explaining_code([PEER_LOST, 7]) == 7
-    assert explaining_code([PEER_LOST, 137]) == 137
-    assert explaining_code([PEER_LOST, HUNG]) == HUNG
-    assert explaining_code([PEER_LOST, DONT_RESTART]) == DONT_RESTART
-    assert explaining_code([PEER_LOST, STOP_CODE]) == STOP_CODE
-    assert explaining_code([0, PEER_LOST]) == PEER_LOST
 
 
 def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,34 +233,15 @@ def test_who_trains_together(tmp_path: Path) -> None:
     assert seen.alone()
 
 
-TOOL = """#!/bin/sh
-echo "$(basename "$0") $@" >> "{folder}/asked"
-{then}
-"""
-
-
 def slurm(folder: Path, task: int = 0, scancel: str = "", **env: str) -> dict[str, str]:
-    """The environment of a block on this machine, with tools of Slurm that note what they are asked."""
-    tools = folder / "bin"
-    tools.mkdir(exist_ok=True)
-    for name in ("scontrol", "scancel"):
-        (tools / name).write_text(TOOL.format(folder=folder, then=scancel if name == "scancel" else ""))
-        (tools / name).chmod(0o755)
+    """The environment of a block on this machine."""
     return {
         **IN_ARRAY,
-        "PATH": f"{tools}:{os.environ['PATH']}",
+        **on_node(folder, scancel=scancel),
         "SLURM_ARRAY_TASK_ID": str(task),
         "SLURM_ARRAY_TASK_MIN": str(task),
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "localhost",
-        "ONES_LAUNCHER": "local",
         **env,
     }
-
-
-def asked(folder: Path) -> list[str]:
-    path = folder / "asked"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture
@@ -307,36 +266,30 @@ def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ends"), [("finished", True), ("stopped", True), ("moved", False), ("error", False)]
+    ("code", "stopped", "reason", "ends"),
+    [
+        (0, False, "finished", True),
+        (0, False, "stopped", True),
+        (0, False, "moved", False),
+        (0, False, "error", False),
+        (0, False, "", False),
+        (STOP_CODE, True, "", False),
+        (137, False, "", False),
+        (1, True, "", False),
+        (DONT_RESTART, False, "", True),
+    ],
 )
-def test_a_script_that_leaves_by_itself(seen: Path, tmp_path: Path, reason: str, ends: bool) -> None:
-    """Protects from training anew what the script itself has ended, early say; a leader that moved is not the end."""
+def test_a_leader_that_leaves(seen: Path, tmp_path: Path, code: int, stopped: bool, reason: str, ends: bool) -> None:
+    """Protects from training anew what the script itself has ended, early say, or its owner for good; and a job that
+    trains on, whose leader moved, left, or was told to stop."""
     leads(seen, 3)
-    members(seen, 3)
-    with (seen / "reports-0.jsonl").open("ab") as file:
-        file.write(encode_report(2, 1.0, Bye(reason, 5)))
-    others(seen, 3).ended(0, False)
+    if reason:
+        members(seen, 3)
+        with (seen / "reports-0.jsonl").open("ab") as file:
+            file.write(encode_report(2, 1.0, Bye(reason, 5)))
+    others(seen, 3).ended(code, stopped)
     assert asked(tmp_path) == CANCELLED * ends
     assert HotFolder(seen, ARRAY).over() is ends
-
-
-def test_a_leader_that_left_cancels_nothing(seen: Path, tmp_path: Path) -> None:
-    """Protects a job that trains on: its leader left, or was told to stop."""
-    leads(seen, 3)
-    others(seen, 3).ended(0, False)
-    others(seen, 3).ended(STOP_CODE, True)
-    others(seen, 3).ended(137, False)
-    others(seen, 3).ended(1, True)
-    assert asked(tmp_path) == []
-    assert not HotFolder(seen, ARRAY).over()
-
-
-def test_stopped_for_good(seen: Path, tmp_path: Path) -> None:
-    """Protects the owner's word: no other block takes the job over."""
-    leads(seen, 3)
-    others(seen, 3).ended(DONT_RESTART, False)
-    assert asked(tmp_path) == CANCELLED
-    assert HotFolder(seen, ARRAY).over()
 
 
 def test_a_script_that_fails(seen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -550,26 +503,20 @@ sys.exit(143)
 """
 
 
-def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path, reports: bool) -> None:
     """Protects a job at its time limit, and the array's other tasks, which a requeue by the array's id would take
-    too."""
-    run = block_of(tmp_path, TRAINS, task=3)
+    too. If its ranks wait for other blocks, or still load, the checkpoint that it would go on from is in the reports of
+    the term before."""
+    run = block_of(
+        tmp_path, TRAINS if reports else TRAINS.replace("FLAGS.armed", "after = lead()\nFLAGS.armed"), task=3
+    )
     until((tmp_path / "job/up3").exists)
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE, run.errors
+    assert others(tmp_path / "job").term() == (0 if reports else 1)
     assert asked(tmp_path) == ["scontrol requeue 7_3"]
     assert read_tries(tmp_path / "job", 9, 3).requeued_at == "step-000000005"
-
-
-def test_a_block_whose_time_is_over_before_its_term_reports(tmp_path: Path) -> None:
-    """Protects a job at its time limit whose ranks wait for other blocks, or still load: the checkpoint that it would
-    go on from is in the reports of the term before."""
-    run = block_of(tmp_path, TRAINS.replace("FLAGS.armed", "after = lead()\nFLAGS.armed"), task=3)
-    until((tmp_path / "job/up3").exists)
-    run.signal(signal.SIGUSR2)
-    assert run.end() == STOP_CODE, run.errors
-    assert others(tmp_path / "job").term() == 1
-    assert asked(tmp_path) == ["scontrol requeue 7_3"]
 
 
 def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.protocol import Bye, Checkpoint, First, Order
 from tests.marks import nightly
-from tests.wrapper.runs import Run, write_order
+from tests.wrapper.runs import Run, children, write_order
 
 SCRIPT = Path(__file__).parents[1] / "writes.py"
 ORDER = ["thread", "atexit second", "atexit first"]
@@ -87,9 +87,8 @@ def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None
     run.wait_for(First)
     write_order(tmp_path / "job", Order(1, 0, drain=True))
     step = run.wait_for(Checkpoint, lambda report: report.order == 1).step
-    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
-    for pid in children:
-        os.kill(int(pid), signal.SIGKILL)
+    for pid in children(run.process.pid):
+        os.kill(pid, signal.SIGKILL)
     run.process.kill()
     run.end()
     for rank in (0, 1):
@@ -191,19 +190,12 @@ def test_what_the_main_module_alone_holds_is_finalised(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_another_thread_ends(tmp_path: Path) -> None:
-    """Protects what a rank wrote whose own thread waits for ranks that are lost: the watch ends it."""
+    """Protects what a rank wrote whose own thread waits for ranks that are lost: the watch ends it. It has not come to
+    its end: if hooks took it for the script's end, the other blocks of a job would end for that."""
     done = leave(
         f"file = open({str(tmp_path / 'rows')!r}, 'w')\nfile.write('kept')\natexit.register(print, 'handled')\n"
+        "from ones_wrapper.process.hooks import on_exit\non_exit(lambda code, note: print('ended with', code))\n"
         "threading.Thread(target=ending.leave, args=(103,)).start()\ntime.sleep(60)"
     )
     assert (done.returncode, done.stdout, done.stderr) == (103, "handled\n", "")
     assert (tmp_path / "rows").read_text() == "kept"
-
-
-def test_a_rank_that_another_thread_ends_has_not_come_to_its_end() -> None:
-    """Protects the job: where hooks took it for the script's end, the other blocks of a job ended for that."""
-    done = leave(
-        "from ones_wrapper.process.hooks import on_exit\non_exit(lambda code, note: print('ended with', code))\n"
-        "threading.Thread(target=ending.leave, args=(103,)).start()\ntime.sleep(60)"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (103, "", "")

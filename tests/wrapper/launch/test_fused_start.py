@@ -6,7 +6,6 @@ import argparse
 import json
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from ones_wrapper.protocol import (
     encode,
 )
 from ones_wrapper.strategies.fusion.sweep import Sweep
+from tests.waiting import until
 from tests.wrapper.runs import Run
 
 SWEPT = Path(__file__).parents[2] / "endtoend/swept.py"
@@ -69,9 +69,7 @@ OTHERS = FusedMember(1, ("--lr", "0.1")), FusedMember(2, ("--lr", "0.2")), Fused
 
 def test_a_sweep_from_the_ask_to_each_ones_exit_code(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def companion() -> None:
-        until = time.monotonic() + 60
-        while not (job / FUSION).exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        until((job / FUSION).exists)
         assert decode_fusion((job / FUSION).read_bytes()).asks
         answer(job, *OTHERS)
 
@@ -213,12 +211,19 @@ def test_a_result_that_is_not_this_jobs_own_is_not_taken(job: Path, result: Any)
     assert (job / LEFT).exists()
 
 
+WORDS = [str(Path("train.py").resolve()), "--lr", "0.2"]
+
+
+def leave_result(job: Path, code: int) -> None:
+    """Another job has trained this one with its own."""
+    (job / TAKEN).write_text('{"by": 9}')
+    (job / RESULT).write_text(json.dumps({"by": 9, "code": code, "gpu_s": 12.5, "words": WORDS}))
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_database_is_told_what_a_member_took(job: Path, code: int) -> None:
     """In the report of its own short run: of whose GPU, and how long."""
-    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
-    (job / TAKEN).write_text('{"by": 9}')
-    (job / RESULT).write_text(json.dumps({"by": 9, "code": code, "gpu_s": 12.5, "words": words}))
+    leave_result(job, code)
     assert start(job, "--lr", "0.2")[0] == code
     (line,) = (job / "reports-0.jsonl").read_bytes().splitlines(keepends=True)
     note = "job 9 trained it: 12.50 s of that job's GPU"
@@ -228,9 +233,7 @@ def test_the_database_is_told_what_a_member_took(job: Path, code: int) -> None:
 @pytest.mark.parametrize("restart", ["0", "1"])
 def test_who_starts_again_once_its_result_is_taken_is_told_the_same(job: Path, restart: str) -> None:
     """A loop in the batch script, or a requeue at the wrong moment: what was reported is no training of its own."""
-    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
-    (job / TAKEN).write_text('{"by": 9}')
-    (job / RESULT).write_text(json.dumps({"by": 9, "code": 3, "gpu_s": 12.5, "words": words}))
+    leave_result(job, 3)
     assert start(job, "--lr", "0.2")[0] == 3
     assert start(job, "--lr", "0.2", SLURM_RESTART_COUNT=restart)[0] == 3
     assert not (job / LEFT).exists()
@@ -238,9 +241,8 @@ def test_who_starts_again_once_its_result_is_taken_is_told_the_same(job: Path, r
 
 
 def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
-    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
     (job / TAKEN).write_text('{"by": 9}')
-    (job / RESULT).write_text(json.dumps({"code": 0, "words": words}))
+    (job / RESULT).write_text(json.dumps({"code": 0, "words": WORDS}))
     assert start(job, "--lr", "0.2")[0] == 0
     (job / "reports-0.jsonl").touch()
     assert start(job, "--lr", "0.2")[0] is None

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import LAUNCHERS, Started
 from ones_wrapper.process.placement import LaunchError
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -211,9 +211,7 @@ def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, 
     options = ["--launcher", launcher, "--backend", backend, "--ranks-per-node=2", "stops.py"]
     command = [sys.executable, "-m", "ones_wrapper.launch", *options]
     with subprocess.Popen(command, env=clean, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 60
-        while len(list(tmp_path.glob("up?"))) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: len(list(tmp_path.glob("up?"))) == 2)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=180)
     assert sorted(line for line in output.splitlines() if "stopped" in line) == ["stopped 0", "stopped 1"]

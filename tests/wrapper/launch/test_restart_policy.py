@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,9 +14,19 @@ from hypothesis import strategies as st
 from ones_wrapper.files.job_directory import summarize_reports
 from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutcome, Tries, decide
 from ones_wrapper.launch.tries import read_tries, write_tries
-from ones_wrapper.process.exit_codes import CRASHED, DONT_RESTART, HUNG, OUT_OF_MEMORY, STOP_CODE, explaining_code
+from ones_wrapper.process.exit_codes import (
+    CRASHED,
+    DONT_RESTART,
+    HUNG,
+    OUT_OF_MEMORY,
+    PEER_LOST,
+    STOP_CODE,
+    explaining_code,
+)
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, encode_report
-from tests.wrapper.runs import Run, samples_used
+from tests.waiting import until
+from tests.wrapper.launch.tools import asked, on_node
+from tests.wrapper.runs import Run, assert_exactly_once, children
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +141,9 @@ def test_cause() -> None:
     assert explaining_code([137, DONT_RESTART]) == DONT_RESTART
     assert explaining_code([STOP_CODE, 7, 1]) == 7
     assert explaining_code([0, STOP_CODE]) == STOP_CODE
+    for cause in (7, KILLED, HUNG, DONT_RESTART, STOP_CODE):
+        assert explaining_code([PEER_LOST, cause]) == cause
+    assert explaining_code([0, PEER_LOST]) == PEER_LOST
 
 
 def test_tries_are_kept_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,16 +176,10 @@ def test_what_the_reports_tell(tmp_path: Path) -> None:
 def ranks_of(run: Run) -> list[int]:
     """Process ids of a local run's ranks."""
 
-    def children(pid: int) -> list[int]:
-        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    def found() -> list[int]:
+        return next((ranks for node in children(run.process.pid) if (ranks := children(node))), [])
 
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        for node in children(run.process.pid):
-            if found := children(node):
-                return found
-        time.sleep(0.05)
-    raise AssertionError("no ranks")
+    return until(found, "ranks", 30.0)
 
 
 def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
@@ -181,8 +187,7 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     the last checkpoint, and each sample has been used once in what counts.
     """
     hurry = tmp_path / "hurry"
-    options = ("--step-ms", "300", "--epochs", "16", "--hurry", str(hurry))
-    run = Run(tmp_path, *options, ranks=2, ONES_TRACE=str(tmp_path / "trace-{rank}.jsonl"))
+    run = Run(tmp_path, "--step-ms", "300", "--epochs", "16", "--hurry", str(hurry), ranks=2)
     run.wait_for(Throughput)
     run.signal(signal.SIGUSR1)
     good = run.wait_for(Checkpoint)
@@ -195,19 +200,7 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     assert (first.step, second.step, second.checkpoint) == (0, good.step, good.name)
     assert run.of(Bye)[-1].reason == "finished"
     assert read_tries(tmp_path, 0) == Tries(0, restarts=1, failures=1, failed_at=good.name)
-    # The trace says at which step the second start went on; what the first did from there on is undone.
-    counted: dict[int, list[int]] = {}
-    for path in tmp_path.glob("trace-*.jsonl"):
-        steps: dict[int, list[int]] = {}
-        for line in map(json.loads, path.read_text().splitlines()):
-            if "begin" in line:
-                steps = {step: used for step, used in steps.items() if step < line["begin"]}
-            else:
-                steps[line["step"]] = [line["epoch"] * 97 + s for s in line["samples"]]
-        for step, used in steps.items():
-            counted.setdefault(step, []).extend(used)
-    assert sorted(s for used in counted.values() for s in used) == list(range(16 * 97))
-    assert samples_used(tmp_path)  # the trace is where other tests look for it
+    assert_exactly_once(tmp_path, 16, 97)
 
 
 def script(folder: Path, text: str) -> Path:
@@ -224,15 +217,6 @@ def test_tries_without_progress_end(tmp_path: Path) -> None:
     assert "from the beginning, try 1 of 1" in run.errors
     assert "tried 1 more times without a newer checkpoint" in run.errors
     assert run.errors.count("starting the ranks again") == 1
-
-
-def test_dont_restart(tmp_path: Path) -> None:
-    """Protects the script's word, though another rank was killed."""
-    both = script(tmp_path, f"time.sleep(1 if os.environ['RANK'] == '0' else 0)\n"
-                  f"sys.exit({DONT_RESTART}) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)\n")  # fmt: skip
-    run = Run(tmp_path / "job", script=both, ranks=2)
-    assert run.end() == DONT_RESTART
-    assert "again" not in run.errors
 
 
 def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
@@ -257,30 +241,9 @@ def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
     assert sorted(run.output.splitlines()) == ["done 0 0", "done 0 1", "done 1 1"]
 
 
-SCONTROL = """#!/bin/sh
-echo "$@" >> "{folder}/asked"
-{refuse}
-"""
-
-
-def slurm(folder: Path, refuse: str = "") -> dict[str, str]:
-    """The environment of a Slurm job on this machine, with a `scontrol` that notes what it is asked."""
-    tools = folder / "bin"
-    tools.mkdir(exist_ok=True)
-    (tools / "scontrol").write_text(SCONTROL.format(folder=folder, refuse=refuse))
-    (tools / "scontrol").chmod(0o755)
-    return {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NUM_NODES": "1",
-        "SLURM_JOB_NODELIST": "localhost",
-        "ONES_LAUNCHER": "local",
-    }
-
-
-def asked(folder: Path) -> list[str]:
-    path = folder / "asked"
-    return path.read_text().splitlines() if path.exists() else []
+def slurm(folder: Path, scontrol: str = "") -> dict[str, str]:
+    """The environment of job 7 on this machine."""
+    return {**on_node(folder, scontrol=scontrol), "SLURM_JOB_ID": "7"}
 
 
 def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> None:
@@ -293,7 +256,7 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE, run.errors
     saved = run.of(Checkpoint)[-1]
-    assert asked(tmp_path) == ["requeue 7"]
+    assert asked(tmp_path) == ["scontrol requeue 7"]
     assert f"requeue 1 of 20, to go on from {saved.name}" in run.errors
     assert read_tries(job, 7) == Tries(7, requeues=1, requeued_at=saved.name)
 
@@ -304,9 +267,9 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     second.signal(signal.SIGUSR2)
     assert second.end() == STOP_CODE
     assert "made no checkpoint and loaded none" in second.errors
-    assert asked(tmp_path) == ["requeue 7"]
+    assert asked(tmp_path) == ["scontrol requeue 7"]
 
-    env = slurm(tmp_path, refuse="echo 'Job requeue disabled' >&2; exit 1")
+    env = slurm(tmp_path, scontrol="echo 'Job requeue disabled' >&2; exit 1")
     third = Run(job, "--step-ms", "30", "--epochs", "1000", restart=2, **env)
     third.wait_for(Hello)
     time.sleep(0.5)
@@ -314,16 +277,6 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     assert third.end() == STOP_CODE
     assert "Job requeue disabled" in third.errors
     assert read_tries(job, 7).requeues == 1
-
-
-def test_scancel_requeues_nothing(tmp_path: Path) -> None:
-    """Protects the owner's word: SIGTERM stops the job after a checkpoint, for good."""
-    run = Run(tmp_path / "job", "--step-ms", "30", "--epochs", "1000", **slurm(tmp_path))
-    run.wait_for(Hello)
-    run.signal(signal.SIGTERM)
-    assert run.end() == STOP_CODE, run.errors
-    assert run.of(Bye)[-1].reason == "signal"
-    assert asked(tmp_path) == []
 
 
 def test_ranks_that_do_not_end_in_time_are_requeued_without(tmp_path: Path) -> None:
@@ -342,4 +295,4 @@ def test_ranks_that_do_not_end_in_time_are_requeued_without(tmp_path: Path) -> N
     time.sleep(0.5)
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE
-    assert asked(tmp_path) == ["requeue 7"]
+    assert asked(tmp_path) == ["scontrol requeue 7"]

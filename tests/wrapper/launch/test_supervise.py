@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import RestartLimits
 from ones_wrapper.launch.supervise import Supervisor
 from tests.marks import nightly
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -58,20 +58,12 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_scripts_code_and_not_sruns(tmp_path: Path) -> None:
-    """Protects what Slurm and dependencies see: srun's own code tells of the tasks it killed."""
-    process = start(tmp_path, "import os, sys, time\ntime.sleep(0.2)\nsys.exit(5 * (os.environ['RANK'] == '1'))\n")
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 5, errors
-    assert (tmp_path / "ones-7").is_dir()
-    assert not list((tmp_path / "ones-7").glob(".exit*"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)])
 def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals) -> None:
-    """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks."""
+    """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks. And what Slurm and
+    dependencies see: the script's code, where srun's own tells of the tasks it killed."""
     script = (
-        "import os, time\n"
+        "import os, sys, time\n"
         "from pathlib import Path\n"
         "from ones_wrapper.process.hooks import FLAGS\n"
         "FLAGS.armed = True\n"
@@ -79,15 +71,15 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
         "while not FLAGS.stop:\n"
         "    time.sleep(0.01)\n"
         "print('checkpoint of rank', os.environ['RANK'], flush=True)\n"
+        "sys.exit(5 * (os.environ['RANK'] == '1'))\n"
     )
     process = start(tmp_path, script)
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("up*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(list(tmp_path.glob("up*"))) == 2)
     process.send_signal(number)
     output, errors = process.communicate(timeout=180)
     assert sorted(output.splitlines()) == ["checkpoint of rank 0", "checkpoint of rank 1"], errors
-    assert process.returncode == 0
+    assert process.returncode == 5, errors
+    assert (tmp_path / "ones-7").is_dir() and not list((tmp_path / "ones-7").glob(".exit*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])

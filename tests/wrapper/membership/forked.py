@@ -24,6 +24,7 @@ from ones_wrapper.network.job_network import STORE
 from ones_wrapper.process import hooks as process_hooks
 from ones_wrapper.process.hooks import Flags
 from ones_wrapper.process.placement import free_port
+from tests.wrapper.runs import children
 
 
 class ForkedBlock:
@@ -96,10 +97,7 @@ class ForkedBlock:
 
     def ranks(self) -> list[int]:
         """The processes of its ranks."""
-        try:
-            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
-        except OSError:
-            return []
+        return children(self.pid)
 
     def stacks(self) -> str:
         """Where its ranks are."""

@@ -143,35 +143,6 @@ def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "leader"), [("rank", True), nightly("block", False), nightly("rank", False), nightly("block", True)]
-)
-def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -> None:
-    """Protects: whoever dies, those who are left train on in their allocations from what they have in memory."""
-    job.start(0)
-    job.wait(First)
-    job.order(0, 1, 2)
-    job.start(1), job.start(2)
-    whole = job.wait_for(0, 1, 2)
-    time.sleep(0.5)
-    victim = job.blocks[0 if leader else 1]
-    killed = time.monotonic()
-    if how == "rank":
-        os.kill(victim.ranks()[0], signal.SIGKILL)
-    else:
-        victim.kill()
-    left = job.wait(Membership, lambda m: m.generation > whole.generation and m.world == 2)
-    took = time.monotonic() - killed
-    job.hurry()
-    job.end()
-    assert all(block.end() == 0 for block in job.blocks if block is not victim), job.errors()
-    assert job.terms() == 2, job.errors()
-    assert job.of(Hello)[-1].step >= whole.step, "the rescue was not used"
-    assert took < 20.0, left  # as long as a group may take to form, or a leader waits for a rescue
-    job.assert_as_undisturbed()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("leader", [False, nightly(True)])
 def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
     """Protects the others' time: a node that is gone closes no connection; it is missed within seconds."""

@@ -15,7 +15,7 @@ from tests.wrapper.strategies import script
 from tests.wrapper.strategies.apart_script import SAMPLES, SEED, data
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
-"""By day blocks of ranks with one model come, go and are killed (`test_hot`)."""
+"""By day blocks of ranks with one model come, go and are killed (`test_hot`, `test_loss`)."""
 
 EPOCHS = 30
 

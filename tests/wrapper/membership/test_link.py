@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from ones_wrapper.membership.board import Board
@@ -11,6 +9,7 @@ from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.link import Link
 from ones_wrapper.membership.plan import Member, Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
+from tests.waiting import until
 
 ME, OTHER = (Member(task, 0, f"{task}.0.aa", 1, 1, 1) for task in (0, 1))
 
@@ -26,11 +25,8 @@ def link_of(board: Board, present: int) -> Link:
     return link
 
 
-def read(board: Board, key: str) -> str | None:
-    until = time.monotonic() + 10
-    while (text := board.read(key)) is None and time.monotonic() < until:
-        time.sleep(0.01)
-    return text
+def read(board: Board, key: str) -> str:
+    return until(lambda: board.read(key), key)
 
 
 def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
@@ -39,7 +35,7 @@ def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
     link = link_of(board, 4)
     for generation in (5, 6):  # the first comes to nothing
         board.put(f"plan-{generation}", encode(Plan(generation, 0, (ME,))))
-        assert str(read(board, f"formed-{generation}-0")).startswith("formed")
+        assert read(board, f"formed-{generation}-0").startswith("formed")
     former = link.take(6)
     assert former is not None and former.formed is not None and former.plan.generation == 6
     assert link.take(6) is None

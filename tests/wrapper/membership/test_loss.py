@@ -59,8 +59,9 @@ def assert_together(job: Job, whole: Membership, *left: int) -> None:
 
 
 def assert_undisturbed(job: Job, *left: int) -> None:
+    """These blocks, in the order of their starts, end as if nothing had happened."""
     job.hurry()
-    assert [job.blocks[task].end() for task in left] == [0] * len(left), job.errors()
+    assert [job.blocks[number].end() for number in left] == [0] * len(left), job.errors()
     job.assert_as_undisturbed()
 
 
@@ -80,9 +81,7 @@ def test_all_that_are_left_go_on_together(job: Job, dead: tuple[int, ...]) -> No
     job.order(*left, 5)
     joined = job.wait_for(*left, 5)
     assert (joined.batch, job.terms()) == (batch, 2) and joined.bytes > 0, job.errors()
-    job.hurry()
-    assert [job.blocks[task].end() for task in (*left, 4)] == [0] * (len(left) + 1), job.errors()
-    job.assert_as_undisturbed()
+    assert_undisturbed(job, *left, 4)
 
 
 def here(task: int) -> bool:
@@ -120,9 +119,7 @@ def test_survivors_that_stopped_in_different_places(
     next_ = job.wait(Membership, lambda one: one.generation > whole.generation and len(one.blocks) == 2)
     assert sorted(next_.blocks) == left, job.errors()
     now.unlink()
-    job.hurry()
-    assert all(job.blocks[task].end() == 0 for task in left), job.errors()
-    job.assert_as_undisturbed()
+    assert_undisturbed(job, *left)
 
 
 @pytest.mark.slow
