@@ -7,26 +7,52 @@ the larger of both distances from the fixed points, which are found by a linear 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from ones_wrapper.group import Group
+from ones_wrapper.group.flat import flattened, unflatten
 from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 from ones_wrapper.strategies.decentlam.topologies import mixing
 from tests.wrapper.forked import Team
-from tests.wrapper.gradients.quadratics import (
-    Array,
-    DmSgd,
-    Point,
-    fixed_point,
-    minimise,
-    optimum,
-    quadratic,
-    regression,
-)
+from tests.wrapper.gradients.quadratics import Array, Point, minimise, quadratic, regression
 
 RANKS, SIZE, RATE, MOMENTUM = 8, 30, 2e-4, 0.9
 STEPS, AT_ONCE = 4000, 500
+
+
+class DmSgd(DecentLamExchange):
+    """DmSGD, to compare with: ranks step on their own gradients, and mix their parameters after it."""
+
+    def _correct(self, *given: Any) -> None:
+        """Leave gradients as they are."""
+
+    @torch.no_grad()
+    def _step_made(self) -> None:
+        for _, some in self._buckets():
+            mine = flattened(some)
+            mixed = self._own * mine
+            for weight, theirs in self._exchanged(mine):
+                mixed.add_(theirs, alpha=weight)
+            unflatten(mixed, some)
+
+
+def optimum(hessians: Array, slopes: Array) -> Array:
+    """Of the mean over the ranks."""
+    return np.linalg.solve(hessians.sum(0), slopes.sum(0))
+
+
+def fixed_point(hessians: Array, slopes: Array, weights: Array, rate: float) -> Array:
+    """Of decentralised SGD, x = W (x − rate ∇f(x)), by linear solve; [rank, size]."""
+    ranks, size = slopes.shape
+    whole, mix = np.zeros((ranks * size, ranks * size)), np.kron(weights, np.eye(size))
+    for rank in range(ranks):
+        block = slice(rank * size, (rank + 1) * size)
+        whole[block, block] = hessians[rank]
+    one = np.eye(ranks * size)
+    return np.linalg.solve(one - mix @ (one - rate * whole), rate * mix @ slopes.ravel()).reshape(ranks, size)
 
 
 def trained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from ones_wrapper.api import join
 from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.group import Group
 from tests.wrapper.forked import FORKS
-
-TIMEOUT_S = 240.0
 
 
 def _rank(
@@ -45,29 +42,6 @@ def start(function: Callable[..., Any], arguments: tuple[Any, ...], world: int, 
         theirs.close()
         started.append((process, mine))
     return started
-
-
-def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function(group, *arguments)` returns on each rank; an error where it raised."""
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = []
-        for process, pipe in start(function, arguments, world, Path(folder) / "store"):
-            outcomes.append((process, pipe))
-        results = []
-        try:
-            for _, pipe in outcomes:
-                if not pipe.poll(TIMEOUT_S):
-                    raise TimeoutError("a rank does not answer")
-                results.append(pipe.recv())
-        finally:
-            for process, _ in outcomes:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
-    failed = [why for why, _ in results if why]
-    if failed:
-        raise RuntimeError(failed[0])
-    return [result for _, result in results]
 
 
 class Net(torch.nn.Module):

@@ -21,10 +21,13 @@ class Teams(dict[int, Team]):
             del self[world]  # a test that failed has ended them
         return super().__getitem__(world)
 
+    def close(self) -> None:
+        for team in self.values():
+            team.close()
+
 
 @pytest.fixture(scope="session")
 def teams() -> Iterator[Teams]:
     found = Teams()
     yield found
-    for team in found.values():
-        team.close()
+    found.close()

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
-SAMPLES, EPOCHS = 4096, 3
+SAMPLES, EPOCHS = 4096, 1
 job = ones.init(batch=16, max_batch=64, epochs=EPOCHS + int(os.environ.get("SLURM_RESTART_COUNT", 0)))
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(SAMPLES, 8, generator=generator, dtype=torch.float64)

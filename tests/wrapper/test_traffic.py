@@ -43,20 +43,16 @@ def _kept(group: Group) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def test_bytes_that_a_rank_sends() -> None:
+def test_bytes_that_a_rank_sends(teams: dict[int, Team]) -> None:
     """Of four ranks, each operation by its usual algorithm; DDP's in its backward pass, too."""
-    team = Team(4)
-    try:
-        for sent in team.run(_sent):
-            assert sent == {
-                "allreduce_": 4 * NUMBERS * 3 // 2 + 4 * NUMBERS,
-                "broadcast_": 4 * NUMBERS * 3 // 4,
-                "_allgather_base_": 4 * NUMBERS * 3,
-                "_reduce_scatter_base_": 4 * NUMBERS * 3,
-                "send": 4 * NUMBERS,
-                "step": 4 * NUMBERS * 3 // 2,
-            }
-        # Of each sample the input and tanh's result: the parameters are not counted.
-        assert team.run(_kept)[0] == (8 * (8 + 16), 10 * 8 * (8 + 16))
-    finally:
-        team.close()
+    for sent in teams[4].run(_sent):
+        assert sent == {
+            "allreduce_": 4 * NUMBERS * 3 // 2 + 4 * NUMBERS,
+            "broadcast_": 4 * NUMBERS * 3 // 4,
+            "_allgather_base_": 4 * NUMBERS * 3,
+            "_reduce_scatter_base_": 4 * NUMBERS * 3,
+            "send": 4 * NUMBERS,
+            "step": 4 * NUMBERS * 3 // 2,
+        }
+    # Of each sample the input and tanh's result: the parameters are not counted.
+    assert teams[4].run(_kept)[0] == (8 * (8 + 16), 10 * 8 * (8 + 16))

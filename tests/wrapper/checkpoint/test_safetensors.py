@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.checksums import checksum
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.checkpoint.test_checkpoints import group, state, step
-from tests.wrapper.checkpoint_ranks import Net, make, on_ranks, train
+from tests.wrapper.checkpoint_ranks import Net, make, train
 from tests.wrapper.checkpoint_ranks import whole as gathered
+from tests.wrapper.forked import Team
 
 pytestmark = pytest.mark.slow
 
@@ -51,17 +53,25 @@ def test_the_library_opens_whole_tensors(tmp_path: Path, group: Group) -> None:
 def save(group: Group, job: Path, layout: str) -> dict[str, Any]:
     saved = make(layout, group, seed=1)
     train(saved, 2)
-    Checkpoints(job, group, 7, 0).save(saved, TrainingProgress(step=2))
+    with closing(Checkpoints(job, group, 7, 0)) as box:
+        box.save(saved, TrainingProgress(step=2))
     return gathered(saved)
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_the_library_opens_sharded_tensors(tmp_path: Path, layout: str) -> None:
+@pytest.fixture(scope="module")
+def sharded(teams: dict[int, Team], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint of a model over three ranks, and what the model held."""
+    job = tmp_path_factory.mktemp("sharded")
+    expected = teams[3].run(save, job, "fsdp")[0]
+    return job / "checkpoints" / "step-000000002", expected
+
+
+def test_the_library_opens_sharded_tensors(sharded: tuple[Path, dict[str, Any]]) -> None:
     """Protects researchers' tools: three ranks' blocks, put where the metadata says, are the parameters."""
-    expected = on_ranks(3, save, tmp_path, layout)[0]
+    folder, expected = sharded
     found: dict[str, torch.Tensor] = {}
     several = set()
-    for path in (tmp_path / "checkpoints" / "step-000000002").glob("*.safetensors"):
+    for path in folder.glob("*.safetensors"):
         with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
             blocks = json.loads(file.metadata()["DCP_SHARDING_INFO"])
             for key in file.keys():  # noqa: SIM118, it is no dictionary
@@ -73,26 +83,26 @@ def test_the_library_opens_sharded_tensors(tmp_path: Path, layout: str) -> None:
                 blank = torch.full(expected[name].shape, -1, dtype=block.dtype)
                 found.setdefault(name, blank)[place] = block
     assert {"a.weight", "a.weight/exp_avg", "norm.running_mean", "a.bias/step"} <= found.keys()
-    assert ("a.weight" in several) == (layout == "fsdp")
+    assert "a.weight" in several
     for name, value in found.items():
         assert np.array_equal(value.numpy(), expected[name]), name
 
 
-def test_torch_opens_it_by_itself(tmp_path: Path) -> None:
+def test_torch_opens_it_by_itself(sharded: tuple[Path, dict[str, Any]]) -> None:
     """Protects the format from being ours alone: torch's own reader of safetensors files, none of our code."""
-    expected = on_ranks(3, save, tmp_path, "fsdp")[0]
+    folder, expected = sharded
     model = Net().state_dict()
     tensors = {f"model.{name}": value for name, value in model.items()}
-    reader = HuggingFaceStorageReader(str(tmp_path / "checkpoints" / "step-000000002"))
+    reader = HuggingFaceStorageReader(str(folder))
     dcp_load(tensors, storage_reader=reader, no_dist=True)
     for name, value in model.items():
         assert np.array_equal(value.numpy(), expected[name]), name
 
 
-def test_a_checkpoint_becomes_one_file_of_the_model(tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_one_file_of_the_model(sharded: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Protects the way out that the decision describes: torch.distributed.checkpoint's own load, on no ranks."""
-    expected = on_ranks(2, save, tmp_path, "fsdp")[0]
-    reader = PartReader(tmp_path / "checkpoints" / "step-000000002")
+    folder, expected = sharded
+    reader = PartReader(folder)
     saved = reader.read_metadata().state_dict_metadata
     tensors = {
         key: torch.full(entry.size, -1, dtype=entry.properties.dtype)  # type: ignore[union-attr]

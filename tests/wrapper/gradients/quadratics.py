@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +10,6 @@ import torch
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.gradients.apart import ApartExchange
-from ones_wrapper.group.flat import flattened, unflatten
-from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 
 Array = npt.NDArray[np.float64]
 
@@ -47,22 +44,6 @@ def regression(ranks: int, size: int, scale: float, seed: int = 0) -> tuple[Arra
     return hessians, weight * np.einsum("nri,nr->ni", features, targets)
 
 
-def optimum(hessians: Array, slopes: Array) -> Array:
-    """Of the mean over the ranks."""
-    return np.linalg.solve(hessians.sum(0), slopes.sum(0))
-
-
-def fixed_point(hessians: Array, slopes: Array, weights: Array, rate: float) -> Array:
-    """Of decentralised SGD, x = W (x − rate ∇f(x)), by linear solve; [rank, size]."""
-    ranks, size = slopes.shape
-    whole, mix = np.zeros((ranks * size, ranks * size)), np.kron(weights, np.eye(size))
-    for rank in range(ranks):
-        block = slice(rank * size, (rank + 1) * size)
-        whole[block, block] = hessians[rank]
-    one = np.eye(ranks * size)
-    return np.linalg.solve(one - mix @ (one - rate * whole), rate * mix @ slopes.ravel()).reshape(ranks, size)
-
-
 def minimise(
     exchange: ApartExchange, model: Point, optimizer: torch.optim.Optimizer, rank: int, world: int, steps: int
 ) -> list[Array]:
@@ -80,19 +61,3 @@ def minimise(
         path.append(model.x.detach().numpy().copy())
     hook.remove()
     return path
-
-
-class DmSgd(DecentLamExchange):
-    """DmSGD, to compare with: ranks step on their own gradients, and mix their parameters after it."""
-
-    def _correct(self, *given: Any) -> None:
-        """Leave gradients as they are."""
-
-    @torch.no_grad()
-    def _step_made(self) -> None:
-        for _, some in self._buckets():
-            mine = flattened(some)
-            mixed = self._own * mine
-            for weight, theirs in self._exchanged(mine):
-                mixed.add_(theirs, alpha=weight)
-            unflatten(mixed, some)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.data.feed import Cut, step_passes
 from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
@@ -30,23 +29,6 @@ def test_gradients_are_the_mean_over_all_samples(
     noise, to_none = data.draw(st.booleans()), data.draw(st.booleans())
     expected = in_one_process(steps)
     for found in teams[world].run(on_ranks, "ddp", steps, options, noise, to_none, False):
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
-
-
-@pytest.mark.slow
-@given(
-    world=st.sampled_from([1, 2, 3]),
-    totals=st.lists(st.integers(1, 12), min_size=2, max_size=4),
-    most=st.integers(1, 5),
-)
-def test_with_the_passes_that_the_data_makes(teams: dict[int, Team], world: int, totals: list[int], most: int) -> None:
-    """The same for steps that are cut into passes as an epoch's are."""
-    steps = [
-        [[one.samples for one in step_passes(0, total, Cut(total, world, rank, most))] for rank in range(world)]
-        for total in totals
-    ]
-    expected = in_one_process(steps)
-    for found in teams[world].run(on_ranks, "ddp", steps, {}, True, True, False):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -20,7 +20,7 @@ from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
-from tests.marks import nightly
+from tests.marks import NIGHTLY
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import (
     Model,
@@ -42,6 +42,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_for
 
 
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
+@settings(max_examples=200 if NIGHTLY else 8)
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
 ) -> None:
@@ -87,8 +88,8 @@ def square_of(cursor: int, samples: int) -> float:
     return float(np.square(flat([p.grad for p in model.parameters()], list(model.parameters()))).sum())
 
 
-@pytest.mark.parametrize("shape", [(2,), (3,), (4,), (2, 2)])
-@pytest.mark.parametrize("total", [1, 5, 9, 12])
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+@pytest.mark.parametrize("total", [1, 9, 12])
 def test_the_noise_scale_sees_each_pass_and_the_whole(
     teams: dict[int, Team], shape: tuple[int, ...], total: int
 ) -> None:
@@ -105,38 +106,6 @@ def test_the_noise_scale_sees_each_pass_and_the_whole(
             cursor += samples
         assert {count for _, _, count in locals_} == {len(own)}
     assert sum(sum(wholes) for _, wholes in shown) == pytest.approx(square_of(0, total))
-
-
-def noise_scale(group: Group, passes_each: int, steps: int) -> tuple[float, float]:
-    """The measured noise scale of a linear model that stays where it is, and its true one."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4096, 8, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + 2.0 * torch.randn(4096, 1, generator=generator, dtype=torch.float64)
-    plain = nn.Linear(8, 1, bias=False).double()
-    nn.init.zeros_(plain.weight)
-    each = -2.0 * y * x
-    noise = NoiseScale(group)
-    exchange = FsdpExchange(group, noise)
-    model = exchange.wrap(plain)
-    sizes = [[4] * passes_each] * group.world
-    batch = 4 * passes_each * group.world
-    for step in range(steps):
-        for part in passes_of(sizes, group.rank, step * batch):
-            chosen = torch.arange(part.start, part.start + part.samples) % len(x)
-            with exchange.during(part):
-                nn.functional.mse_loss(model(x[chosen]), y[chosen]).backward()
-        noise.step(batch)
-        model.zero_grad()
-    noise.exchange()
-    assert noise.samples is not None
-    return noise.samples, float(each.var(0).sum() / each.mean(0).square().sum())
-
-
-@pytest.mark.parametrize(("world", "passes_each"), [nightly(1, 1), (1, 3), nightly(2, 1), nightly(2, 3), nightly(3, 2)])
-def test_the_noise_scale_is_the_true_one(teams: dict[int, Team], world: int, passes_each: int) -> None:
-    """tr(Σ)/|G|² of the per-sample gradients, as near as a few hundred steps tell."""
-    for found, true in teams[world].run(noise_scale, passes_each, 300):
-        assert found == pytest.approx(true, rel=0.25)
 
 
 def layout(group: Group, modules: Any) -> tuple[list[str], int, int]:

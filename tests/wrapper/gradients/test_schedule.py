@@ -22,6 +22,7 @@ from ones_wrapper.data.feed import split
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.gradients.schedule import ProgressScheduler, Schedules, base_steps, counted
 from ones_wrapper.protocol import Order, decode_report, encode
+from tests.marks import nightly
 
 BASE, EPOCHS = 4, 3
 Make = Callable[[torch.optim.Optimizer, int], Any]
@@ -279,7 +280,7 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("passes", [1, 12])
+@pytest.mark.parametrize("passes", [1, nightly(12)])
 def test_ten_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
     """Protects the promise of schedules: after ten resizes and batch changes the script's own rate at the end of a
     cosine is that of a run that nobody disturbed, with accumulation steps too; the factor by the batch is reported."""

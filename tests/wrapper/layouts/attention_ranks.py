@@ -1,4 +1,4 @@
-"""What ranks do in the tests of attention in a ring. Eight ranks make rings of any smaller size, side by side."""
+"""What ranks do in the tests of attention in a ring. They make rings of any smaller size, side by side."""
 
 from __future__ import annotations
 

@@ -10,26 +10,28 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import Bye, First, Membership
+from tests.cluster.paths import REPOSITORY
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.strategies import ring
 from tests.wrapper.strategies.ring_script import EPOCHS, SAMPLES
+from tests.wrapper.strategies.rows import HERE
+from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    script = Path(ring.__file__).with_name("ring_blocks_script.py")
-    job = Job(
-        tmp_path / "job", "--step-ms", "600", epochs=EPOCHS, script=script, PYTHONPATH=str(Path(__file__).parents[3])
-    )
+    folder = tmp_path / "job"
+    env = {OUT: str(folder / "out.json"), HURRY: str(folder / "hurry"), PACE_MS: "600", LATER_MS: "1000"}
+    job = Job(folder, script=HERE / "ring_script.py", PYTHONPATH=str(REPOSITORY), **env)
     yield job
     job.kill()
 
 
-def test_blocks_join_and_leave_a_ring(job: Job) -> None:
+def test_blocks_join_and_leave_a_ring(teams: dict[int, Team], job: Job) -> None:
     """1 → 2 → 4 → 1 ranks without a restart, the same ring object: dense attention's parameters, each sample once. An
     order of three ranks, which the sequences do not split over, leaves training as it is."""
     job.start(0)
@@ -50,10 +52,6 @@ def test_blocks_join_and_leave_a_ring(job: Job) -> None:
     assert [bye.reason for bye in job.of(Bye)] == ["finished"]
     assert [one.world for one in job.of(Membership)] == [1, 2, 4, 1], job.errors()
     assert_exactly_once(job.directory, EPOCHS, SAMPLES)
-    found = json.loads((job.directory / "out.json").read_text())["parameters"]
-    team = Team(1)
-    try:
-        (wanted,) = team.run(ring.expected)
-    finally:
-        team.close()
-    assert max(abs(one - other) for one, other in zip(found, wanted, strict=True)) < 1e-9
+    found = json.loads((job.directory / "out.json").read_text())
+    (wanted,) = teams[1].run(ring.expected)
+    ring.ROW.check(found, wanted)

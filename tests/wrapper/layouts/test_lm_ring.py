@@ -56,7 +56,7 @@ def _loss(model: nn.Module, pieces: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.nightly
-def test_sequences_that_do_not_fit_one_rank(tmp_path: Path) -> None:
+def test_sequences_that_do_not_fit_one_rank(teams: dict[int, Team], tmp_path: Path) -> None:
     """One rank is refused, with what would fit. Four ranks make two rings of two, and train to the dense result."""
     example = Path(lm_ring.__file__)
     alone = Run(tmp_path / "alone", *ARGUMENTS, ranks=1, script=example)
@@ -66,10 +66,6 @@ def test_sequences_that_do_not_fit_one_rank(tmp_path: Path) -> None:
     assert four.end() == 0, four.errors
     found = re.search(r"epoch 0: ([\d.]+) bits a byte, batch 4, 2 rings of 2 ranks", four.output)
     assert found, four.output
-    team = Team(1)
-    try:
-        ((bits, held),) = team.run(dense)
-    finally:
-        team.close()
+    ((bits, held),) = teams[1].run(dense)
     assert abs(float(found[1]) - bits) < 2e-6
     assert held > MEMORY_MB << 20

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ones_wrapper.protocol import Spec
 from ones_wrapper.strategies.optimus import Optimus2D
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
 from tests.marks import nightly
+from tests.wrapper.conftest import Teams
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks as ranks
 
@@ -23,34 +25,38 @@ SHAPE = {1: (6, 64, 48, 4), 2: (6, 64, 48, 4), 3: (6, 128, 72, 9)}
 """By q: samples, length, hidden and heads of a block that is measured."""
 
 
+MeshesOf = Callable[[int], Team]
+by_day_two_sides = pytest.mark.parametrize("q", [1, 2, nightly(3)])
+
+
 @pytest.fixture(scope="module")
-def teams() -> Iterator[dict[int, Team]]:
-    eight, nine = Team(8), Team(9)
-    yield {1: eight, 2: eight, 3: nine}
-    eight.close()
-    nine.close()
+def meshes_of() -> Iterator[MeshesOf]:
+    """The ranks of meshes of a side."""
+    teams = Teams()
+    yield lambda q: teams[9 if q == 3 else 8]
+    teams.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("q", SIDES)
-def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) -> None:
-    assert max(teams[q].run(ranks.products, q)) < 1e-12
+@by_day_two_sides
+def test_products_and_their_gradients_are_exact(meshes_of: MeshesOf, q: int) -> None:
+    assert max(meshes_of(q).run(ranks.products, q)) < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("q", "samples"), [nightly(1, 2), (2, 5), nightly(2, 1), nightly(3, 7)])
-def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples: int) -> None:
+def test_a_model_trains_as_the_dense_one(meshes_of: MeshesOf, q: int, samples: int) -> None:
     """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of
     unequally many samples or none, and tokens that do not count."""
-    for worst in teams[q].run(ranks.training, q, samples):
+    for worst in meshes_of(q).run(ranks.training, q, samples):
         assert worst["start"] == 0
         assert max(worst.values()) < 1e-11, worst
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("q", SIDES)
-def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) -> None:
-    assert max(teams[q].run(ranks.tied, q)) < 1e-12
+@by_day_two_sides
+def test_an_output_layer_may_be_the_embedding(meshes_of: MeshesOf, q: int) -> None:
+    assert max(meshes_of(q).run(ranks.tied, q)) < 1e-12
 
 
 @pytest.mark.slow
@@ -63,14 +69,14 @@ def test_an_output_layer_may_be_the_embedding(teams: dict[int, Team], q: int) ->
     ],
 )
 def test_gradients_are_the_mean_over_the_samples_of_all_replicas(
-    teams: dict[int, Team], q: int, sizes: list[list[int]]
+    meshes_of: MeshesOf, q: int, sizes: list[list[int]]
 ) -> None:
     """Replicas and passes of unequal size; all replicas take the first one's parameters."""
-    assert max(teams[q].run(ranks.exchanged, q, sizes)) < 1e-12
+    assert max(meshes_of(q).run(ranks.exchanged, q, sizes)) < 1e-12
 
 
-def test_what_is_not_of_the_mesh_is_refused(teams: dict[int, Team]) -> None:
-    for said in teams[2].run(ranks.refused, 2):
+def test_what_is_not_of_the_mesh_is_refused(meshes_of: MeshesOf) -> None:
+    for said in meshes_of(2).run(ranks.refused, 2):
         assert said == [
             "optimus2d: 0.weight is no block on the mesh, so the ranks would train it apart; make its layer by the "
             "strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …",
@@ -78,54 +84,51 @@ def test_what_is_not_of_the_mesh_is_refused(teams: dict[int, Team]) -> None:
         ]
 
 
-def test_replicas_with_other_models_are_refused(teams: dict[int, Team]) -> None:
+def test_replicas_with_other_models_are_refused(meshes_of: MeshesOf) -> None:
     """Rather than that they wait for each other."""
-    for said in teams[2].run(ranks.unlike, 2):
+    for said in meshes_of(2).run(ranks.unlike, 2):
         assert "another model than rank" in said and "(8, 8)" in said and "(16, 8)" in said
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
+def test_a_checkpoint_loads_at_any_mesh(meshes_of: MeshesOf, tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""
-    before = teams[2].run(ranks.saved, 2, tmp_path)[0]
+    before = meshes_of(2).run(ranks.saved, 2, tmp_path)[0]
     afterwards = []
     for q in SIDES:
-        there, after = teams[q].run(ranks.loaded, q, tmp_path)[0]
+        there, after = meshes_of(q).run(ranks.loaded, q, tmp_path)[0]
         assert all(torch.equal(one, other) for one, other in zip(before, there, strict=True))
         afterwards.append(after)
     for after in afterwards[1:]:
         assert max(map(ranks.apart, afterwards[0], after)) < 1e-11
-    dense = teams[2].run(ranks.into_dense, tmp_path)[0]
+    dense = meshes_of(2).run(ranks.into_dense, tmp_path)[0]
     assert all(torch.equal(one, other) for one, other in zip(before, dense, strict=False))
-    six = Team(6)
-    try:
+    with closing(Team(6)) as six:
         oblong = six.run(ranks.into_oblong, (2, 3), tmp_path)[0]
-    finally:
-        six.close()
     assert all(torch.equal(one, other) for one, other in zip(before, oblong, strict=True))
 
 
-@pytest.mark.parametrize("q", SIDES)
-def test_a_rank_keeps_its_part_of_the_activations(teams: dict[int, Team], q: int) -> None:
+@by_day_two_sides
+def test_a_rank_keeps_its_part_of_the_activations(meshes_of: MeshesOf, q: int) -> None:
     """As the formula says, which is 1/q² of the dense block's within 2 %."""
     samples, length, hidden, heads = SHAPE[q]
     sizes = MeshTransformer(hidden, heads, 1, 1, length)
     dense = 4 * samples * sizes.saved(1)
-    for kept in teams[q].run(ranks.kept_bytes, q, *SHAPE[q]):
+    for kept in meshes_of(q).run(ranks.kept_bytes, q, *SHAPE[q]):
         assert kept == 4 * samples * sizes.saved(q)
         assert kept == pytest.approx(float(dense / q**2), rel=0.02)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("q", [2, nightly(3)])
-def test_a_rank_sends_what_the_formula_says(teams: dict[int, Team], q: int) -> None:
+def test_a_rank_sends_what_the_formula_says(meshes_of: MeshesOf, q: int) -> None:
     """And beside it torch's own tensor parallelism over as many ranks, whose volume hardly falls with them."""
     samples, length, hidden, heads = SHAPE[q]
     tokens, matrices, vectors, share = samples * length, 12 * hidden**2, 13 * hidden, (q - 1) / q**2
     expected = 3 * share * (7 * tokens * hidden + matrices) + 2 * share * (8 * tokens + vectors)
-    for sent in teams[q].run(ranks.sent_on_mesh, q, *SHAPE[q]):
+    for sent in meshes_of(q).run(ranks.sent_on_mesh, q, *SHAPE[q]):
         assert sent == pytest.approx(4 * expected, abs=100)  # each message is rounded to bytes
     # The samples of whole batches are counted by row, so the formula by sample agrees.
     model = MeshTransformer(hidden, heads, 1, 1, length)
@@ -133,7 +136,7 @@ def test_a_rank_sends_what_the_formula_says(teams: dict[int, Team], q: int) -> N
     inside = samples * (model.sample_wire(q) - outside.sample_wire(q)) + model.pass_wire(q) - outside.pass_wire(q)
     assert float(inside) == pytest.approx(expected)
     if q == 3:
-        for sent in teams[q].run(ranks.sent_by_megatron, q * q, *SHAPE[q]):
+        for sent in meshes_of(q).run(ranks.sent_by_megatron, q * q, *SHAPE[q]):
             assert sent == pytest.approx(4 * 8 * (1 - 1 / q**2) * tokens * hidden)
             assert 4 * expected < 0.8 * sent
 

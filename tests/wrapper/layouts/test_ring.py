@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -15,29 +14,28 @@ from ones_wrapper.strategies.ring.strategy import Ring
 from ones_wrapper.strategies.ring.transformer_sizes import Transformer
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import layer_ranks as ranks
+from tests.wrapper.layouts.test_ring_attention import SIZES
 
 SPEC = Spec(64, 64, 64, 0, 1)
 
 
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(8)
-    yield team
-    team.close()
+@pytest.fixture
+def team(teams: dict[int, Team]) -> Team:
+    return teams[SIZES[-1]]
 
 
 def test_a_layer_equals_torchs_own_on_meshes_of_data_and_sequence(team: Team) -> None:
-    """Rings of 1, 2, 4 and 8 of eight ranks, so that 8, 4, 2 and 1 replicas share the samples; with padding. Gradients
-    added up over all ranks are those of one process."""
+    """Rings of 1, 2 and 4 of four ranks, by night also of 8 of eight, so that several replicas share the samples; with
+    padding. Gradients added up over all ranks are those of one process."""
     for causal in (False, True):
-        for size in (1, 2, 4, 8):
+        for size in SIZES:
             found = team.run(ranks.layer_errors, size, causal)
             assert max(map(max, found)) < 1e-12, (causal, size, found)
 
 
 def test_dropout_is_the_same_at_any_size_of_the_ring(team: Team) -> None:
     """The gradients with dropout, of attention and by `ring.dropout`, are those of a ring of one rank."""
-    found = [team.run(ranks.dropped_gradients, size) for size in (1, 2, 4, 8)]
+    found = [team.run(ranks.dropped_gradients, size) for size in SIZES]
     for one, other in pairwise(found):
         assert abs(sum(one[0])) > 0
         assert max(abs(a - b) for a, b in zip(one[0], other[0], strict=True)) < 1e-12
@@ -47,8 +45,8 @@ def test_dropout_is_the_same_at_any_size_of_the_ring(team: Team) -> None:
 
 @pytest.mark.parametrize("two_pass", [False, True])
 def test_what_a_layer_keeps_is_the_formula(team: Team, two_pass: bool) -> None:
-    """Within 2 %, at 1, 2, 4 and 8 ranks."""
-    for size in (1, 2, 4, 8):
+    """Within 2 % at each size."""
+    for size in SIZES:
         for kept, said in team.run(ranks.kept_bytes, size, two_pass):
             assert abs(kept / said - 1) < 0.02, (size, kept, said)
 

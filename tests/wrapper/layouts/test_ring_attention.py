@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -11,17 +10,17 @@ import torch
 from ones_wrapper.strategies.ring.circle import Circle
 from ones_wrapper.strategies.ring.ring_attention import Arrangement
 from ones_wrapper.strategies.ring.tile import uniform
+from tests.marks import NIGHTLY
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import attention_ranks as ranks
 
-SIZES = (1, 2, 4, 8)
+SIZES = (1, 2, 4, 8) if NIGHTLY else (1, 2, 4)
 
 
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(8)
-    yield team
-    team.close()
+@pytest.fixture
+def team(teams: dict[int, Team]) -> Team:
+    """As many ranks as the largest ring has; smaller ones lie side by side."""
+    return teams[SIZES[-1]]
 
 
 @pytest.mark.slow
@@ -47,7 +46,7 @@ def test_the_bytes_on_the_wire_are_those_of_the_formula(team: Team, causal: bool
     block = 4 * ranks.BATCH * ranks.HEADS * ranks.LENGTH * ranks.WIDTH
     for name, size in product(ranks.FUNCTIONS, SIZES):
         found = team.run(ranks.sent, size, name, causal)
-        assert found == [(2 * (size - 1) * block // size, 4 * (size - 1) * block // size)] * 8, (name, size)
+        assert found == [(2 * (size - 1) * block // size, 4 * (size - 1) * block // size)] * SIZES[-1], (name, size)
 
 
 def test_chunks_of_queries_change_nothing(team: Team) -> None:

@@ -30,6 +30,7 @@ from ones_wrapper.membership.connections import (
 )
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
+from tests.waiting import until
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.test_plan import member
 
@@ -125,13 +126,6 @@ class Card:
             self._over.set()
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60.0
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.005)
-    return condition()
-
-
 def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects memory and threads of those who train, whatever comes of newcomers."""
     card, board = Card(), Board.hosted(JobNetwork.here(), 0)
@@ -142,7 +136,7 @@ def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -
         former.run()
         assert former.formed is not None and former.error == "" and card.held == 1
         drop(former.formed)
-        assert until(lambda: card.held == 0)
+        until(lambda: card.held == 0)
         del former
         tasks.append(len(list(Path("/proc/self/task").iterdir())))
     # A thread that each leaves would make ten more; a few others of this process come and go.
@@ -157,7 +151,7 @@ def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
     found = Trial(one, CPU).result(0.1 if card.hangs else 20.0)
     assert (why in found) if why else (found, card.sums) == ("", list(connections.TRIED))
     drop(one)
-    assert until(lambda: card.held == 0)
+    until(lambda: card.held == 0)
 
 
 def tried(group: Group, bad: int | None) -> str:
@@ -169,11 +163,10 @@ def tried(group: Group, bad: int | None) -> str:
     return Trial(one, CPU).result(20.0)
 
 
-def test_all_ranks_find_the_same() -> None:
+def test_all_ranks_find_the_same(teams: dict[int, Team]) -> None:
     """Protects newcomers and those who train from each other's view: what fails on one fails on all."""
-    with closing(Team(2)) as team:
-        assert team.run(tried, None) == ["", ""]
-        first, second = team.run(tried, 1)
+    assert teams[2].run(tried, None) == ["", ""]
+    first, second = teams[2].run(tried, 1)
     assert first == "another rank could not" and "a sum of ones over 2 ranks is 3" in second
 
 
@@ -202,5 +195,5 @@ def test_a_communicator_that_never_comes_to_be_is_given_up(monkeypatch: pytest.M
     with pytest.raises(RuntimeError, match="never came to be: no more are made"):
         connect(card.group, 1.0)
     come.set()
-    assert until(lambda: all(one.done() for one in connections._stuck)) and until(lambda: card.held == 0)
+    until(lambda: all(one.done() for one in connections._stuck) and card.held == 0)
     assert connect(card.group, 1.0) is not None and connections._stuck == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +15,6 @@ from ones_wrapper.network.job_network import STORE
 from tests.wrapper.forked import Team
 
 IN_BLOCK = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(2)
-    yield team
-    team.close()
 
 
 def meets(group: Group, store: str, directory: str, shown: tuple[bool | None, ...]) -> int:
@@ -43,7 +35,9 @@ def meets(group: Group, store: str, directory: str, shown: tuple[bool | None, ..
 @pytest.mark.parametrize(
     ("shown", "met"), [((False, None), 2), ((None, False), 0), ((True, True), 0), ((False, False), 2)]
 )
-def test_ranks_of_a_block_decide_alike(team: Team, tmp_path: Any, shown: tuple[bool | None, ...], met: int) -> None:
+def test_ranks_of_a_block_decide_alike(
+    teams: dict[int, Team], tmp_path: Any, shown: tuple[bool | None, ...], met: int
+) -> None:
     """Protects a block's start: a shared file system shows one node a spec that another does not see yet, and those who
     meet before the script would wait for those who do so in it."""
-    assert team.run(meets, serve(tmp_path, {}), str(tmp_path), shown) == [met, met]
+    assert teams[2].run(meets, serve(tmp_path, {}), str(tmp_path), shown) == [met, met]

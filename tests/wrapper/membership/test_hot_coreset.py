@@ -18,7 +18,7 @@ from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
 pytestmark = pytest.mark.slow
 
 
-def test_what_was_chosen_travels_to_new_blocks(tmp_path: Path) -> None:
+def test_what_was_chosen_travels_to_new_blocks(teams: dict[int, Team], tmp_path: Path) -> None:
     """1 → 2 → 1 ranks, the last one in another block than the first: each epoch uses the chosen samples once, with the
     same choice until the next one, and the parameters are those of one process."""
     folder = tmp_path / "job"
@@ -28,9 +28,5 @@ def test_what_was_chosen_travels_to_new_blocks(tmp_path: Path) -> None:
     job.move()
     assert [one.world for one in job.of(Membership)] == [1, 2, 1], job.errors()
     coreset.once(job.directory)
-    team = Team(1)
-    try:
-        (wanted,) = team.run(coreset.expected)
-    finally:
-        team.close()
+    (wanted,) = teams[1].run(coreset.expected)
     coreset.ROW.check(json.loads((folder / "out.json").read_text()), wanted)

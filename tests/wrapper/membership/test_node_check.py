@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,6 @@ GOOD = NodeFigures("n9", "cpu", 2, 0, 0.001, 0.001)
 def test_what_counts_as_unfit(mine: dict[str, Any], others: list[dict[str, Any]], why: str) -> None:
     found = why_unfit(replace(GOOD, name="n1", **mine), [replace(GOOD, **other) for other in others])
     assert found.startswith(why) and bool(found) == bool(why)
-
-
-@pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(2)
-    yield team
-    team.close()
 
 
 def checked(group: Group, folder: str, fault: str) -> str:
@@ -85,26 +78,23 @@ def told(folder: Path, *nodes: NodeFigures) -> None:
         ("raises", "a matrix product failed (RuntimeError: no kernel image"),
     ],
 )
-def test_all_ranks_of_a_bad_node_find_the_same(team: Team, tmp_path: Path, fault: str, why: str) -> None:
+def test_all_ranks_of_a_bad_node_find_the_same(teams: dict[int, Team], tmp_path: Path, fault: str, why: str) -> None:
     told(tmp_path, GOOD)
     (tmp_path / "node-odd.json").write_text('{"array": 7, "name": "odd", "product_s": NaN}')
-    one, other = team.run(checked, str(tmp_path), fault)
+    one, other = teams[2].run(checked, str(tmp_path), fault)
     assert one.replace("node n0", "node n1") == other.replace("node n0", "node n1")
     assert why in other and bool(other) == bool(why)
     assert (tmp_path / "node-n1.json").exists() == (not why)
 
 
-def test_a_directory_that_cannot_be_written(team: Team, tmp_path: Path) -> None:
-    found = team.run(checked, str(tmp_path / "gone"), "")
+def test_a_directory_that_cannot_be_written(teams: dict[int, Team], tmp_path: Path) -> None:
+    found = teams[2].run(checked, str(tmp_path / "gone"), "")
     assert found == [f"node n0: cannot write into {tmp_path / 'gone'} (No such file or directory)"] * 2
 
 
 def test_a_node_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path) -> None:
-    team = Team(2)
-    try:
+    with closing(Team(2)) as team:
         assert all("took more than 3 s" in found for found in team.run(checked, str(tmp_path), "hangs"))
-    finally:
-        team.close()
 
 
 def test_an_unfit_block_leaves_and_is_named_while_others_train(tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ def test_a_slow_block_is_waited_for_as_a_term_begins(job: Job, monkeypatch: pyte
 @pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("its", "ranks"), [(optimus, 3), (fused, 1)], ids=["mesh", "fused"])
-def test_a_strategy_grows_loses_a_block_and_shrinks(tmp_path: Path, its: ModuleType, ranks: int) -> None:
+def test_a_strategy_grows_loses_a_block_and_shrinks(
+    teams: dict[int, Team], tmp_path: Path, its: ModuleType, ranks: int
+) -> None:
     """Protects Optimus-2D and fusion: one rank becomes a mesh of 2 × 2 by a block of three, which cannot train alone,
     or two that train all members; one is lost, and comes back; then there is one again."""
     directory = tmp_path / "job"
@@ -161,10 +163,6 @@ def test_a_strategy_grows_loses_a_block_and_shrinks(tmp_path: Path, its: ModuleT
     assert worlds(job) == ([1, 4, 4, 1] if ranks == 3 else [1, 2, 1, 2, 1])
     of = importlib.import_module(f"{its.__name__}_script")
     assert_exactly_once(directory, of.EPOCHS, of.SAMPLES)
-    team = Team(1)
-    try:
-        (wanted,) = team.run(its.expected)
-    finally:
-        team.close()
+    (wanted,) = teams[1].run(its.expected)
     found = json.loads((directory / "out.json").read_text())
     assert max(abs(one - other) for one, other in zip(found, wanted, strict=True)) < 1e-9

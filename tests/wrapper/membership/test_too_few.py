@@ -81,10 +81,6 @@ def one_is_told(group: Group, directory: str) -> object:
         FLAGS.stop = False
 
 
-def test_one_of_several_ends(tmp_path: Path) -> None:
+def test_one_of_several_ends(teams: dict[int, Team], tmp_path: Path) -> None:
     """Protects a block at its time limit from waiting for those that have time left; these look again."""
-    team = Team(2)
-    try:
-        assert team.run(one_is_told, str(tmp_path)) == ["another block ends", STOP_CODE]
-    finally:
-        team.close()
+    assert teams[2].run(one_is_told, str(tmp_path)) == ["another block ends", STOP_CODE]

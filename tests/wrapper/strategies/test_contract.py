@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,21 +27,13 @@ from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 pytestmark = pytest.mark.slow
 
 ROWS = rows()
-BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb", "lsgd", "ring", "coreset", "uneven", "fused")
-"""By day `tests/wrapper/membership`, and `tests/wrapper/layouts` the rings, have most change their size as blocks."""
+BY_NIGHT = ("optimus2d", "decentlam", "onebit_lamb", "lsgd", "ring", "coreset", "uneven", "fused", "paired")
+"""By day `tests/wrapper/membership`, and `tests/wrapper/layouts` the rings, have most change their size as blocks, and
+`tests/wrapper/test_strategy.py` resizes the pairs."""
 every = pytest.mark.parametrize(
     "row", [(nightly if row.name in BY_NIGHT else pytest.param)(row, id=row.name) for row in ROWS]
 )
 STRATEGIES = [row for row in ROWS if row.make is not None]
-
-
-@pytest.fixture
-def team() -> Iterator[dict[int, Team]]:
-    """Ranks in one process group, by their number."""
-    teams: dict[int, Team] = {}
-    yield teams
-    for one in teams.values():
-        one.close()
 
 
 def start(row: Row, job: Path, restart: int) -> Run:
@@ -67,7 +58,7 @@ def stop(run: Run, trained: int = 0) -> int:
 
 
 @every
-def test_resizes_and_a_killed_rank_change_nothing(row: Row, tmp_path: Path, team: dict[int, Team]) -> None:
+def test_resizes_and_a_killed_rank_change_nothing(row: Row, tmp_path: Path, teams: dict[int, Team]) -> None:
     """The reference's result, each sample of each epoch once, and limits that the companion can read."""
     job = tmp_path / "job"
     job.mkdir()
@@ -90,8 +81,7 @@ def test_resizes_and_a_killed_rank_change_nothing(row: Row, tmp_path: Path, team
     else:
         assert_exactly_once(job, row.epochs, row.samples)
     found = json.loads((tmp_path / "out.json").read_text())
-    team[1] = Team(1)
-    (wanted,) = team[1].run(row.expected)
+    (wanted,) = teams[1].run(row.expected)
     row.check(found, wanted)
     limits = decode_spec((job / "spec.json").read_bytes()).limits
     if row.make is None:
@@ -130,12 +120,11 @@ MEASURED = [(row, world) for row in STRATEGIES if row.measure for world in row.m
         for row, world in MEASURED
     ],
 )
-def test_limits_are_true(row: Row, world: int, team: dict[int, Team]) -> None:
+def test_limits_are_true(row: Row, world: int, teams: dict[int, Team]) -> None:
     """Memory and bytes as a rank measures them, against what the limits say."""
-    team[world] = Team(world)
     assert row.make is not None
     size = row.make().limits(row.spec, MOST_GPUS, world).at(world)
-    for measured in team[world].run(row.measure):  # type: ignore[arg-type]
+    for measured in teams[world].run(row.measure):  # type: ignore[arg-type]
         assert measured
         for name, value in measured.items():
             said = getattr(size, name)
