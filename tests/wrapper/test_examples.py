@@ -36,7 +36,7 @@ def test_the_guide_shows_the_edits_of_a_framework(name: str, most: int) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("elastic.py", ("--epochs", "2")),
+        nightly("elastic.py", ("--epochs", "2")),
         nightly("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
         nightly("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
         nightly("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
@@ -45,6 +45,7 @@ def test_the_guide_shows_the_edits_of_a_framework(name: str, most: int) -> None:
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         nightly("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
         nightly("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
+        nightly("gan.py", ("--epochs", "1")),
         nightly("coreset.py", ("--epochs", "3", "--every", "2")),
     ],
 )

@@ -22,7 +22,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 import ones_wrapper as ones
@@ -180,22 +179,9 @@ def test_any_part_of_it_may_be_given(kind: str) -> None:
     assert sorted(i for one in put for i in one.value) == list(range(SAMPLES))
 
 
-def other_batch(model: torch.nn.Module) -> list[Any]:
-    return [model, rates(model), DataLoader(DATA, 8)]
-
-
-def weighted(model: torch.nn.Module) -> list[Any]:
-    return [model, rates(model), DataLoader(DATA, BATCH, sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES))]
-
-
 REFUSED: dict[str, tuple[Callable[[torch.nn.Module], list[Any]], str]] = {
-    "another batch": (other_batch, "batch_size is 8, and init's batch is 4"),
-    "a sampler": (weighted, "comes through WeightedRandomSampler"),
-    "no batches": (lambda m: [m, rates(m), DataLoader(DATA, batch_size=None)], "comes through batch_size=None"),
-    "two datasets": (lambda m: [m, rates(m), DATA, DataLoader(DATA, BATCH)], "use an ordinary DataLoader to evaluate"),
     "no model": (lambda m: [rates(m)], "give SGD together with model and optimizer"),
     "no optimizer": (lambda m: [m, StepLR(rates(m), 1)], "give StepLR together with model and optimizer"),
-    "another's model": (lambda m: [m, rates(net())], "parameters that are in no registered model"),
     "a list": (lambda m: [m, rates(m), [StepLR(rates(m), 1)]], "a list is no model, optimizer"),
     "a function": (lambda m: [m, rates(m), len], "a builtin_function_or_method is no model"),
     "a dict of models": (lambda m: [{"a": m}, rates(m)], "the dict holds a Sequential"),

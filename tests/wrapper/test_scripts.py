@@ -25,6 +25,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.protocol import Epoch, decode_report
+from tests.marks import nightly
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -268,22 +269,9 @@ def inner() -> None:
             loop.optimizer.step()
 
 
-def closes() -> None:
-    loop = Loop()
-    for _ in loop.job.epochs():
-        for batch in loop.loader:
-            loop.optimizer.step(lambda batch=batch: loop.loss(batch).backward())
-
-
-def test_a_closure_is_refused_by_its_name() -> None:
-    with pytest.raises(testing.RankFailed, match=r"a closure is not taken.*call loss\.backward\(\) yourself"):
-        testing.run(closes)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_forward_on_the_inner_model_is_refused_on_one_rank_too(ranks: int) -> None:
+def test_a_forward_on_the_inner_model_is_refused_on_one_rank_too() -> None:
     with pytest.raises(testing.RankFailed, match="gradients were not exchanged"):
-        testing.run(inner, ranks=ranks)
+        testing.run(inner)
 
 
 # -- the loop --------------------------------------------------------------------------------------------------------
@@ -535,11 +523,14 @@ def optimizes(kind: Callable[[Any], torch.optim.Optimizer], stops: bool) -> int 
     return None
 
 
-@pytest.mark.parametrize("kind", [NoClosure, TwoSteps, Slow])
+@pytest.mark.parametrize("kind", [NoClosure, TwoSteps, Slow, nightly("LARS"), nightly("Lamb")])
 def test_optimizers_of_other_forms_go_on(
-    kind: Callable[[Any], torch.optim.Optimizer], capfd: pytest.CaptureFixture[str]
+    kind: str | Callable[[Any], torch.optim.Optimizer], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects what an optimizer knows: the same weights with a resize and without."""
+    """Protects what an optimizer knows, those for large batches of `pytorch-optimizer` among them: the same weights
+    with a resize and without."""
+    if isinstance(kind, str):
+        kind = partial(getattr(pytest.importorskip("pytorch_optimizer"), kind), lr=0.02)
     (still,), log = logged(partial(optimizes, kind, False), capfd)
     moved, _ = logged(partial(optimizes, kind, True), capfd)
     assert all(one == pytest.approx(still, abs=2e-5) for one in moved) and len(moved) == 2

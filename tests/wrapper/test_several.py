@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,8 @@ from torch.utils.data import TensorDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import permutation
-from ones_wrapper.protocol import Bye, Epoch, Hello
 from tests.wrapper import gan
-from tests.wrapper.runs import Run, samples_used
-from tests.wrapper.test_examples import EXAMPLES
+from tests.wrapper.runs import samples_used
 
 EPOCHS = 3
 
@@ -66,17 +65,6 @@ def test_a_gan_trains_as_in_one_process(tmp_path: Path) -> None:
         assert used == dict.fromkeys(range(gan.SAMPLES), 1)
 
 
-@pytest.mark.slow
-def test_the_example_on_one_and_two_ranks(tmp_path: Path) -> None:
-    """Protects examples/gan.py: it goes on at another size."""
-    for restart, (ranks, epochs) in enumerate([(1, 1), (2, 2)]):
-        run = Run(tmp_path, "--epochs", str(epochs), ranks=ranks, restart=restart, script=EXAMPLES / "gan.py")
-        assert run.end() == 0, run.errors
-        assert (run.of(Hello)[0].world, run.of(Hello)[0].epoch) == (ranks, restart)
-        assert [epoch.epoch for epoch in run.of(Epoch)] == [restart]
-        assert run.of(Bye)[-1].reason == "finished"
-
-
 def net(size: int = 2) -> torch.nn.Module:
     return torch.nn.Linear(size, 1)
 
@@ -102,11 +90,6 @@ def shared(job: ones.Job) -> None:
 
 def no_parameters(job: ones.Job) -> None:
     job.ddp(torch.nn.ReLU())
-
-
-def not_exchanged(job: ones.Job) -> None:
-    a, b = job.ddp(net()), net()
-    job.register(model={"a": a, "b": b}, optimizer={"a": sgd(a), "b": sgd(b)})
 
 
 def plain(**others: Any) -> Callable[[ones.Job], None]:
@@ -155,7 +138,6 @@ CASES = {
     "of no model": (of_no_model, r"optimizer\['b'\] has parameters that are in no registered model"),
     "shared": (shared, "two models share parameters"),
     "no parameters": (no_parameters, "ReLU has no parameter that requires a gradient"),
-    "not exchanged": (not_exchanged, r"model\['b'\] is not the one that job.ddp"),
     "no plain value": (plain(counters={"best": object()}), r"counters\['best'\] is a builtins.object"),
     "no state": (plain(step=3), "step is a int"),
     "a list": (named(lambda a: [a]), "model is a list, not a Module"),
@@ -180,12 +162,8 @@ def fails(number: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_what_cannot_be_carried_is_said(name: str) -> None:
     """Protects people from gradients that nobody averages and state that nobody saves: an error names the thing."""
-    put = testing.run(partial(fails, list(CASES).index(name)), ranks=2)
-    pattern = CASES[name][1]
-    assert len(put) == 2
-    for one in put:
-        with pytest.raises(ValueError, match=pattern):
-            raise ValueError(one.value)
+    (put,) = testing.run(partial(fails, list(CASES).index(name)))
+    assert re.search(CASES[name][1], put.value)
 
 
 def one_loss(world: int) -> int | None:

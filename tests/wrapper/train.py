@@ -24,7 +24,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--samples", type=int, default=97)
 parser.add_argument("--batch", type=int, default=16)
-parser.add_argument("--max-batch", type=int, default=64)
 parser.add_argument("--max-local-batch", type=int, default=32)
 parser.add_argument("--step-ms", type=float, default=0.0)
 parser.add_argument("--sample-ms", type=float, default=0.0, help="of each sample; every second rank takes five times")
@@ -35,7 +34,6 @@ parser.add_argument("--max-passes", type=int, default=1)
 parser.add_argument("--gamma", type=float, default=0.8)
 parser.add_argument("--nan-at", type=int, default=-1, help="step after which the loss is not a number")
 parser.add_argument("--memory", type=int, default=0, help="samples a pass that fit into the emulated memory")
-parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
 parser.add_argument("--enough", type=int, default=-1, help="step from which on the script needs no further epoch")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--gathers", action="store_true", help="each batch over all ranks")
@@ -46,7 +44,7 @@ args = parser.parse_args()
 
 job = ones.init(
     batch=args.batch,
-    max_batch=args.max_batch,
+    max_batch=64,
     max_local_batch=args.max_local_batch,
     max_accumulation_steps=args.max_passes,
     epochs=args.epochs,
@@ -97,8 +95,6 @@ for _ in job.epochs():
         pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
         if job.updates:
             step += 1
-        if step == args.exit_at and job.rank == job.world - 1:
-            sys.exit(7)
         if step in args.full:
             limit = 20_000 if step == args.full[0] else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ones_wrapper.files.job_io import POLL_S, OrderReader, ReportWriter
-from ones_wrapper.protocol import Bye, Order, ProtocolError, Throughput, decode_report, encode, encode_report
+from ones_wrapper.protocol import Bye, Order, decode_report, encode
 from tests.wrapper.runs import write_order
 
 
@@ -143,24 +142,3 @@ def test_unwritable_reports_do_not_stop_training(tmp_path: Path, capsys: pytest.
     (tmp_path / "reports-0.jsonl").symlink_to("/dev/full")  # links are not followed
     ReportWriter(tmp_path, 0).send(Bye("finished", 1))
     assert "cannot be written" in capsys.readouterr().err
-
-
-STRETCH = Throughput(3, 70, 4480, 640, 2.0, 64, 1.0)
-
-
-def test_noise_and_progress_travel() -> None:
-    """A report with them comes back as it went; without them its line does not grow."""
-    told = replace(STRETCH, noise=123.5, progress=4000.25)
-    assert decode_report(encode_report(1, 5.0, told)) == (1, 5.0, told)
-    plain = encode_report(1, 5.0, STRETCH)
-    assert b"noise" not in plain and b"progress" not in plain and b"null" not in plain
-    assert decode_report(plain) == (1, 5.0, STRETCH)
-
-
-@pytest.mark.parametrize("name", ["noise", "progress"])
-@pytest.mark.parametrize("value", ["-1", "1e400", "NaN", "true", '"much"', "[1]"])
-def test_noise_and_progress_are_checked_as_all_fields(name: str, value: str) -> None:
-    """Protects decisions from a job whose figures are no numbers, negative or without end."""
-    line = encode_report(1, 5.0, STRETCH).rstrip(b"}\n") + f',"{name}":{value}}}'.encode()
-    with pytest.raises(ProtocolError, match=name):
-        decode_report(line)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ones_wrapper import testing
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +23,7 @@ def script() -> ModuleType:
     return accelerate_ranks
 
 
-@pytest.mark.parametrize("zero_first", [True, False])
+@pytest.mark.parametrize("zero_first", [True, nightly(False)])
 def test_accumulation_is_the_same_at_any_number_of_ranks(script: ModuleType, zero_first: bool) -> None:
     """Protects the result: a step is of eight samples, in two accumulation steps on one rank and in one on three."""
     (alone,), others = (testing.run(partial(script.trains, zero_first), ranks=ranks) for ranks in (1, 3))

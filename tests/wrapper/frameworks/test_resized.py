@@ -69,16 +69,6 @@ def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
     assert log[-2]["learning_rate"] == pytest.approx(used) and log[-1]["eval_loss"] < log[2]["eval_loss"]
 
 
-def test_accelerate_through_resizes(tmp_path: Path) -> None:
-    """Protects an Accelerate job: at most five changed lines, and the model of an undisturbed run."""
-    still, moved = tmp_path / "still", tmp_path / "moved"
-    through("accelerate", still, Start(1))
-    assert through("accelerate", moved, *RESIZES).samples() == {"samples_lost": 0, "samples_repeated": 0}
-    weights = [torch.load(folder / "digits.pt") for folder in (still, moved)]
-    for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
-
-
 def test_lightning_through_resizes(tmp_path: Path) -> None:
     """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
     run, its schedule at its end, and each epoch evaluated once.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ones_wrapper import testing
+from tests.marks import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_elastic_is_refused(script: ModuleType) -> None:
     testing.run(script.resumes)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [nightly(1), 2])
 def test_a_subclass_may_override_loader_and_step(script: ModuleType, ranks: int) -> None:
     """Protects both from being passed over: the same result, and the step is called for each pass."""
     plain, own = (testing.run(partial(script.trains_as, kind), ranks=ranks) for kind in (script.Trainer, script.Own))

@@ -118,9 +118,11 @@ def test_spec_and_order_are_read_as_they_were_written(spec: Spec, order: Order) 
 def test_a_loss_that_nobody_could_read_is_left_out(odd: float) -> None:
     """A training that went wrong still reports its throughput, and the steps that had no loss."""
     report = Throughput(0, 1, 64, 64, 0.5, 64, 1.0, loss=odd, nonfinite=1)
-    _, _, told = decode_report(encode_report(1, 1.0, report))
+    line = encode_report(1, 1.0, report)
+    _, _, told = decode_report(line)
     assert isinstance(told, Throughput)
     assert (told.loss, told.nonfinite, told.samples) == (None, 1, 64)
+    assert not {b"null", b"loss", b"noise", b"progress"} & {*line.replace(b'"', b" ").split()}, "nothing else is longer"
 
 
 def _no_errors_but_ours(read: Callable[[bytes], object], text: bytes) -> None:

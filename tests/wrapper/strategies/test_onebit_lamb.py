@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
 from ones_wrapper.protocol.limits import StrategyLimits
 from tests.cluster.paths import REPOSITORY
+from tests.waiting import until
 from tests.wrapper.runs import TIMEOUT_S, Run, write_order
 from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
 from tests.wrapper.strategies.rows import HERE
@@ -23,13 +23,12 @@ N = 64 * 64 + 64 + 64 * 10 + 10
 
 def limits_of(job: Path, fixed: bool) -> StrategyLimits:
     """The limits, once they say that the batch is fixed, or free."""
-    until = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < until:
+
+    def found() -> StrategyLimits | None:
         limits = decode_spec((job / SPEC).read_bytes()).limits if (job / SPEC).exists() else None
-        if limits is not None and limits.batch_fixed == fixed and limits.sizes:
-            return limits
-        time.sleep(0.05)
-    raise AssertionError(f"the limits never said batch_fixed={fixed}")
+        return limits if limits is not None and limits.batch_fixed == fixed and limits.sizes else None
+
+    return until(found, f"limits with batch_fixed={fixed}", TIMEOUT_S)
 
 
 def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:

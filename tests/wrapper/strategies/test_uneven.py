@@ -6,7 +6,6 @@ import random
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.feed import Cut, accumulation_count, plan, step_passes
+from ones_wrapper.data.feed import Cut, accumulation_count, plan
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, OwnTime, Taken, Uneven, counts
-from tests.wrapper.forked import Team
-from tests.wrapper.steps import in_one_process, on_ranks
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -79,28 +76,6 @@ def test_passes_of_uneven_shares_use_each_sample_once(
         used += [p for one in parts for p in range(one.start, one.start + one.samples)]
         assert all(0 <= one.start < samples for one in parts)
     assert sorted(used) == list(range(samples))
-
-
-@pytest.fixture(scope="module")
-def team(teams: dict[int, Team]) -> Team:
-    return teams[3]
-
-
-@given(
-    speeds=st.lists(st.floats(0.1, 9.0), min_size=3, max_size=3),
-    totals=st.lists(st.integers(1, 14), min_size=1, max_size=3),
-    least=st.integers(1, 4),
-)
-def test_the_gradient_is_that_of_one_process(team: Team, speeds: list[float], totals: list[int], least: int) -> None:
-    """In float64, whatever the shares, over steps of several passes."""
-    shares = Shares(tuple(speeds), (least, least + 2, least + 5))
-    steps = [
-        [[one.samples for one in step_passes(0, total, Cut(total, 3, rank, least, uneven=shares))] for rank in range(3)]
-        for total in totals
-    ]
-    expected = in_one_process(steps)
-    for found in team.run(on_ranks, "ddp", steps, {}, True, True, False):
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
 
 
 class Ranks:
