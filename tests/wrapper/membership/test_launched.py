@@ -127,7 +127,7 @@ def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool
 def test_a_script_that_has_enough(tmp_path: Path) -> None:
     """Protects from training anew what the script itself ended, early say: no block takes the job over, those that are
     about to join included."""
-    job = LaunchedJob(tmp_path / "job", "--enough", "600")
+    job = LaunchedJob(tmp_path / "job", "--enough", "300")
     try:
         two(job)
         third = job.start(2)
