@@ -99,7 +99,7 @@ for _ in job.epochs():
             limit = 20_000 if step == args.full[0] else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     scheduler.step()
-    if 0 <= args.enough <= step:
+    if 0 <= args.enough <= job.progress.step:  # which newcomers know, too
         break
 whole = [p.full_tensor() if args.sharded else p for p in model.parameters()] if args.out else []
 if args.out and job.rank == 0:
