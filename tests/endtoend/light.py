@@ -2,8 +2,7 @@
 
 It starts in a tenth of a second, where a rank that imports torch needs seconds of CPU: for tests of what the companion
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
-its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained; while there is
-`HOLD_DRAIN` its drain waits.
+its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
 `light_blocks.py` is the same of a job of blocks.
 LIGHT_EPOCHS are the epochs that it declares; with LIGHT_SCALES so many GPUs are so many times as fast, and on the nodes
 of LIGHT_FAST it is `FASTER` times as fast: GPUs of another kind, emulated by shorter sleep.
@@ -40,7 +39,7 @@ from ones_wrapper.protocol import (
 SPEC = Spec(base_batch=16, max_batch=64, max_local_batch=16, dataset=160, epochs=0)
 STEPS = SPEC.dataset // SPEC.base_batch
 """Of an epoch, whatever the batch."""
-EXIT_IN_DRAIN, HOLD_DRAIN = "exit-in-drain", "hold-drain"
+EXIT_IN_DRAIN = "exit-in-drain"
 KEPT = 3
 """Checkpoints."""
 FASTER = 4
@@ -133,8 +132,6 @@ class Light:
 
     def drain(self, order: Order) -> None:
         """Checkpoint, report it, wait for the requeue or a newer order."""
-        while (self.directory / HOLD_DRAIN).exists():
-            time.sleep(0.02)
         try:
             name = self.save()
         except OSError as error:

@@ -109,6 +109,7 @@ def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
         assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
 
 
+@pytest.mark.nightly
 def test_an_array_of_blocks_is_one_job_of_the_past(harness: Harness) -> None:
     """With the time in which any of its blocks ran, the GPU-seconds of all, and nothing of those that never started."""
     if not harness.cluster.accounting:

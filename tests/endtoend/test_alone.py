@@ -1,7 +1,4 @@
-"""Elastic without a companion, on a real Slurm: 1 → 4 → 2 → 4 GPUs as a preemptible partition fills and empties.
-
-By day with a job that trains nothing; real training every night.
-"""
+"""Elastic without a companion, on a real Slurm: 1 → 4 → 2 → 4 GPUs as a preemptible partition fills and empties."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from tests.conftest import start
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, LOOK_S, TRAIN, WAIT_S, Harness
 from tests.endtoend.light_blocks import END
-from tests.marks import nightly
 from tests.waiting import until
 from tests.wrapper.runs import samples_wrong, steps_undone
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 COMMENT = "ones: gpus=1-4 batch=16-64 array=blocks guests=partition:scavenge"
 WORDS = ("--array=0-4%1", "--partition=gpu", f"--comment={COMMENT}")
 SAMPLES = 640
@@ -30,7 +26,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     cluster.stop()
 
 
-@pytest.fixture(params=["CANCEL", nightly("REQUEUE")])
+@pytest.fixture(params=["CANCEL", "REQUEUE"])
 def full(request: pytest.FixtureRequest, harness: Harness) -> Iterator[Harness]:
     """All nodes but the first are taken, and what is preempted ends so."""
     harness.cluster.run(["scontrol", "update", "PartitionName=scavenge", f"PreemptMode={request.param}"], user="root")
@@ -70,7 +66,6 @@ def test_slurm_grows_and_shrinks_a_job_without_a_companion(full: Harness) -> Non
     full.ended(job_id)
 
 
-@pytest.mark.nightly
 def test_one_command_on_a_login_node(full: Harness) -> None:
     """Where compute nodes have no commands of Slurm's; of its owner's alone, and of a comment that names a queue."""
     job_id = full.blocks(*WORDS, LIGHT_PATIENCE_S="0.5")
@@ -81,7 +76,6 @@ def test_one_command_on_a_login_node(full: Harness) -> None:
     full.membership(job_id, lambda m: m.world == 4, "4 GPUs")
 
 
-@pytest.mark.nightly
 def test_a_companion_takes_over(full: Harness) -> None:
     """It orders blocks of those that are there to leave, and others to join by its own settings: without guests."""
     job_id = full.blocks(*WORDS, LIGHT_GUESTS="1", LIGHT_PATIENCE_S="0.5")
@@ -95,7 +89,6 @@ def test_a_companion_takes_over(full: Harness) -> None:
     assert sorted(full.cluster.run(command).stdout.split()) == ["gpu", "gpu", "scavenge"]
 
 
-@pytest.mark.nightly
 def test_training_without_a_companion(full: Harness) -> None:
     """Each sample of each epoch is used once, no step is taken again, and training hardly stands still."""
     folder = full.folder("alone")

@@ -10,83 +10,9 @@ import pytest
 
 from ones_wrapper.protocol import CHECKPOINTS, Bye, Checkpoint, Hello
 from slurm_ones.act.transitions import State
-from slurm_ones.slurm.model import JobState
-from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
+from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.mark.nightly
-def test_what_cannot_be_resized_says_why(harness: Harness) -> None:
-    """Unreadable comments, --no-requeue, task counts, GPUs per job, interactive: each has its sentence in `why`."""
-    gpu, gpus = "--gres=gpu:1", "--comment=ones: gpus=1-4"
-    cases = [
-        ((gpu, "--requeue", "--comment=ones: gpu=1-4"), "'gpu=1-4'"),
-        ((gpu, "--requeue", "--comment=ones: gpus=4-1"), "'gpus=4-1'"),
-        ((gpu, "--no-requeue", gpus), "without --requeue"),
-        ((gpu, "--requeue", "--ntasks=2", gpus), "task counts"),
-        (("--gpus=1", "--requeue", gpus), "GPUs per job"),
-        ((gpu, "--requeue", "--array=1", gpus), "job array"),
-        (("--partition=whole", "--requeue", "--comment=ones: nodes=1-4"), "whole_node_gpus.whole"),
-    ]
-    reasons = {harness.rigid(*options, user="alice"): words for options, words in cases}
-    for job_id in reasons:
-        harness.wait(job_id, lambda job: job.running, "running")
-    settings = harness.settings()
-    harness.cluster.run(["slurm-ones", "run", "--config", settings, "--act", "--ticks", "2"])
-    listed = json.loads(harness.cluster.run(["slurm-ones", "jobs", "--config", settings, "--json"]).stdout)
-    told = {job["job_id"]: job for job in listed}
-    for job_id, words in reasons.items():
-        assert words in told[job_id]["refusal"], told[job_id]
-        assert not told[job_id]["elastic"] and not told[job_id]["resizing"]
-        assert harness.job(job_id).running and harness.job(job_id).restart == 0
-    for job_id in list(reasons)[:4]:
-        spoken = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
-        assert reasons[job_id] in spoken
-
-
-@pytest.mark.nightly
-def test_a_script_that_fails_at_once(harness: Harness) -> None:
-    """Its exit code passes through, Slurm sees it fail, and nobody requeues it, a companion least of all."""
-    folder = harness.folder("failing")
-    (folder / "fail.py").write_text("import sys\nsys.exit(7)\n")
-    failing = harness.submit(f"/scratch/{folder.name}/fail.py")
-    unwritable = harness.submit("/scratch/none.py")
-    settings = harness.settings()
-    with harness.running(settings, "--act", "--own"):
-        job = harness.wait(failing, lambda job: job.ended and not job.completing, "ended")
-        harness.wait(unwritable, lambda job: job.ended and not job.completing, "ended")
-        harness.ticks(settings)
-    assert (job.state, job.exit_code, job.restart) == (JobState.FAILED, 7, 0)
-    assert "there is no such file" in harness.log(unwritable)
-    assert harness.job(unwritable).exit_code == 2
-    with harness.store(settings) as store:
-        record = store.jobs([failing])[failing]
-        assert (record.state, record.exit_code, record.restart) == ("FAILED", 7, 0)
-        assert not store.resizes()
-
-
-@pytest.mark.nightly
-def test_a_job_directory_that_cannot_be_used(harness: Harness) -> None:
-    """Not writable or another's: the job fails at once with a message, before a GPU is used."""
-    home = harness.cluster.home("alice")
-    folder = harness.folder("directories")
-    (folder / "bobs").mkdir()
-    script = folder / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n#SBATCH --gres=gpu:1 --requeue --output=%x-%j.out --job-name=bad\n"
-        f"exec ones-run {TRAIN} {' '.join(FOR_EVER)}\n"
-    )
-    paths = {"/etc/none": "cannot be made", f"/scratch/{folder.name}/bobs": "belongs to user 0", "/no/such": "parent"}
-    jobs = {}
-    for path, words in paths.items():
-        command = ["sbatch", "--parsable", f"/scratch/{folder.name}/job.sh"]
-        jobs[int(harness.cluster.run(command, env={"ONES_JOB_DIR": path}).stdout)] = words
-    for job_id, words in jobs.items():
-        job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-        assert (job.state, job.exit_code, job.restart) == (JobState.FAILED, 2, 0)
-        assert words in harness.log(job_id) and "job directory" in harness.log(job_id)
-    assert home.exists()
 
 
 @pytest.mark.nightly

@@ -106,24 +106,13 @@ def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     assert [m.world for m in told] == [1, 2, 4, 1], told
     # The machine may stop one of them for a while; a fault makes all of a kind long.
     assert sorted(m.pause_s for m in told[1:])[1] < 5 and all(m.pause_s < 20 for m in told)
+    assert [m.why for m in told] == ["first", "order", "order", "order"]
+    command = ["squeue", "-h", "--states=all", f"--jobs={training.job_id}", "-o", "%A"]
+    records = {*map(int, site.harness.cluster.run(command, user="root").stdout.split())}
     with site.harness.store(training.settings) as store:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 3
-
-
-@pytest.mark.nightly
-def test_a_sharded_model_grows_and_shrinks(site: Site) -> None:
-    """1 → 2 → 1 GPUs of a model sharded by FSDP2, each by a term from a checkpoint: no run is requeued."""
-    training = Training(site, 100, "--sharded")
-    training.sizes(2, batch=32)
-    training.sizes(1, batch=16)
-    runs = training.end()
-    told = site.harness.memberships(training.job_id)
-    assert [m.world for m in told] == [1, 2, 1], told
-    assert all(m.pause_s < 20 and not m.bytes for m in told)
-    byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
-    assert byes == ["moved", "moved", "finished"]
-    with site.harness.store(training.settings) as store:
-        assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 2
+        # None of its tasks is a job of its own.
+        assert len(records) > 1 and {*store.jobs()} & records <= {training.job_id} <= {*store.jobs()}
 
 
 @pytest.mark.nightly

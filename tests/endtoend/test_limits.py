@@ -35,31 +35,6 @@ def said(harness: Harness, settings: str, job_id: int) -> str:
 
 
 @pytest.mark.nightly
-def test_reserved_and_drained_nodes_are_left_alone(harness: Harness) -> None:
-    """Growing takes neither; the node that is drained, reserved or both is not part of any schedule."""
-    names = sorted(name for name in _nodes(harness))
-    root(harness, "scontrol", "update", f"NodeName={names[0]}", "State=DRAIN", "Reason=test")
-    root(
-        harness,
-        *("scontrol", "create", "reservation", "ReservationName=class", "StartTime=now", "Duration=60"),
-        *("Users=bob", f"Nodes={names[1]}"),
-    )
-    try:
-        elastic = harness.light("--nodes=1", "--gres=gpu:4", "--comment=ones: gpus=1-16 batch=16-64")
-        harness.trains(elastic)
-        settings = harness.settings()
-        with harness.running(settings, "--act", "--own"):
-            job = harness.wait(elastic, lambda job: job.running and gpus(job) > 4, "grown")
-            harness.trains(elastic, restart=job.restart)
-            harness.ticks(settings, 6)
-        job = harness.job(elastic)
-        assert gpus(job) == 8 and set(job.node_list) == set(names[2:4])
-    finally:
-        root(harness, "scontrol", "delete", "ReservationName=class")
-        root(harness, "scontrol", "update", f"NodeName={names[0]}", "State=RESUME")
-
-
-@pytest.mark.nightly
 def test_an_hour_is_not_lost_to_a_reservation(harness: Harness) -> None:
     """A job that would begin its limit again before a maintenance keeps what it has, and grows once that is called
     off."""
@@ -117,6 +92,7 @@ def test_growth_stays_within_a_limit_of_the_account(enforcing: Harness) -> None:
         root(harness, "sacctmgr", "-i", "modify", "account", "lab", "set", "grptres=gres/gpu=-1")
 
 
+@pytest.mark.nightly
 def test_a_cap_is_kept_and_explained(harness: Harness) -> None:
     """Of 16 GPUs a user's elastic jobs grow into 5, and `why` names the cap."""
     elastic = harness.light("--nodes=1", "--gres=gpu:2", "--comment=ones: gpus=1-16 batch=16-64")
@@ -133,21 +109,6 @@ def test_a_cap_is_kept_and_explained(harness: Harness) -> None:
             assert sum(gpus(job) for job in jobs) <= 5
         harness.ticks(settings, 4)
     assert sum(gpus(harness.job(job_id)) for job_id in (elastic, other)) <= 5
-
-
-@pytest.mark.nightly
-def test_a_job_is_resized_no_more_than_it_may(harness: Harness) -> None:
-    """Once, here, to grow: one that waits for that waits on, and the elastic job's owner reads why."""
-    elastic = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-4 batch=16-64")
-    harness.trains(elastic)
-    settings = harness.settings(limits="resizes_per_hour = 1")
-    with harness.running(settings, "--act", "--own"):
-        grown = harness.wait(elastic, lambda job: job.running and gpus(job) > 1, "grown")
-        harness.resize_ended(settings, elastic)
-        rigid = harness.rigid("--nodes=1", "--gres=gpu:3", f"--nodelist={grown.node_list[0]}")
-        harness.ticks(settings, 8)
-    assert harness.job(rigid).pending and gpus(harness.job(elastic)) == gpus(grown)
-    assert "it was resized 1 time within an hour (limits.resizes_per_hour)" in said(harness, settings, elastic)
 
 
 def _nodes(harness: Harness) -> list[str]:

@@ -13,15 +13,17 @@ from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 from tests.endtoend.test_kill import JOBS, kill_everywhere
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 
 def deferred(job: SlurmJob) -> bool:
     return job.pending and not job.held and not job.completing and job.eligible_time > time.time()
 
 
-def check_parked_and_started(harness: Harness) -> None:
-    """A job is parked, waits though GPUs are free, starts at another size from its checkpoint, and is told so."""
+@pytest.mark.parametrize("where", ["harness", "old_harness"])
+def test_a_parked_job_waits_and_starts_again_at_another_size(request: pytest.FixtureRequest, where: str) -> None:
+    """It waits though GPUs are free, and goes on from its checkpoint; its owner is told so."""
+    harness: Harness = request.getfixturevalue(where)
     job_id = harness.light()
     harness.trains(job_id)
     settings = harness.settings()
@@ -47,18 +49,6 @@ def check_parked_and_started(harness: Harness) -> None:
     assert "1x1 → parked: done, it is parked" in told
 
 
-def test_a_parked_job_waits_and_starts_again_at_another_size(harness: Harness) -> None:
-    """On Slurm 26.05, through PySlurm where it is there."""
-    check_parked_and_started(harness)
-
-
-@pytest.mark.nightly
-def test_slurm_22_05_parks_too(old_harness: Harness) -> None:
-    """Over the command line alone."""
-    check_parked_and_started(old_harness)
-
-
-@pytest.mark.nightly
 def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harness) -> None:
     """And one whose companion is stopped starts at once."""
     dead, stopped = harness.light(), harness.light()
@@ -88,7 +78,6 @@ def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harne
     harness.wait(stopped, lambda job: job.running, "running")
 
 
-@pytest.mark.nightly
 def test_a_companion_killed_anywhere_while_it_parks_is_succeeded(harness: Harness) -> None:
     """After every death the next one lets the job run, held by nobody and at its shape."""
     job_ids = [harness.light() for _ in range(JOBS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +12,6 @@ from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
-from tests.endtoend.light import HOLD_DRAIN
 from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -40,6 +38,7 @@ def outcomes(harness: Harness, settings: str, job_id: int, user: str = "alice") 
     return "; ".join([d["outcome"] for d in told["decisions"]] + [r["outcome"] for r in told["resizes"]])
 
 
+@pytest.mark.nightly
 def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     """Neither in user mode nor when bob tells his companion that everybody's jobs are his to look after."""
     job_id = harness.light()
@@ -139,67 +138,3 @@ def test_advice_changes_nothing_and_works_by_hand(harness: Harness) -> None:
     assert (job.nodes, job.gpus_per_node) == (int(shape[1]), int(shape[2])) and job.restart == 1
     hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
     assert isinstance(hello, Hello) and hello.checkpoint and hello.batch > 16
-
-
-@pytest.mark.nightly
-def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
-    """A job that waits is held, reshaped and released; a begin time of its own stays."""
-    job_id = harness.light("--begin=now+1hour")
-    settings = harness.settings()
-    process = harness.scripted(settings, {job_id: [[2, 4, 16]]}, "advise")
-    until(lambda: "scontrol release" in harness.companion_log(settings), "advice", WAIT_S)
-    process.terminate()
-    lines = [line for line in harness.companion_log(settings).splitlines() if line.startswith("scontrol")]
-    assert [line.split()[1] for line in lines] == ["uhold", "update", "release"]
-    for line in lines:
-        harness.cluster.run(["sh", "-ec", line])
-    job = harness.job(job_id)
-    assert (job.nodes, job.gpus_per_node, job.pending, job.held) == (2, 4, True, False)
-    time.sleep(2.5)  # two rounds of the scheduler
-    assert harness.job(job_id).pending
-
-
-@pytest.mark.nightly
-def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
-    """Others take the GPUs while the job is drained: after max_wait_s it trains on at its old shape and batch."""
-    job_id = harness.light()
-    harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
-    # Its drain waits until the others have the GPUs.
-    hold = harness.directory(job_id) / HOLD_DRAIN
-    hold.touch()
-    settings = harness.settings(resize="max_wait_s = 3")
-    process = harness.scripted(settings, {job_id: [[4, 4, 64]]})
-    until((harness.directory(job_id) / ORDERS).exists, "the order to drain", WAIT_S)
-    rigid = harness.rigid("--gres=gpu:1")
-    harness.wait(rigid, lambda job: job.running, "running")
-    hold.unlink()
-
-    harness.resize_ended(settings, job_id)
-    process.terminate()
-    with harness.store(settings) as store:
-        resize = store.resizes(job_id)[0]
-        states = [step.stage for step in store.resize_steps(resize.id)]
-    assert (resize.state, str(resize.outcome)) == (State.ROLLED_BACK, "it runs at its old shape")
-    assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
-    job = harness.job(job_id)
-    assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 1, 1)
-    hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
-    assert isinstance(hello, Hello) and hello.batch == 16 and hello.checkpoint
-    assert harness.job(rigid).running
-
-
-@pytest.mark.nightly
-def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
-    """A partition without GRES: nodes are the unit, and their GPUs come from the settings."""
-    options = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64")
-    job_id = harness.light(*options, ONES_GPUS_PER_NODE="4")
-    harness.trains(job_id)
-    settings = harness.settings(whole_node_gpus="{whole = 4}")
-    process = harness.scripted(settings, {job_id: [[3, 4, 64]]})
-    assert process.wait(90) == 0, harness.companion_log(settings)
-    job = harness.job(job_id)
-    assert job.running and job.nodes == 3 and job.restart == 1
-    with harness.store(settings) as store:
-        (resize,) = store.resizes(job_id)
-        assert (resize.state, resize.old_shape.gpus_per_node, resize.new_shape.gpus_per_node) == (State.DONE, 4, 4)
-        assert [str(run.shape) for run in store.runs(job_id)] == ["1x4", "3x4"]

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.frameworks import EXAMPLES, INTERRUPTED
 from ones_wrapper.protocol import Hello
+from slurm_ones.slurm.parse import parse_jobs
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_arrays import ids
 
 optuna = pytest.importorskip("optuna")
 SCRIPT = """#!/bin/bash
@@ -23,6 +23,13 @@ exec ones-run --preload optuna,sklearn.datasets "$@"
 """
 RATES = [0.05, 0.1]
 """Learning rates at which this model learns; those that a sampler draws may not be."""
+
+
+def ids(harness: Harness, array_id: int) -> dict[int, int]:
+    """Job ids of an array's tasks that have their own."""
+    text = harness.cluster.run(["squeue", "--json", "--states=all", f"--jobs={array_id}"], user="root").stdout
+    found = parse_jobs(json.loads(text)).values()
+    return {job.array_tasks[0]: job.job_id for job in found if len(job.array_tasks) == 1}
 
 
 @pytest.mark.nightly

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Hello, Order, encode
-from slurm_ones.slurm.model import JobState
 from tests.cluster import ClusterError
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import FOR_EVER, LOOK_S, TRAIN, Harness
@@ -73,18 +72,6 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     reports = harness.reports(twice, harness.job(twice).restart)
     assert sum(isinstance(report, Hello) for report in reports) == 1
     assert not any(isinstance(report, Bye) for report in reports)
-
-
-@pytest.mark.nightly
-def test_a_finished_run_is_not_started_for_ever(harness: Harness) -> None:
-    """A job that had trained all its epochs and is requeued by hand says so in one line, and ends well."""
-    job_id = submit(harness, f"exec ones-run {TRAIN} --epochs 1 --samples 64 --batch 16", gpus=1)
-    harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    harness.cluster.run(["scontrol", "requeue", str(job_id)])
-    job = harness.wait(job_id, lambda job: job.restart == 1 and job.ended and not job.completing, "ended again")
-    assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
-    assert "this run is finished (1 of 1 epochs): raise epochs" in harness.log(job_id)
-    assert not any(isinstance(report, Hello) for report in harness.reports(job_id, 1))
 
 
 @pytest.mark.nightly
