@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurm_ones.cli.batch_script import Weight, read_script
-from slurm_ones.cli.check import comment_findings, examine
+from slurm_ones.cli.batch_script import Weight
+from slurm_ones.cli.check import examine
 from slurm_ones.cli.template import templates
 from tests.commands import call
 
@@ -56,14 +54,6 @@ def test_json_names_line_and_weight(tmp_path: Path) -> None:
     done = call("check", str(tmp_path / "job.sbatch"), "--json")
     found = json.loads(done.stdout)
     assert (done.exit_code, found["elastic"], found["findings"][0]["line"]) == (1, False, 2)
-
-
-@given(st.text(max_size=300))
-def test_no_text_stops_it(text: str) -> None:
-    """A script is whatever somebody points at."""
-    examine("#SBATCH " + text)
-    read_script(text)
-    comment_findings(text)
 
 
 ORDINARY = GOOD.replace("32-1024", "32-256").replace("1-16", "1-4")

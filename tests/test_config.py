@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_ones.config import ConfigError, Settings, load, parse
 
@@ -134,15 +132,6 @@ def test_what_is_not_toml() -> None:
     """With the line where it stops being TOML."""
     assert "site.toml: not TOML: " in error("mode = act")
     assert "line 2" in error('mode = "act"\n[resize\n')
-
-
-@given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """No file ends in a traceback."""
-    try:
-        parse(text)
-    except ConfigError as refused:
-        assert str(refused)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -441,16 +441,6 @@ def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeyp
     assert asked == [""] and world.resize.state == State.DONE
 
 
-def test_what_was_never_held_is_not_ours(make: Make) -> None:
-    """A change is taken back before its tasks are held: who holds one afterwards is its owner."""
-    world = make()
-    world.begin({1: ONE})
-    world.stop_file.touch()
-    world.finish()
-    assert world.resize.state == State.ROLLED_BACK and not world.tasks[2].held
-    assert 2 not in world.machine_held()
-
-
 def test_a_block_that_slurm_requeues_while_the_others_are_held_starts_again(make: Make) -> None:
     """It waits as they do at that moment, and nobody would ever let it go: it was never ours to hold."""
     world = make()
@@ -778,16 +768,6 @@ def test_a_job_all_of_whose_tasks_have_been_guests_gets_its_own_queue_back(make:
     world.begin({1: ONE})
     world.finish()
     assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
-
-
-def test_a_queue_of_guests_that_is_refused_costs_nothing(make: Make) -> None:
-    """The owner's association does not have it, say."""
-    world = make(guests=Queue(qos="gone"))
-    world.begin({1: ONE}, guests=(1,))
-    resize = world.finish()
-    world.check()
-    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "shape_refused")
-    assert "after order" not in world.events
 
 
 def test_a_block_that_is_preempted_while_others_join_is_put_back_at_once(make: Make) -> None:

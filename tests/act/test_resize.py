@@ -25,7 +25,6 @@ from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 Make = Callable[..., World]
 
 THERE = ["draining", "requeuing", "reshaping", "releasing", "waiting", "starting", "done"]
-BACK = ["reshaping_back", "releasing_back", "waiting_back", "starting_back", "rolled_back"]
 
 
 def fill(world: World, nodes: int) -> PlainJob:
@@ -99,19 +98,6 @@ def test_a_job_that_is_not_woken_finds_its_order(
     assert world.states == THERE
 
 
-def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) -> None:
-    """A waiting job is held, reshaped and released; its start is not asked for."""
-    world = make_world(running=False)
-    world.slurm.leave(0)
-    world.begin()
-    resize = world.finish()
-    world.check()
-    assert world.calls == ["hold", "reshape", "release"]
-    assert world.states[:3] == ["holding", "reshaping", "releasing"] and resize.state == State.DONE
-    assert str(resize.outcome) == "it waits at its new shape"
-    assert ("release", False) in world.slurm.calls
-
-
 def test_a_hold_of_the_owners_that_came_first_is_not_lifted(make_world: Make) -> None:
     """Held between the decision and our own hold, which looks the same: it stays, and Slurm is asked nothing."""
     world = make_world(running=False)
@@ -134,20 +120,6 @@ def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_wo
         pauses.append(world.job.runs[-1].hello - world.clock.now)  # type: ignore[operator]
         assert ("release", start_now) in world.slurm.calls
     assert world.job.start_time - 1_000_000 > 121
-
-
-def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
-    """Others took the GPUs in between: after max_wait_s the job runs at its old shape and batch again."""
-    world = make_world()
-    world.begin()
-    world.until(State.RESHAPING, State.RELEASING, State.WAITING)
-    fill(world, 3)
-    began = world.clock()
-    resize = world.finish()
-    world.check()
-    steps = {step.stage: step for step in world.store.resize_steps(resize.id)}
-    assert steps["holding_back"].time - began <= world.settings.max_wait_s + 5
-    assert dict(steps["holding_back"].detail.arguments) == {"seconds": 30}
 
 
 def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_world: Make) -> None:

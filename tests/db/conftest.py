@@ -14,13 +14,22 @@ from tests.db.server import Server
 
 SQLITE_BY_DAY = frozenset(
     f"test_{name}.py"
-    for name in ("accounting", "actions", "blocks", "decisions", "frames", "history", "live", "memory", "retention")
+    for name in (
+        *("accounting", "actions", "blocks", "decisions", "frames", "history", "jobs", "live", "memory", "queries"),
+        *("reports", "resizes", "retention", "user_files", "views"),
+    )
 )
 """Files whose statements are those of both kinds of store: by day they ask one, but for `TOGETHER`."""
 TOGETHER = frozenset(
     {
+        "test_a_user_gets_their_own_rows",
+        "test_a_view_has_the_users_rows_of_each_table",
+        "test_every_query_answers_without_rows_and_with",
+        "test_one_open_resize_a_job",
         "test_stopped_in_the_middle",
         "test_the_companion_goes_on_writing",
+        "test_thousands_of_jobs_in_one_call",
+        "test_what_a_job_reports_breaks_no_view",
         "test_what_is_remembered_is_what_is_there",
     }
 )

@@ -320,19 +320,6 @@ def test_a_server_that_is_restarted(postgresql_url: str, server: Server) -> None
             other.leave()
 
 
-def test_restarts_while_others_wait(postgresql_url: str, server: Server) -> None:
-    """Protects the same with processes that go on by themselves."""
-    with candidates(postgresql_url, 2.0, 3) as made:
-        for how in (signal.SIGINT, signal.SIGQUIT):
-            terms = max(term for _, term in written(postgresql_url))
-            server.stop(how)
-            time.sleep(0.5)
-            server.start()
-            until(lambda before=terms: max(term for _, term in written(postgresql_url)) > before)  # type: ignore[misc]
-            until(lambda: sum(one.leads for one in made) == 1)
-    assert_one_at_a_time(postgresql_url)
-
-
 def test_a_session_that_is_ended_by_hand(postgresql_url: str) -> None:
     """Protects from a leader whose connection an administrator, or a proxy, cuts."""
     with LeaderLock(postgresql_url, "gres") as lock:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from ones_db import ReportLine, RunReports, Store, retention
 from ones_db.retention import Ages, maintain
@@ -306,12 +306,3 @@ def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:
     assert [d.id for d in store.recent_decisions()] == [led, acted, both] and idle not in {led, acted, both}
     assert store.resizes(1)[0].pause_s == 5.0 and store.resize_steps(number) == []
     assert maintain(store, asked, now=NOW, sleep=lambda _: None).jobs == 0
-
-
-def test_what_is_left_takes_less_room(store: Store) -> None:
-    """Protects the point of it all: a day of samples becomes a few dozen rows."""
-    train(store, 1, 1, count=2000)
-    maintain(store, HOURS, now=NOW, sleep=lambda _: None)
-    with store._read() as connection:
-        left = connection.scalar(select(func.count()).select_from(THROUGHPUT))
-    assert left is not None and left < 200

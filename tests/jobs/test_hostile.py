@@ -32,10 +32,8 @@ from ones_wrapper.protocol import (
     Checkpoint,
     Epoch,
     Order,
-    Spec,
     Throughput,
     decode_order,
-    encode,
     encode_report,
     reports_name,
     spool_order_name,
@@ -341,15 +339,6 @@ def test_a_spec_that_is_a_trap(site: Site, words: bytes) -> None:
     note = site.note()
     assert note.startswith("spec.json: ") and note.isprintable() and len(note) <= MAX_PROBLEM
     assert site.stored(7) == 1
-
-
-def test_a_spec_that_changes_at_every_look(site: Site) -> None:
-    """It is the job's one row that changes; the table does not grow."""
-    for n in range(1, 6):
-        (site.folder / SPEC).write_bytes(encode(Spec(n, 256, 64, 1000, 5)))
-        site.look()
-    assert site.count("SELECT count(*) FROM jobs") == 2
-    assert site.count("SELECT base_batch FROM jobs WHERE job_id = 7") == 5
 
 
 def test_a_complaint_that_changes_at_every_look(site: Site, caplog: pytest.LogCaptureFixture) -> None:

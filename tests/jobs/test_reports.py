@@ -89,14 +89,6 @@ def test_a_line_that_is_being_written_waits(job: SlurmJob, write: Write) -> None
     assert numbers(read(job, piece.offset, 1)[0]) == [2]
 
 
-def test_a_line_cut_short_costs_itself_alone(job: SlurmJob, write: Write) -> None:
-    """As a crashed rank or a full disk leaves it, with good lines after it."""
-    write(line(1), line(2)[:25] + b"\n", line(3))
-    piece, problem = read(job)
-    assert numbers(piece) == [1, 3]
-    assert "1 unreadable line, the first: not JSON" in problem
-
-
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -119,6 +111,7 @@ def test_a_line_cut_short_costs_itself_alone(job: SlurmJob, write: Write) -> Non
         (b"\n", "not JSON"),
         (b"\xff\xfe\x00\n", "not JSON"),
         (b"[" * 10_000 + b"\n", "not JSON"),
+        (line(2)[:25] + b"\n", "1 unreadable line, the first: not JSON"),  # of a crashed rank, or a full disk
         (line(2, kind="bye", reason="x" * 2000), "reason: not a text"),
         (b'{"n":2,"x":"' + b"a" * MAX_LINE + b'"}\n', f"longer than {MAX_LINE} bytes"),
         (line(1), "n: 1 comes after 1"),
@@ -153,14 +146,6 @@ def test_numbers_out_of_order(job: SlurmJob, write: Write) -> None:
     assert numbers(read(job, piece.offset, 6)[0]) == [7]
 
 
-def test_text_that_could_steer_a_terminal(job: SlurmJob, write: Write) -> None:
-    """It is made harmless where it comes in."""
-    write(encode_report(1, NOW, Bye("error", 3, 1, "\x1b]0;owned\x07\nnext")))
-    (found,) = read(job)[0].lines
-    assert isinstance(found.report, Bye)
-    assert found.report.note == "?]0;owned??next"
-
-
 def test_a_huge_line_is_stepped_over(job: SlurmJob, write: Write) -> None:
     """It is neither waited for nor read into memory whole."""
     write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
@@ -168,21 +153,6 @@ def test_a_huge_line_is_stepped_over(job: SlurmJob, write: Write) -> None:
     assert (len(piece.lines), piece.offset) == (0, MAX_BYTES)
     piece, _ = read(job, piece.offset)
     assert numbers(piece) == [1]
-
-
-@pytest.mark.slow
-def test_much_is_read_in_pieces(job: SlurmJob, write: Write) -> None:
-    """A long file takes several looks, each bounded, and no line is lost between them."""
-    path = write(*(line(n) for n in range(1, 15_001)))
-    offset, after, looks = 0, 0, 0
-    found: list[int] = []
-    while offset < path.stat().st_size:
-        piece, _ = read(job, offset, after)
-        assert 0 < piece.offset - offset <= MAX_BYTES
-        found += numbers(piece)
-        offset, after, looks = piece.offset, found[-1], looks + 1
-    assert found == list(range(1, 15_001))
-    assert looks > 1
 
 
 def test_a_file_that_shrank(job: SlurmJob, write: Write) -> None:
@@ -193,37 +163,6 @@ def test_a_file_that_shrank(job: SlurmJob, write: Write) -> None:
     piece, problem = read(job, offset, 2)
     assert (len(piece.lines), piece.offset) == (0, offset)
     assert "shorter than before" in problem
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"base_batch":-1}', b"{}" * MAX_LINE])
-def test_a_bad_spec_costs_the_spec(job: SlurmJob, write: Write, text: bytes) -> None:
-    """The reports beside it are read all the same."""
-    write(line(1))
-    (job_directory(job) / "spec.json").write_bytes(text)
-    piece, problem = read(job)
-    assert (numbers(piece), piece.spec) == ([1], None)
-    assert problem.startswith("spec.json: ")
-
-
-@given(data=st.binary(max_size=400), cut=st.integers(0, 400))
-def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int) -> None:
-    """Whatever lies in the file, in whatever pieces it arrived: no exception, and good lines around it count."""
-    where = tmp_path_factory.mktemp("job")
-    job = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(where))
-    job_directory(job).mkdir()
-    whole = line(1) + data + b"\n" + line(1000)
-    path = job_directory(job) / "reports-0.jsonl"
-    found: list[int] = []
-    offset = 0
-    for size in (min(cut, len(whole)), len(whole)):
-        path.write_bytes(whole[:size])
-        piece, _ = read(job, offset, found[-1] if found else 0)
-        found += numbers(piece)
-        offset = piece.offset
-    assert offset == len(whole)
-    assert found[0] == 1
-    assert found[-1] == 1000
-    assert found == sorted(set(found))
 
 
 TRAINED = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)

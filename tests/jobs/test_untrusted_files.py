@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,65 +28,6 @@ def test_a_piece_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"0123456789")
     assert read(tmp_path, "f", offset=2, limit=3) == (b"234", 10)
     assert read(tmp_path, "f", offset=20) == (b"", 10)
-
-
-def test_what_is_not_there(tmp_path: Path) -> None:
-    """A job that has not written yet is no suspect."""
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path, "f")
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "none", "f")
-
-
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Else a job could show a privileged reader's files to itself, or another's as its own."""
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    (tmp_path / "f").symlink_to(secret)
-    with pytest.raises(NotBelieved, match="f: "):
-        read(tmp_path, "f")
-    (tmp_path / "directory").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "directory")
-    with pytest.raises(NotBelieved, match="link"), directory_of(tmp_path / "link", ME):
-        pass
-
-
-def test_nothing_that_could_block_is_read(tmp_path: Path) -> None:
-    """A FIFO without a writer, a socket, a directory: refused, at once."""
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "directory").mkdir()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
-        for name in ("fifo", "socket", "directory"):
-            with pytest.raises(NotBelieved, match=name):
-                read(tmp_path, name)
-
-
-def test_a_device_is_no_file(tmp_path: Path) -> None:
-    """Nor is the device that it would be a link to."""
-    with (
-        pytest.raises(NotBelieved, match="not a regular file"),
-        directory_of(Path("/dev"), Path("/dev").stat().st_uid) as dev,
-    ):
-        read_from(dev, "null", ME, 0, 1)
-
-
-@root_only
-def test_another_owner_is_not_believed(tmp_path: Path) -> None:
-    """Reports count only where the job's user wrote them."""
-    (tmp_path / "f").write_text("x")
-    os.chown(tmp_path / "f", SOMEBODY, SOMEBODY)
-    with pytest.raises(NotBelieved, match=f"f: belongs to uid {SOMEBODY}"):
-        read(tmp_path, "f")
-    with pytest.raises(NotBelieved, match="not to the job's user"), directory_of(tmp_path, SOMEBODY):
-        pass
-
-
-def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
-    """It is said what is wrong."""
-    (tmp_path / "f").write_text("x")
-    with pytest.raises(NotBelieved, match="Not a directory"), directory_of(tmp_path / "f", ME):
-        pass
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

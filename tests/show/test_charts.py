@@ -6,20 +6,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ones_db.shape import PARKED, Shape
 from slurm_ones.show.pictures import Bar, held, lines, of_magnitudes, of_numbers, thinned
-from slurm_ones.text import plain, resized, safe, seconds
-
-
-@given(st.text(max_size=400), st.integers(1, 100))
-def test_plain_text_cannot_steer_a_terminal(text: str, width: int) -> None:
-    """Whatever a job is called, what is printed is one printable line of bounded length."""
-    shown = plain(text, width)
-    assert shown.isprintable()
-    assert len(shown) <= width
+from slurm_ones.text import resized, safe, seconds
 
 
 def test_safe_text_is_no_markup() -> None:

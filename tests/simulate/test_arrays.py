@@ -48,24 +48,6 @@ def test_waiting_tasks_are_one_record_until_something_sets_one_apart(harness: Ha
     assert [job.array_tasks for job in harness.owner.tasks(job_id)] == [(0,), (1,), (2,), (3,)]
 
 
-def test_the_throttle_bounds_what_runs(harness: Harness) -> None:
-    """In the order of the tasks; 0 lets all run; a freed place starts the next."""
-    job_id = array(harness)
-    harness.wait(10)
-    assert running(harness, job_id) == [0]
-    assert harness.job(Task(job_id, 1)).reason == "JobArrayTaskLimit"
-    harness.owner.throttle(job_id, 2)
-    assert {job.throttle for job in harness.owner.tasks(job_id)} == {2}
-    harness.wait(2)
-    assert running(harness, job_id) == [0, 1]
-    harness.cluster.cancel(Task(job_id, 0))
-    harness.wait(10)
-    assert running(harness, job_id) == [1, 2]
-    harness.owner.throttle(job_id, 0)
-    harness.wait(2)
-    assert running(harness, job_id) == [1, 2, 3]
-
-
 def test_held_tasks_stay_held_when_the_others_end(harness: Harness) -> None:
     job_id = array(harness, runs_s=50.0)
     harness.wait(2)
@@ -138,16 +120,6 @@ def test_deferred_tasks_stay_deferred_when_one_is_set_apart(harness: Harness) ->
     harness.owner.release(Task(job_id, 1))
     harness.wait(2)
     assert running(harness, job_id) == list(TASKS)
-
-
-def test_a_command_for_the_array_reaches_all_tasks(harness: Harness) -> None:
-    job_id = array(harness)
-    harness.wait(2)
-    harness.owner.reshape(Task(job_id, 1), Shape(1, 2))
-    harness.cluster.cancel(job_id)
-    assert {job.state for job in harness.owner.tasks(job_id)} == {JobState.CANCELLED}
-    harness.wait(5)
-    assert harness.free() == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

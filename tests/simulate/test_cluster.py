@@ -12,12 +12,9 @@ from ones_db.shape import Shape
 from slurm_ones.policy.ledger import Resources
 from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, SchedulingPass, place
-from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import JobState
-from tests.simulate.harness import Harness, RandomFaults
-
-DAY = 86400.0
-
+from tests.simulate.harness import Harness
 
 # -- which job starts, and where -------------------------------------------------------------------------------------
 
@@ -69,20 +66,6 @@ def test_gpus_are_taken_where_least_is_left_over() -> None:
     assert harness.free() == [1, 2, 4, 4]
 
 
-def test_whole_nodes() -> None:
-    """Slurm knows of no GPUs there, and a job has its nodes to itself."""
-    harness = Harness(whole_nodes=True)
-    job_id = harness.running(3)
-    seen = harness.owner.snapshot()
-    assert {name for name in seen.nodes if not seen.nodes[name].idle} == set(harness.job(job_id).node_list)
-    assert seen.nodes["n1"].gpus == seen.nodes["n1"].gpus_used == 0
-    assert seen.partitions["gpu"].whole_nodes
-    other = harness.submit(2)
-    harness.wait(5)
-    assert harness.job(other).pending
-    assert harness.inside(job_id).gpus == {"n1": 4, "n2": 4, "n3": 4}
-
-
 # -- requeue, hold, defer --------------------------------------------------------------------------------------------
 
 
@@ -120,102 +103,7 @@ def test_a_requeued_job_has_lost_its_place() -> None:
     assert harness.job(job_id).submit_time > submitted
 
 
-def test_a_deferred_job_starts_when_its_time_has_come_or_it_is_let_go() -> None:
-    """No hold: it ends by itself."""
-    harness = Harness()
-    deferred, let_go = harness.submit(1, 1, hold=True), harness.submit(1, 1)
-    for job_id in (deferred, let_go):
-        harness.owner.defer(job_id, harness.timeline.now + 100.5)
-        assert harness.job(job_id).eligible_time == 1101.0
-    harness.owner.release(deferred, start_now=False)
-    harness.wait(50)
-    assert (harness.job(deferred).pending, harness.job(let_go).pending) == (True, True)
-    assert harness.job(deferred).reason == "BeginTime"
-    harness.owner.defer(let_go, harness.timeline.now)
-    harness.wait(2)
-    assert (harness.job(deferred).pending, harness.job(let_go).running) == (True, True)
-    harness.wait(60)
-    assert harness.job(deferred).running
-    with pytest.raises(Refused):
-        harness.owner.defer(deferred, 5000.0)
-
-
-def test_a_hold_that_reaches_a_running_job_strikes_at_its_next_requeue() -> None:
-    harness = Harness()
-    job_id = harness.running(1, 1)
-    harness.owner.hold(job_id)
-    assert (harness.job(job_id).running, harness.job(job_id).held) == (True, True)
-    harness.cluster.requeue(job_id, hold=False)
-    harness.wait(500)
-    assert (harness.job(job_id).pending, harness.job(job_id).held) == (True, True)
-
-
-def test_an_admins_hold_is_not_the_owners_to_release() -> None:
-    harness = Harness()
-    job_id = harness.submit(1, 1)
-    harness.cluster.hold(job_id, "admin")
-    assert harness.job(job_id).admin_held
-    with pytest.raises(NotPermitted):
-        harness.owner.release(job_id)
-    harness.operator.release(job_id)
-    harness.wait(2)
-    assert harness.job(job_id).running
-
-
-def test_what_has_ended_is_not_requeued_and_soon_forgotten() -> None:
-    """Between the look and the requeue a user may cancel; and MinJobAge later Slurm knows nothing of it."""
-    harness = Harness()
-    job_id = harness.running(1, 1)
-    harness.cluster.cancel(job_id)
-    harness.owner.requeue_hold(job_id)
-    assert harness.job(job_id).state is JobState.CANCELLED
-    harness.wait(301)
-    with pytest.raises(UnknownJob):
-        harness.owner.job(job_id)
-    assert harness.owner.snapshot().jobs == {}
-
-
 # -- updates ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_shape_that_slurm_refuses_leaves_the_old_one() -> None:
-    harness = Harness(faults=RandomFaults(refused=1.0))
-    job_id = harness.submit(1, 1, hold=True)
-    with pytest.raises(NotResizable):
-        harness.owner.reshape(job_id, Shape(2, 2))
-    assert (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node) == (1, 1)
-
-
-def test_an_update_that_is_taken_in_part_is_undone_or_said_to_stand() -> None:
-    """Slurm's updates are not atomic. Where the way back is not taken whole either, the error says so."""
-    seen = set()
-    harness = Harness(faults=RandomFaults(partial=0.5))
-    for _ in range(60):
-        job_id = harness.submit(1, 1, hold=True)
-        try:
-            harness.owner.reshape(job_id, Shape(2, 2))
-        except NotResizable as error:
-            stands = "could not be put back" in str(error) or "did not take" in str(error)
-            shape = (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node)
-            assert shape == (1, 1)
-            seen.add("stands" if stands else "undone")
-        else:
-            assert (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node) == (2, 2)
-            seen.add("taken")
-    assert {"undone", "taken"} <= seen
-
-
-def test_a_call_without_an_answer_may_have_taken_effect() -> None:
-    """So whoever asked must look before it asks again."""
-    harness = Harness(faults=RandomFaults(unreachable=0.5))
-    outcomes = set()
-    for _ in range(50):
-        job_id = harness.submit(1, 1)
-        try:
-            harness.owner.hold(job_id)
-        except Unreachable:
-            outcomes.add(harness.inside(job_id).held_by)
-    assert outcomes == {"", "user"}
 
 
 # -- ends, and nodes -------------------------------------------------------------------------------------------------
@@ -251,14 +139,6 @@ def test_jobs_of_a_node_that_fails_are_requeued_or_end() -> None:
     harness.cluster.resume("n1")
     harness.wait(2)
     assert harness.job(again).running
-
-
-def test_nodes_fail_as_often_as_they_are_said_to() -> None:
-    """Four nodes that fail each tenth day and are down for half an hour."""
-    harness = Harness(faults=RandomFaults(node_mtbf_s=10 * DAY))
-    job_id = harness.running(4, 4)
-    harness.wait(400 * DAY)
-    assert harness.job(job_id).restart == pytest.approx(160, rel=0.25)
 
 
 def test_a_drained_node_keeps_what_runs_and_takes_nothing() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slurm_ones.simulate.slurm.cluster import Faults, SimulatedCluster
 from slurm_ones.simulate.slurm.nodes import PartitionSpec, PreemptMode, Qos, SlurmConf
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
-from slurm_ones.slurm.client import NotPermitted, Refused
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import JobState, Reservation, Task
 from tests.simulate.harness import Harness
 
@@ -230,30 +230,6 @@ def test_who_goes_first(site: dict[str, Any], first: str, taken: int) -> None:
     assert preempted(harness, guests) == [taken]
 
 
-@pytest.mark.parametrize(
-    ("mode", "held", "requeue", "state", "shown"),
-    [
-        ("cancel", False, True, JobState.PREEMPTED, False),
-        ("requeue", False, True, JobState.PENDING, False),
-        ("requeue", True, True, JobState.PENDING, True),
-        ("requeue", False, False, JobState.PREEMPTED, False),
-    ],
-)
-def test_the_ends_of_preemption(mode: PreemptMode, held: bool, requeue: bool, state: JobState, shown: bool) -> None:
-    """Cancelled; requeued; requeued held, because somebody held it while it ran; lost where it may not be requeued."""
-    harness = Harness(partitions=PARTITIONS[:1], conf=conf(qos=(NORMAL, GUEST._replace(mode=mode))))
-    guest = harness.running(4, 4, qos="guest", requeue=requeue, stop_s=0.5)
-    if held:
-        harness.owner.hold(guest)
-    job_id = harness.submit(1, 1, time_limit_s=500.0)
-    harness.wait(SERVED_S)
-    assert harness.job(job_id).running
-    assert (harness.job(guest).state, harness.job(guest).held) == (state, shown)
-    harness.cluster.cancel(job_id)
-    harness.wait(200)
-    assert harness.job(guest).running == (state is JobState.PENDING and not held)
-
-
 @pytest.mark.parametrize(("stop_s", "grace_s", "served"), [(0.5, 30.0, 3), (60.0, 0.0, 8), (60.0, 30.0, 38)])
 def test_grace_time(stop_s: float, grace_s: float, served: float) -> None:
     """Who leaves by himself is waited for no longer; who does not is killed after the grace time and KillWait."""
@@ -273,28 +249,6 @@ def test_an_exempt_time_and_a_qos_that_does_not_list_the_guests() -> None:
     harness.cluster.hold(rude)
     harness.wait(60)
     assert harness.job(job_id).running and len(preempted(harness, guests)) == 1
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_an_exit_code_with_which_jobs_wait_again(held: bool) -> None:
-    """What is held while it runs waits for that code, and an operator alone may release it."""
-    harness = Harness(partitions=PARTITIONS[:1], conf=conf(requeue_exit="1,99-120"))
-    job_id, other = harness.running(1, 1), harness.running(1, 1)
-    if held:
-        harness.owner.hold(job_id)
-    harness.cluster.kill(job_id, 99)
-    harness.cluster.kill(other, 98)
-    harness.wait(10)
-    job = harness.job(job_id)
-    assert (job.state, job.held, job.restart) == (JobState.PENDING, held, 1)
-    assert harness.job(other).state is JobState.FAILED
-    if held:
-        assert job.reason == "NonZeroExitCode"
-        with pytest.raises(NotPermitted):
-            harness.owner.release(job_id)
-        harness.operator.release(job_id)
-    harness.wait(130)
-    assert harness.job(job_id).running
 
 
 def test_preemption_by_partition() -> None:
@@ -346,10 +300,3 @@ def test_reserved_nodes() -> None:
     assert (harness.job(long).reason, harness.job(named).reason) == ("Resources", "ReqNodeNotAvail")
     harness.wait(1800)
     assert not any(node.usable for node in harness.owner.snapshot().nodes.values())
-
-
-def test_what_is_no_qos_or_partition_is_refused() -> None:
-    harness = Harness(partitions=PARTITIONS, conf=conf())
-    for wrong in ({"qos": "none"}, {"partition": "none"}):
-        with pytest.raises(Refused):
-            harness.submit(1, 1, **wrong)  # type: ignore[arg-type]

@@ -118,16 +118,6 @@ def test_a_running_job_may_shrink_and_not_grow(slurm: Site) -> None:
     assert slurm.owner.job(job_id).nodes == 1
 
 
-def test_a_hold_on_a_running_job(slurm: Site) -> None:
-    """It sets the priority to 0 and lets the job run: held does not mean waiting."""
-    job_id = slurm.running(*ELASTIC)
-    slurm.owner.hold(job_id)
-    job = slurm.owner.job(job_id)
-    assert (job.held, job.running, job.admin_held) == (True, True, False)
-    slurm.owner.release(job_id, start_now=False)
-    assert not slurm.owner.job(job_id).held
-
-
 def test_a_requeue_resets_the_queue_age(slurm: Site) -> None:
     """The submit time becomes the time of the requeue, so the JCT is counted from the one first seen."""
     job_id = slurm.running(*ELASTIC)
@@ -288,15 +278,6 @@ def test_who_may_change_a_throttle(slurm: Site) -> None:
     assert {job.throttle for job in slurm.owner.tasks(array_id)} == ({0} if slurm.is_old else {1})
 
 
-def test_a_throttle_after_a_task_has_ended(slurm: Site) -> None:
-    """Exit status 1 and "already finished", and the throttle is changed all the same."""
-    array_id = slurm.blocks(*ARRAY)
-    slurm.owner.hold_waiting(array_id)
-    slurm.finish(Task(array_id, 0))
-    assert "already finished" in update(slurm, array_id, "ArrayTaskThrottle=3")
-    assert {job.throttle for job in slurm.owner.tasks(array_id) if job.pending} == {3}
-
-
 def test_a_signal_to_a_task_of_which_others_wait(slurm: Site) -> None:
     """It arrives, and scancel takes it for refused: it sends it again after seconds, and again, for minutes. Without
     others that wait it returns at once; SIGKILL does in any case."""
@@ -342,14 +323,3 @@ def test_a_block_ends_and_the_next_task_starts_unless_it_is_held(slurm: Site) ->
     slurm.finish(Task(array_id, 1))
     slurm.pass_time(2.5)
     assert {job.array_tasks[0] for job in slurm.owner.tasks(array_id) if job.pending} == {2, 3}
-
-
-def test_tasks_have_no_queue_age_while_they_are_throttled_or_held(slurm: Site) -> None:
-    """Slurm counts a job's age from when it was eligible."""
-    array_id = slurm.blocks(*ARRAY)
-    assert [job.eligible_time > 0 for job in slurm.owner.tasks(array_id)] == [True, False, False, False]
-    slurm.owner.hold_waiting(array_id)
-    assert [job.eligible_time > 0 for job in slurm.owner.tasks(array_id)] == [True, False, False, False]
-    assert update(slurm, array_id, "ArrayTaskThrottle=0") == ""
-    slurm.owner.release(Task(array_id, 2), start_now=False)
-    slurm.wait(Task(array_id, 2), lambda job: job.eligible_time > 0, "eligible")
