@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests import waiting
-from tests.cluster import SITES, Cluster, ClusterError, accounting, slurm_conf, unavailable
+from tests.cluster import Cluster, accounting, unavailable
 
 until = partial(waiting.until, within_s=240.0, look_s=0.1)
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -62,56 +61,10 @@ def gres() -> Iterator[Cluster]:
         yield running
 
 
-class TestSlurm:
-    """On both sites."""
-
-    pytestmark = real
-
-    def test_a_job_of_an_ordinary_user_runs_and_the_host_sees_what_it_wrote(self, cluster: Cluster) -> None:
-        script = "id -un; hostname; echo GPUs $CUDA_VISIBLE_DEVICES; touch /scratch/made"
-        submit(cluster, "--gres=gpu:2", "--output=hello.out", "--wrap", script)
-        output = cluster.home("alice") / "hello.out"
-        until(lambda: (cluster.scratch / "made").exists(), "the job's end")
-        assert output.read_text().split("\n")[:3] == ["alice", cluster.name, "GPUs 0,1"]
-        assert output.stat().st_uid == 2001
-
-    def test_a_killed_controller_comes_back_with_its_jobs(self, cluster: Cluster) -> None:
-        number = submit(cluster, "--hold", "--wrap", "true", user="bob")
-        # A job younger than Slurm's last save (at most 5 s ago) does not survive a crash.
-        state = cluster.root / slurm_conf.STATE.lstrip("/") / "job_state"
-        submitted = time.time()
-        # The save after the submission may have been there before it returned: one more change, one more save.
-        cluster.run(["scontrol", "update", f"JobId={number}", "Comment=saved"], user="bob")
-        until(lambda: state.stat().st_mtime > submitted, "a save of Slurm's state")
-        cluster.kill_slurmctld()
-        cluster.start_slurmctld()
-        until(
-            lambda: cluster.run(["squeue", "-h", "-u", "bob"], check=False).stdout != "",
-            "an answer from slurmctld",
-        )
-        assert job(cluster, number)["JobState"] == "PENDING"
-
-
 class TestAccounting:
     """`ops` is a real operator, neither root nor SlurmUser; without a database there is none."""
 
     pytestmark = real
-
-    def test_only_the_operator_is_one(self, gres: Cluster) -> None:
-        if not gres.accounting:
-            pytest.skip(gres.accounting_why)
-        for user, level in (("ops", "Operator"), ("alice", "None")):
-            asked = ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"]
-            assert gres.run(asked, user=user).stdout.strip() == level
-        number = submit(gres, "--hold", "--wrap", "true")
-        refused = gres.run(["scontrol", "release", number], user="bob", check=False)
-        assert "Invalid user id" in refused.stderr
-        # An operator of Slurm is nobody special to the file system.
-        secret = gres.home("alice") / "mine"
-        gres.run(["install", "-d", "-m", "700", str(Path("/home/alice", secret.name))])
-        for command in ("ls /home/alice/mine", "touch /home/alice/mine/x", "touch /home/alice/x"):
-            denied = gres.run(["sh", "-c", command], user="ops", check=False)
-            assert "Permission denied" in denied.stderr
 
     def test_without_a_database_the_cluster_comes_up_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(accounting, "_database_conf", lambda: "[mariadbd]\ndatadir=/nowhere\n")
@@ -127,30 +80,6 @@ class TestCommands:
     """What `run` and `popen` promise."""
 
     pytestmark = real
-
-    def test_status_input_and_folder_pass_through(self, gres: Cluster) -> None:
-        done = gres.run(["sh", "-c", "cat; pwd; exit 3"], cwd="/scratch", input="hi\n", check=False)
-        assert (done.returncode, done.stdout) == (3, "hi\n/scratch\n")
-        with pytest.raises(ClusterError, match="no such thing"):
-            gres.run(["sh", "-c", "echo no such thing >&2; exit 1"])
-        assert gres.run(["no-such-command"], check=False).returncode == 127
-
-    def test_a_signal_reaches_the_command(self, gres: Cluster) -> None:
-        script = "trap 'echo stopping; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
-        process = gres.popen(["sh", "-c", script], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.terminate()
-        assert process.wait(60) == 7
-        assert process.stdout.read() == "stopping\n"
-
-    def test_a_killed_command_is_dead(self, gres: Cluster) -> None:
-        process = gres.popen(["sleep", "1234"])
-        pattern = ["pgrep", "-fx", "sleep 1234"]
-        until(lambda: gres.run(pattern, check=False).returncode == 0, "the command's start")
-        process.kill()
-        assert process.wait(60) == -signal.SIGKILL
-        until(lambda: gres.run(pattern, check=False).returncode == 1, "the command's death")
 
     def test_at_the_time_limit_children_die_too(self, gres: Cluster) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -241,17 +170,3 @@ class TestLife:
         assert down.returncode == 0
         assert not leftovers(name)
         assert call("exec", name, "true").returncode == 1
-
-
-def test_a_name_must_do_as_a_host_name() -> None:
-    with pytest.raises(ClusterError, match="lower-case"):
-        Cluster("gres", "No_Good")
-
-
-def test_only_the_gres_partition_tells_slurm_of_gpus() -> None:
-    for site in (SITES["gres"], SITES["old"]):
-        lines = slurm_conf.slurm_conf(site, "here").splitlines()
-        nodes = {line.split()[0]: line for line in lines if line.startswith("NodeName=")}
-        assert "Gres=gpu:4" in nodes["NodeName=n[1-4]"]
-        assert "Gres" not in nodes["NodeName=w[1-4]"]
-        assert slurm_conf.gres_conf(site) == "NodeName=n[1-4] Name=gpu File=/dev/gpu[0-3]\n"

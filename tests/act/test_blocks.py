@@ -160,15 +160,22 @@ def test_a_block_that_waits_for_a_limit_is_taken_back_at_once(make: Make) -> Non
     assert resize.ended is not None and resize.ended - began < world.settings.resize.blocks_wait_s / 2
 
 
-def test_a_block_that_dies_before_it_joined(make: Make) -> None:
+@pytest.mark.parametrize("code", ["block_ended", "block_preempted"])
+def test_a_block_that_ends_before_it_joined(make: Make, code: str) -> None:
+    """That it is preempted is no failure of the job's, and it can be used again."""
     world = make()
     world.begin({1: ONE})
     world.until(State.JOINING)
     world.simulated.pass_time(3)
-    world.cluster.kill(Task(world.job_id, 1), 1)
+    if code == "block_ended":
+        world.cluster.kill(Task(world.job_id, 1), 1)
+    else:
+        world.preempt(1)
     resize = world.finish()
     world.check()
-    assert resize.state == State.ROLLED_BACK and resize.outcome.code == "block_ended"
+    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, code)
+    if code == "block_preempted":
+        assert 1 in world.machine_held() and not world.store.histories([world.job_id])[world.job_id].failures
 
 
 @pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, BACK])
@@ -516,11 +523,15 @@ def test_a_claim_of_a_block_that_slurm_has_not_started_is_not_believed(make: Mak
     assert world.resize.state == State.ROLLED_BACK
 
 
-def test_a_job_that_ended_leaves_no_held_tasks(make: Make) -> None:
-    """Also where nobody in the job could cancel them, and the companion was started later."""
+@pytest.mark.parametrize("comment", ["", "nothing for a companion"], ids=["", "opted out"])
+def test_a_job_that_ended_leaves_no_held_tasks(make: Make, comment: str) -> None:
+    """Also where nobody in the job could cancel them, and the companion was started later; what we held once is not
+    forgotten with the opt-in."""
     world = make()
     world.begin({1: ONE})
     world.finish()
+    if comment:
+        world.cluster.set_comment(world.job_id, comment)
     for task in (0, 1):
         world.cluster.cancel(Task(world.job_id, task))
     world.simulated.pass_time(60)
@@ -842,32 +853,6 @@ def test_a_job_all_of_whose_blocks_are_preempted_goes_on(
     world.tidy()
     world.simulated.pass_time(60)
     assert len(world.training.members) == 1 and world.training.term > 0
-
-
-def test_a_block_that_is_preempted_before_it_joined(make: Make) -> None:
-    """It is no failure of the job's, and the block can be used again."""
-    world = make()
-    world.begin({1: ONE})
-    world.until(State.JOINING)
-    world.simulated.pass_time(3)
-    world.preempt(1)
-    resize = world.finish()
-    world.check()
-    assert (resize.state, resize.outcome.code) == (State.ROLLED_BACK, "block_preempted")
-    assert 1 in world.machine_held() and not world.store.histories([world.job_id])[world.job_id].failures
-
-
-def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None:
-    """What we held once is not forgotten with the opt-in."""
-    world = make()
-    world.begin({1: ONE})
-    world.finish()
-    world.cluster.set_comment(world.job_id, "nothing for a companion")
-    for task in (0, 1):
-        world.cluster.cancel(Task(world.job_id, task))
-    world.simulated.pass_time(60)
-    world.tidy()
-    assert not any(job.pending for job in world.tasks.values())
 
 
 @pytest.mark.parametrize(

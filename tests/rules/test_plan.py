@@ -254,11 +254,3 @@ def test_no_cap_keeps_a_job_from_what_it_asked_for() -> None:
     made = planned({1: FOUR, 2: TWO}, jobs, {"n1": 2, "n2": 4}, histories=told, caps=[cap])
     assert begun(made) == [1]
     assert planned({2: FOUR}, jobs, {"n1": 2, "n2": 4}, caps=[cap]).outcomes[2] == CAPPED
-
-
-def test_a_job_that_was_resized_enough_is_left_alone() -> None:
-    """Whatever the schedule says; one that waits is interrupted by nothing."""
-    jobs, site = [elastic(1, ONE, "n1"), elastic(2, ONE)], {"resizes_per_job": 1}
-    told = {id_: history(id_, interrupted=(1.0,)) for id_ in (1, 2)}
-    made = planned({1: TWO, 2: TWO}, jobs, {"n1": 3, "n2": 4}, histories=told, site=site)
-    assert begun(made) == [2] and made.outcomes[1].code == "resizes_per_job"

@@ -317,13 +317,6 @@ def test_what_a_job_asked_for_is_not_given_to_others() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_grows_within_its_share() -> None:
-    """Alone on four GPUs, of which elastic jobs may grow into half."""
-    elastic, _ = outcomes(1, share=0.5)
-    assert elastic.gpu_s <= 2 * elastic.running_s
-
-
-@pytest.mark.slow
 def test_resizes_of_a_job_are_counted() -> None:
     """It is interrupted so often in its life and no more, though it would grow, shrink, and grow again."""
     assert outcomes(1)[0].resizes > 1
