@@ -1,4 +1,4 @@
-"""Tools of simulated Slurms in tests: programs that do nothing, faults from a seed, a policy that no good one is."""
+"""Tools of simulated Slurms in tests: programs that do nothing, a policy that no good one is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ones_db.shape import Shape
 from slurm_ones.policy.build import place
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.shapes import least_and_most
@@ -16,7 +15,6 @@ from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.client import NotResizable, Unreachable
 from slurm_ones.slurm.model import JobKey, SlurmJob
 
 OWNER, STRANGER = 1001, 1002
@@ -96,82 +94,6 @@ class Harness:
     def free(self) -> list[int]:
         """Free GPUs of each node."""
         return list(self.cluster.nodes.free("gpu").values())
-
-
-@dataclass
-class RandomFaults(Faults):
-    """What goes wrong at one cluster: shares of calls, and mean times between. What is off takes no random number."""
-
-    refused: float = 0.0
-    """Share of the updates of a shape that Slurm refuses."""
-    partial: float = 0.0
-    """Share of those that it takes in part, the nodes without the GPUs, and then refuses."""
-    requeue_refused: float = 0.0
-    unreachable: float = 0.0
-    """Share of the calls that get no answer; half of those have taken effect."""
-    node_mtbf_s: float = 0.0
-    """Mean time between two failures of a node, 0 for never. Slurm requeues its jobs."""
-    node_repair_s: float = 1800.0
-    preempt_mtbf_s: float = 0.0
-    """Mean time until Slurm requeues a running job by itself, as preemption does; 0 for never."""
-    seed: int = 0
-    injected: int = field(default=0, init=False)
-    """Faults so far."""
-
-    def begin(self, cluster: SimulatedCluster) -> None:
-        self.cluster, self.rng = cluster, np.random.default_rng([self.seed, 1])
-        for name in cluster.nodes.names() if self.node_mtbf_s else ():
-            self._fail_some_time(name)
-
-    def started(self, job: SimulatedJob) -> None:
-        if self.preempt_mtbf_s:
-            seconds = float(self.rng.exponential(self.preempt_mtbf_s))
-            job.events.append(self.cluster.timeline.after(seconds, lambda: self._preempt(job)))
-
-    def ask(self, what: str) -> None:
-        if self._draw(self.unreachable):
-            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
-
-    def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
-        if what == "requeuehold" and self._draw(self.requeue_refused):
-            raise NotResizable(f"job {job_id}: Requested operation is presently disabled")
-        lost = self._draw(self.unreachable)
-        if not lost or self._draw(0.5):
-            make()
-        if lost:
-            raise Unreachable(f"{what} {job_id}: Socket timed out on send/recv operation")
-
-    def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
-        refusal = NotResizable(f"job {job.key}: Requested node configuration is not available")
-        if self._draw(self.refused):
-            raise refusal
-        nodes_alone = self._draw(self.partial)
-        self.change("update", job.key, lambda: make(nodes_alone))
-        if nodes_alone:
-            raise refusal
-
-    def _draw(self, share: float) -> bool:
-        happens = share > 0 and float(self.rng.random()) < share
-        self.injected += happens
-        return happens
-
-    def _preempt(self, job: SimulatedJob) -> None:
-        self.injected += 1
-        self.cluster.preempt(job.to_model().key)
-
-    def _fail_some_time(self, name: str) -> None:
-        timeline = self.cluster.timeline
-
-        def fail() -> None:
-            self.injected += 1
-            self.cluster.fail(name)
-            timeline.after(self.node_repair_s, repaired)
-
-        def repaired() -> None:
-            self.cluster.resume(name)
-            self._fail_some_time(name)
-
-        timeline.after(float(self.rng.exponential(self.node_mtbf_s)), fail)
 
 
 class ChangingPolicy:

@@ -15,7 +15,6 @@ from slurm_ones.policy.contract import ClusterView, JobView, Schedule
 from slurm_ones.rivals.ordered import Fifo
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.run import AT_ONCE, SimulationFailed, run
-from slurm_ones.simulate.slurm.cluster import Faults
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec, asked_shape
 from slurm_ones.simulate.training.application import Hot, Mechanism, Requeue, Submission
@@ -23,7 +22,7 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import BadInput, Workload
 from tests.marks import nightly
-from tests.simulate.harness import ChangingPolicy, RandomFaults
+from tests.simulate.harness import ChangingPolicy
 
 APPLICATIONS = {
     "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=16), name="cnn"),
@@ -52,11 +51,11 @@ def workload(jobs: int = 6, *, rigid: Sequence[int] = (), every_s: float = 40.0)
     )
 
 
-def with_changing_policy(work: Workload, faults: Faults | None = None, **other: Any) -> Outcome:
+def with_changing_policy(work: Workload, **other: Any) -> Outcome:
     """Every job resized at every tick. Invariants are checked by the engine, which raises where one does not hold."""
     options: dict[str, Any] = {"interval_s": 60.0, "make": ChangingPolicy, "settings": AT_ONCE, **other}
     spec = options.pop("spec", SMALL)
-    return run("fifo", {}, work, spec, faults=faults, **options)
+    return run("fifo", {}, work, spec, **options)
 
 
 @pytest.mark.slow
@@ -116,37 +115,12 @@ def test_resizes_cost_what_they_are_said_to_cost() -> None:
 @pytest.mark.slow
 def test_equal_seeds_give_equal_outcomes() -> None:
     def gist(seed: int) -> tuple[object, ...]:
-        faults = RandomFaults(refused=0.1, partial=0.1, preempt_mtbf_s=900.0, seed=seed)
-        outcome = with_changing_policy(workload(1), faults, seed=seed)
+        outcome = run("ones", {}, workload(2), SMALL, interval_s=60.0, settings=AT_ONCE, seed=seed)
         return outcome.jobs, outcome.segments, outcome.goodput
 
     first = gist(1)
     assert gist(1) == first
     assert gist(2) != first
-
-
-FAULTS: dict[str, dict[str, float]] = {
-    "refused and partial updates": {"refused": 0.2, "partial": 0.2},
-    "refused requeues": {"requeue_refused": 0.4},
-    "nodes that fail": {"node_mtbf_s": 900.0, "node_repair_s": 300.0},
-    "preemption": {"preempt_mtbf_s": 300.0},
-    "a controller that often does not answer": {"unreachable": 0.03},
-    "all of it": {
-        "refused": 0.1, "partial": 0.1, "requeue_refused": 0.1, "node_mtbf_s": 3000.0, "node_repair_s": 300.0,
-        "preempt_mtbf_s": 1500.0, "unreachable": 0.01,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", [name if name == "all of it" else nightly(name) for name in FAULTS])
-@pytest.mark.parametrize("mechanism", [Requeue(), Hot()], ids=["requeue", "blocks"])
-def test_faults_lose_no_job(mechanism: Mechanism, fault: str) -> None:
-    """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""
-    faults = RandomFaults(**FAULTS[fault], seed=3)
-    outcome = with_changing_policy(workload(4), faults, seed=3, mechanism=mechanism)
-    assert all(job.ended is not None for job in outcome.jobs)
-    assert faults.injected > 0
 
 
 @pytest.mark.slow
