@@ -179,6 +179,7 @@ def test_a_job_outlives_the_drain_of_its_node(site: Site) -> None:
         harness.cluster.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
 
 
+@pytest.mark.nightly
 def test_without_a_companion_it_is_a_plain_job(old: Cluster) -> None:
     """Task 0 trains; the others wait behind it, and are cancelled at its end. On 22.05."""
     harness = Harness(old)

@@ -99,11 +99,11 @@ ASKED = [
     nightly({"gpus_per_node": 1, "partition": "other"}),
     {"nodes": 2, "gpus_per_node": 4, "partition": "other"},
     nightly({"cpus_per_node": 16}),
-    {"cpus_per_node": 2, "partition": "other"},
+    nightly({"cpus_per_node": 2, "partition": "other"}),
     nightly({"gpus_per_node": 1, "node_names": ("n3",)}),
     nightly({"gpus_per_node": 1, "exclusive": True}),
     {"nodes": 2, "partition": "whole"},
-    {"gpus_per_node": 1, "account": "lab"},
+    nightly({"gpus_per_node": 1, "account": "lab"}),
 ]
 """What somebody waits for; whom the rule serves is a table of tests/rules/test_growth.py."""
 

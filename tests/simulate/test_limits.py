@@ -70,13 +70,12 @@ def ran(folder: Path, mechanism: Mechanism, conf: SlurmConf, reserved_s: float =
 @pytest.mark.parametrize(
     ("conf", "gpus"),
     [
-        (SlurmConf(), 16),
-        (SlurmConf(account_gpus={"lab": 6}), 4),
-        (SlurmConf(account_gpus={"other": 6}), 16),
-        (SlurmConf(qos=(Qos(gpus=8),)), 8),
-        (SlurmConf(qos=(Qos(gpus=13),), account_gpus={"lab": 3}), 12),
+        nightly(SlurmConf(), 16, id="none"),
+        pytest.param(SlurmConf(account_gpus={"lab": 6}), 4, id="account"),
+        nightly(SlurmConf(account_gpus={"other": 6}), 16, id="another"),
+        nightly(SlurmConf(qos=(Qos(gpus=8),)), 8, id="qos"),
+        pytest.param(SlurmConf(qos=(Qos(gpus=13),), account_gpus={"lab": 3}), 12, id="qos before account"),
     ],
-    ids=["none", "account", "another", "qos", "qos before account"],
 )
 def test_growth_ends_at_a_limit(tmp_path: Path, mechanism: Mechanism, conf: SlurmConf, gpus: int) -> None:
     """At the largest size within it, so that nothing has to be taken back; its owner reads whose limit that is."""
@@ -85,7 +84,7 @@ def test_growth_ends_at_a_limit(tmp_path: Path, mechanism: Mechanism, conf: Slur
     assert {*found.resizes} == {"done"} and ("quota" in found.outcomes) == (gpus < 16), found
 
 
-@pytest.mark.parametrize("mechanism", [Requeue(), Hot()], ids=["requeue", "blocks"])
+@pytest.mark.parametrize("mechanism", [nightly(Requeue()), Hot()], ids=["requeue", "blocks"])
 @pytest.mark.parametrize(("reserved_s", "gpus"), [(1800.0, 1), (7200.0, 16)])
 def test_no_hour_is_lost_to_a_reservation(tmp_path: Path, mechanism: Mechanism, reserved_s: float, gpus: int) -> None:
     """A job of an hour grows if it could start again before all nodes are reserved, and else trains on."""

@@ -38,8 +38,6 @@ DEAR = frozenset(
     )
 )
 """Clauses that take more than 4 s on 22.05: by day on 26.05 and the simulated Slurm, by night on all."""
-AGAIN = {"held": False, "mode": "requeue", "by_owner": False}
-"""Variants of clauses about guests that run on a real Slurm by night."""
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:
@@ -84,13 +82,11 @@ def slurm(slurm_door: Site) -> Iterator[Site]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a contract for owner and operator each client is held to one by day, and by night to both; each client meets
-    an outage by night. Dear clauses have one real Slurm by day."""
+    """Of a contract for owner and operator each client is held to one by day, and by night to both. Dear clauses have
+    one real Slurm by day."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         users = (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
-        outage = "outage" in params and (params["outage"], params.get("site")) != ("gres", "pyslurm")
         dear = params.get("door") == "old-command" and getattr(item, "originalname", "") in DEAR
-        again = params.get("whole", "simulated") != "simulated" and not params.items().isdisjoint(AGAIN.items())
-        if users or outage or dear or again:
+        if users or dear:
             item.add_marker(pytest.mark.nightly)

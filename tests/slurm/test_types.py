@@ -11,13 +11,12 @@ from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
 from slurm_ones.slurm.model import SlurmJob
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start
-from tests.marks import nightly
 from tests.slurm.sites import Site
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 
-@pytest.fixture(scope="module", params=[GRES_TYPED, nightly(OLD_TYPED)], ids=lambda site: site.name)
+@pytest.fixture(scope="module", params=[GRES_TYPED, OLD_TYPED], ids=lambda site: site.name)
 def slurm_typed(request: pytest.FixtureRequest) -> Iterator[Site]:
     """Node t1 with GPUs of type 2080ti, t2 and t3 of type a100."""
     cluster = start(request, request.param)
@@ -39,7 +38,7 @@ def asked(job: SlurmJob) -> tuple[int, int, str]:
     return job.nodes, job.gpus_per_node, job.kind
 
 
-@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", nightly("--gpus-per-node=a100:1")])
+@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", "--gpus-per-node=a100:1"])
 def test_a_waiting_job_keeps_its_type(typed: Site, form: str) -> None:
     """By every way of reading it; and it waits where too few nodes have that type."""
     job_id = typed.held("--nodes=1", form)
@@ -71,7 +70,7 @@ def test_a_type_that_begins_with_a_digit(typed: Site) -> None:
     assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
 
 
-@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", nightly("--gpus-per-node=a100:1")])
+@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", "--gpus-per-node=a100:1"])
 def test_another_type(typed: Site, form: str) -> None:
     """A requeued job runs on GPUs of another type; 22.05 takes that, and never starts it. Of a type that there is not
     Slurm says so once it looks."""

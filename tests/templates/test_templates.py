@@ -141,8 +141,13 @@ def understood(site: Site, job_id: int) -> dict[str, object]:
 @each
 @pytest.mark.cluster
 def test_what_slurm_understands(site: Site, template: Path) -> None:
-    """Pinned: a changed template or release shows here first. ONES_GOLDEN=write writes the files anew."""
-    found = understood(site, submit(site, template))
+    """Pinned: a changed template or release shows here first. ONES_GOLDEN=write writes the files anew. And it may be
+    resized as it is, to where its comment says."""
+    job_id = submit(site, template)
+    elastic = judged(site, job_id)
+    assert elastic.refusal is None
+    assert elastic.gpu_range == ((1, 16) if template.stem == "ddp" else (4, 16))
+    found = understood(site, job_id)
     path = GOLDEN / f"{template.stem}-{site.cluster.site.name}.json"
     if os.environ.get("ONES_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
@@ -159,15 +164,6 @@ def judged(site: Site, job_id: int) -> Elastic:
     return elastic
 
 
-@each
-@pytest.mark.cluster
-def test_it_may_be_resized(site: Site, template: Path) -> None:
-    """As it is, and to where its comment says."""
-    elastic = judged(site, submit(site, template))
-    assert elastic.refusal is None
-    assert elastic.gpu_range == ((1, 16) if template.stem == "ddp" else (4, 16))
-
-
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -180,6 +176,7 @@ def test_it_may_be_resized(site: Site, template: Path) -> None:
         ("--comment=ones: gpus=1-4 nodes=1-2", "contradict"),
     ],
 )
+@pytest.mark.nightly
 @pytest.mark.cluster
 def test_what_a_user_adds_is_refused_with_words(site: Site, option: str, words: str) -> None:
     """The template's own directives are overridden on the command line; `why` says what that costs."""

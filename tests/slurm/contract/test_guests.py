@@ -1,6 +1,6 @@
 """Guests: a held task moves to a queue that Slurm preempts, and the four ways in which its preemption ends.
 
-By day in the simulated Slurm and by partition on 22.05; by QOS on 26.05 every night.
+By day in the simulated Slurm; every night on real ones, by partition on 22.05 and by QOS on 26.05.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site
 
 GUESTS = ("--hold", "--array=0-1", "--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--time=60")
 NODES = ("n1", "n2", "n3", "n4")
+BY_NIGHT = [pytest.mark.cluster, pytest.mark.nightly]
 EVERYTHING = ("--nodes=4", "--gres=gpu:4", "--cpus-per-gpu=1", "--time=10")
 CONF = SlurmConf(
     licenses={"matlab": 2},
@@ -96,9 +97,9 @@ class GuestSite:
     scope="module",
     params=[
         "simulated",
-        pytest.param((OLD_GUESTS, "command"), marks=pytest.mark.cluster, id="old-command"),
-        pytest.param((GRES_GUESTS, "command"), marks=[pytest.mark.cluster, pytest.mark.nightly], id="gres-command"),
-        pytest.param((GRES_GUESTS, "pyslurm"), marks=[pytest.mark.cluster, pytest.mark.nightly], id="gres-pyslurm"),
+        pytest.param((OLD_GUESTS, "command"), marks=BY_NIGHT, id="old-command"),
+        pytest.param((GRES_GUESTS, "command"), marks=BY_NIGHT, id="gres-command"),
+        pytest.param((GRES_GUESTS, "pyslurm"), marks=BY_NIGHT, id="gres-pyslurm"),
     ],
 )
 def whole(request: pytest.FixtureRequest) -> Iterator[GuestSite]:

@@ -13,7 +13,7 @@ from tests.cluster import Cluster
 from tests.slurm.remote import Remote
 from tests.slurm.sites import OWNER, Site, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 DOWN_S = 1.5
 
 
