@@ -8,8 +8,10 @@ from typing import Any, NamedTuple, get_type_hints
 
 from ones_wrapper.protocol.hostlist import expand
 
-_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
-"""Pattern of GPU type and count. A type has at least one character that is not a digit."""
+_GPUS = re.compile(
+    r"(?:gres[/:])?gpu(?::(?:\(null\)|(?=[0-9]*[^0-9:=,()])([^:=,()]+)))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])"
+)
+"""Pattern of GPU type and count. A type has at least one character that is not a digit; (null) stands for no type."""
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}

@@ -207,6 +207,9 @@ def test_numbers_in_every_form(value: Any, number: int) -> None:
         ("gres/gpu=4", 4, ""),
         ("gpu:3(IDX:0-2)", 3, ""),
         ("gpu:0", 0, ""),
+        # A node's GPUs in use, where the site gives them no type.
+        ("gpu:(null):8(IDX:0-7)", 8, ""),
+        ("gpu:(null):0(IDX:N/A)", 0, ""),
         ("cpu=4,mem=8G,node=1,gres/gpu=2", 2, ""),
         ("(null)", 0, ""),
         ("", 0, ""),
