@@ -115,7 +115,7 @@ def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
             RunRecord(
                 job_id=array,
                 restart=len(runs),
-                shape=Shape(nodes, _each(sum(row.gpus for row in together), nodes)),
+                shape=_shape(nodes, sum(row.gpus for row in together)),
                 node_list=tuple(sorted(names)),
                 start_time=start,
                 end_time=end,
@@ -138,7 +138,7 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
         RunRecord(
             job_id=row.job_id,
             restart=restart or 0,
-            shape=Shape(row.nodes, _each(row.gpus, row.nodes)),
+            shape=_shape(row.nodes, row.gpus),
             node_list=_hosts(row.node_list, row.nodes),
             start_time=row.start,
             end_time=row.end,
@@ -157,7 +157,7 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
         name=last.name,
         user=last.user,
         submit_time=submit,
-        requested_shape=Shape(first.requested_nodes, _each(first.requested_gpus or first.gpus, first.requested_nodes)),
+        requested_shape=_shape(first.requested_nodes, first.requested_gpus or first.gpus),
         account=last.account,
         partition=last.partition,
         restart=restart,
@@ -168,8 +168,10 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
     )
 
 
-def _each(gpus: int, nodes: int) -> int:
-    return -(-gpus // max(nodes, 1))
+def _shape(nodes: int, gpus: int) -> Shape:
+    """Return the shape; one node with all GPUs stands for nodes that give unequally many."""
+    each, rest = divmod(gpus, max(nodes, 1))
+    return Shape(1, gpus) if rest else Shape(nodes, each)
 
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:

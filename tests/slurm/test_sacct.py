@@ -200,6 +200,13 @@ def test_comments_cannot_forge_rows() -> None:
     assert isinstance(bad, Rejected) and "no end" in bad.why and isinstance(fine, AccountingRow)
 
 
+def test_gpus_of_unequal_nodes_are_not_rounded_up() -> None:
+    """As of --gpus=3 on two nodes: GPU-hours are those of three."""
+    tres = "gres/gpu=3,node=2"
+    (one,) = PastJobs().take(good(line(AllocTRES=tres, ReqTRES=tres)), 2000.0)
+    assert (one.runs[0].shape.gpus, one.job.requested_shape.gpus) == (3, 3)
+
+
 BLOCKS = "ones: gpus=1-16 array=blocks"
 
 
@@ -232,9 +239,9 @@ def test_the_tasks_of_an_array_of_blocks_are_one_job() -> None:
         assert (str(found.job.requested_shape), found.job.restart) == ("1x1", 4)
         assert [(r.restart, r.start_time, r.end_time, str(r.shape)) for r in found.runs] == [
             (0, 1000.0, 1020.0, "1x1"),
-            (1, 1020.0, 1050.0, "2x3"),
+            (1, 1020.0, 1050.0, "1x5"),
             (2, 1050.0, 1070.0, "1x1"),
-            (3, 1070.0, 1090.0, "2x3"),
+            (3, 1070.0, 1090.0, "1x5"),
             (4, 1090.0, 1100.0, "1x1"),
         ]
         assert found.runs[3].node_list == ("n1", "n4")
