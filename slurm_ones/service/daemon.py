@@ -114,8 +114,9 @@ class Daemon:
         except (Unreachable, StoreError) as error:
             log.error("%s; asking who leads again in %.0f s", error, self._lead.wait_s)
         # A reload is for one that leads: whoever takes the lead is made of the newest settings anyway.
-        self._reload = False
+        again, self._reload = self._reload and self._companion is not None, False
         self._pause(stop, self._lead.wait_s)
+        self._reload = self._reload or again
         return None
 
     def _newest(self) -> Companion:
@@ -130,6 +131,9 @@ class Daemon:
                 raise
             log.error("%s; the settings before stay in force", error)
             return old
+        except (Unreachable, StoreError):
+            self._reload = old is not None
+            raise
         self._wait = self._companion.settings.interval_s
         if old is not None and old is not self._companion:
             old.close()
@@ -208,11 +212,11 @@ class Daemon:
 
     def _between(self, companion: Companion, stop: Stop, seconds: float) -> None:
         until = self._clock() + seconds
-        while not (stop.is_set() or self._reload) and (left := until - self._clock()) > 0:
+        while not (stop.is_set() or self._reload) and (now := self._clock()) < until:
             # No longer than this, should the clock have been set back.
-            left = min(left, seconds)
+            until = min(until, now + seconds)
             under_way = companion.advance()
-            pause = min(left, companion.settings.resize.advance_s) if under_way else left
+            pause = min(until - now, companion.settings.resize.advance_s) if under_way else until - now
             if self._woken(companion, stop, pause) or not under_way:
                 return
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ResizeRecord, Store
+from ones_db import JobRecord, ResizeRecord, Store, StoreBusy
 from ones_db.shape import Shape
 from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from slurm_ones.companion import Companion, Tick
@@ -61,6 +61,30 @@ def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store)
     assert daemon._back_off(companion, 600.0) == 60
 
 
+def test_a_reload_is_not_forgotten_when_it_fails(store: Store) -> None:
+    """The settings before would stay in force, though the log says that new ones are: `mode = "advise"`, say."""
+    made: list[int] = []
+    stop, ticks = threading.Event(), []
+
+    def make() -> Companion:
+        made.append(len(made))
+        if len(made) == 2:
+            raise StoreBusy("locked by another process")
+        return Companion(Settings(tick_s=0.01), Moody(), store)  # type: ignore[arg-type]
+
+    daemon = Daemon(make)
+
+    def on_tick(tick: Tick) -> None:
+        ticks.append(tick)
+        if len(ticks) == 1:
+            daemon.reload()
+        if len(made) > 2 or len(ticks) == 5:
+            stop.set()
+
+    daemon.run(stop, on_tick)
+    assert (len(made), len(ticks)) == (3, 2)
+
+
 def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None:
     """At once, and not in the first tick that has a job."""
     with pytest.raises(ConfigError, match=r"none of .*\bones\b"):
@@ -97,6 +121,21 @@ def test_resizes_under_way_are_looked_at_between_ticks(slurm: Slurm, store: Stor
     (resize,) = store.resizes(1)
     assert str(resize.outcome) == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
+
+
+def test_a_clock_that_is_set_back_keeps_no_tick_away(
+    slurm: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though resizes are under way all the time."""
+    stop, ticks = Passing(slurm, 130.0), []
+    companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
+    monkeypatch.setattr(companion, "advance", lambda only=None: 1)
+
+    def clock() -> float:
+        return slurm.clock() - 3600.0 * bool(stop.waits)
+
+    Daemon(lambda: companion, clock=clock, sleep=slurm.pass_time).run(stop, ticks.append)
+    assert len(ticks) == 3
 
 
 def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: Slurm, store: Store, tmp_path: Path) -> None:

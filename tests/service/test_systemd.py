@@ -25,6 +25,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Notifier
 from tests.act.plain_job import Slurm
 from tests.cluster import paths
+from tests.commands import call
 from tests.service.test_daemon import Passing
 
 SYSTEMD = paths.REPOSITORY / "slurm_ones/service/units"
@@ -155,6 +156,15 @@ def test_the_unit_waits_for_a_graceful_stop_and_leaves_no_orphan() -> None:
     assert section["KillMode"] == "mixed" and section["Type"] == "notify"
     assert section["Restart"] == "on-failure" and section["RestartPreventExitStatus"] == "78"
     assert section["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_the_page_is_started_again_until_there_is_a_database(tmp_path: Path) -> None:
+    """At a site's first start, and after a night without its server."""
+    done = call("web", "--database", f"sqlite:///{tmp_path / 'none.sqlite'}")
+    assert "no such database" in done.stderr
+    text = (SYSTEMD / "slurm-ones-web.service").read_text()
+    never = re.search(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
+    assert done.exit_code and (never is None or str(done.exit_code) not in never[1].split())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
