@@ -111,7 +111,7 @@ class DecisionStore(Transactions):
             select(DECISIONS, DECISION_JOBS)
             .join(DECISION_JOBS, DECISION_JOBS.c.decision_id == DECISIONS.c.id)
             .where(DECISION_JOBS.c.job_id == job)
-            .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+            .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
         rows = connection.execute(query).mappings().all()
@@ -158,7 +158,7 @@ class DecisionStore(Transactions):
         query = (
             select(DECISIONS)
             .where(DECISIONS.c.cluster_id == self._cluster)
-            .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+            .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
         if before is not None:
@@ -278,7 +278,7 @@ class DecisionStore(Transactions):
 
     def open_resizes(self) -> list[ResizeRecord]:
         """Return the open resizes, oldest first; a starting companion finishes or rolls back each of these."""
-        return sorted(self._open_resizes().values(), key=lambda one: (one.started, one.id))
+        return sorted(self._open_resizes().values(), key=lambda one: one.id)
 
     @remembering("open resizes")
     def _open_resizes(self, connection: Connection) -> dict[int, ResizeRecord]:
@@ -321,7 +321,7 @@ class DecisionStore(Transactions):
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
         """Return the resizes of a job or of all jobs, oldest first; with `decisions` only those for these."""
-        query = _with_job(self._cluster).order_by(RESIZES.c.started)
+        query = _with_job(self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
         if job_id is not None:

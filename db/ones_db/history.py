@@ -246,9 +246,9 @@ _RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause
 _RESIZED = (
     select(*(RESIZES.c[name] for name in _RESIZE))
     .where(keyed(RESIZES.c.job_id), RESIZES.c.ended.is_not(None))
-    .order_by(RESIZES.c.ended, RESIZES.c.id)
+    .order_by(RESIZES.c.id)
 )
-"""Query of each job's ended resizes, in the order of their ends."""
+"""Query of each job's ended resizes, in the order of their begin."""
 _PREEMPTED = (
     select(BLOCKS.c.job_id, BLOCKS.c.end_time)
     .where(keyed(BLOCKS.c.job_id), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))

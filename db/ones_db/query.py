@@ -40,6 +40,7 @@ ROWS = 1_000
 """Rows fetched at once."""
 
 _QUERIES = ("SELECT", "WITH", "VALUES")
+_MISTAKES = ("no such", "does not exist", "syntax error", "ambiguous", "misuse", "incomplete", "unrecogn", "untermin")
 # What may hold a semicolon or a colon that is no part of the SQL itself, then the two.
 _PARTS = re.compile(
     r"""(?P<held>\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$)"""
@@ -71,7 +72,7 @@ def one_query(sql: str) -> str:
         kept.append(sql[place : part.start()])
         if part["held"]:
             # A colon in a text is no parameter.
-            kept.append(part["held"].replace("\\", "\\\\").replace(":", r"\:"))
+            kept.append(part["held"].replace(":", r"\:"))
         elif part["comment"]:
             kept.append(" ")
         elif not _blank(sql[part.end() :]):
@@ -187,7 +188,7 @@ class Reader:
             return QueryError(f"not answered within {self._timeout_s:g} s; ask of fewer jobs, or give it longer")
         if "readonly" in words or "read-only" in words:
             return QueryError(f"{words}: the database is only read here")
-        if any(sign in words for sign in ("no such", "does not exist", "syntax error", "ambiguous", "misuse")):
+        if any(sign in words for sign in _MISTAKES):
             return QueryError(f"{words}; `slurm-ones db query` lists the views, SELECT * FROM one LIMIT 1 its columns")
         return self._backend.explained(error)
 

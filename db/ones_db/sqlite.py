@@ -74,8 +74,8 @@ class SQLite:
             )
 
         # To connect takes longer than to read a little: SQLite then reads the schema, and prepares what it is asked.
-        watch = mode == "watch" and os.access(self.path.parent, os.W_OK)
-        pool = QueuePool if watch or mode in ("write", "upgrade") else NullPool
+        kept = mode in ("write", "upgrade") or (mode == "watch" and os.access(self.path.parent, os.W_OK))
+        pool = QueuePool if kept else NullPool
         options = {"ones_backend": self}
         engine = create_engine("sqlite://", creator=connect, poolclass=pool, execution_options=options)
 
@@ -84,7 +84,7 @@ class SQLite:
             # Rebuilding a table drops the old one: with foreign keys in force that would fail, so an upgrade checks
             # them afterwards.
             connection.execute(f"PRAGMA foreign_keys = {'OFF' if mode == 'upgrade' else 'ON'}")
-            record.info["file"] = self._file() if watch else None
+            record.info["file"] = self._file()
             if mode in ("read", "watch"):
                 connection.execute("PRAGMA query_only = ON")
             else:
@@ -93,8 +93,9 @@ class SQLite:
 
         @event.listens_for(engine, "checkout")
         def _taken(connection: Any, record: Any, proxy: Any) -> None:
-            if watch and record.info["file"] != self._file():
-                raise DisconnectionError("another file has taken its place")
+            # Rows in a file that is gone would be lost with the process.
+            if record.info["file"] != self._file():
+                raise DisconnectionError("another file has taken its place, or none")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:

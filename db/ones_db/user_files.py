@@ -220,7 +220,7 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 KEEP_S = 7 * 86_400.0
 """Seconds after its end for which a job is shown."""
 MOST_JOBS = 500
-"""Most jobs of a user in a view; the jobs submitted last are shown."""
+"""Most jobs of a user in a view; those that have not ended are shown, then the jobs submitted last."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
 """Most runs, resizes and blocks of a job in a view; the newest are shown."""
 MOST_DECISIONS = 20
@@ -368,7 +368,8 @@ _JOBS = select(JOBS).where(
     or_(JOBS.c.end_time.is_(None), JOBS.c.end_time > bindparam("since")),
     observed(),
 )
-_JOBS_OF_USER = _JOBS.where(JOBS.c.user_name == bindparam("user")).order_by(JOBS.c.submit_time.desc()).limit(MOST_JOBS)
+_JOBS_OF_USER = _JOBS.where(JOBS.c.user_name == bindparam("user"))
+_JOBS_OF_USER = _JOBS_OF_USER.order_by(JOBS.c.end_time.is_not(None), JOBS.c.submit_time.desc()).limit(MOST_JOBS)
 _FIGURES = (
     select(RUNS.c.job_id, func.count(), func.sum(RUNS.c.report_number), func.count(RUNS.c.end_time))
     .where(keyed(RUNS.c.job_id))
@@ -398,7 +399,7 @@ _OF_RUNS = (
 )
 _BLOCKS = _newest(BLOCKS, BLOCKS.c.job_id, BLOCKS.c.start_time, MOST_BLOCKS)
 _PROMISES = select(PROMISES).where(keyed(PROMISES.c.job_id))
-_RESIZES = _newest(RESIZES, RESIZES.c.job_id, RESIZES.c.started, MOST_RESIZES)
+_RESIZES = _newest(RESIZES, RESIZES.c.job_id, RESIZES.c.id, MOST_RESIZES)
 _STEPS = select(STEPS).where(keyed(STEPS.c.resize_id))
 _DECIDED = _decided()
 _DECISIONS = select(DECISIONS).where(keyed(DECISIONS.c.id))

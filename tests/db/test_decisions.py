@@ -27,6 +27,18 @@ def test_decisions_of_a_job_and_of_all(store: Store) -> None:
     assert [d.id for d in store.recent_decisions(2)] == [ids[2], ids[1]]
 
 
+def test_the_newest_is_the_last_even_if_the_clock_was_set_back(store: Store) -> None:
+    """Protects `why JOB` from hours in which an older decision, or resize, passes for the newest."""
+    store.record_jobs([job(1)])
+    ids = [store.add_decision(decision(time, 1)) for time in (9000.0, 5000.0)]
+    assert [d.id for d in store.decisions(1)] == [d.id for d in store.recent_decisions()] == ids[::-1]
+    first = store.begin_resize(resize(1, started=9000.0)).id
+    store.end_resize(first, "abandoned", said("it was lost"), 9100.0)
+    store.end_resize(store.begin_resize(resize(1, started=5000.0)).id, "done", said("it took effect"), 5100.0)
+    assert [one.id for one in store.resizes(1)] == [first, first + 1]
+    assert store.histories([1])[1].failures == 0
+
+
 def test_a_decision_on_an_earlier_job_of_the_same_id(store: Store) -> None:
     """Protects users from each other: what was decided of a job is not shown of the next one with its id."""
     store.record_jobs([job(1), job(2)])

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -211,6 +212,19 @@ with Store.open(url, "gres") as store:
     assert count(url) == (20_000 * (last + 1), 20_000 * (last + 1))
 print("as it should be")
 """
+
+
+def test_a_file_that_is_gone_takes_no_rows(sqlite_url: str) -> None:
+    """Protects a job in the companion's hold: a record in a file without a name is lost with the process."""
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    with Store.open(sqlite_url, "gres") as store:
+        store.record_jobs([job(1)])
+        away = path.rename(path.with_name("away"))
+        with pytest.raises(StoreError, match="cannot be opened"):
+            store.record_jobs([job(2)])
+        away.rename(path)
+        store.record_jobs([job(3)])
+    assert ask(sqlite_url, "SELECT job_id FROM jobs") == [(1,), (3,)]
 
 
 @pytest.mark.slow

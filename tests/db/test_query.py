@@ -116,6 +116,7 @@ def test_parameters_and_texts_with_colons(store: Store, url: str) -> None:
     store.record_jobs([job(1, name="x'; DROP TABLE jobs; --"), job(2, name="10:30")])
     assert answer(url, "SELECT job_id FROM jobs WHERE name = :name", name="x'; DROP TABLE jobs; --") == [(1,)]
     assert answer(url, "SELECT job_id, '%s :no' FROM jobs WHERE name = '10:30'") == [(2, "%s :no")]
+    assert answer(url, r"SELECT 'C:\a\:b' WHERE 'a_b' LIKE '_\__' ESCAPE '\'") == [(r"C:\a\:b",)]
     with pytest.raises(QueryError, match="--param name=VALUE"):
         answer(url, "SELECT job_id FROM jobs WHERE name = :name")
     with pytest.raises(QueryError, match="has no parameter 'other'"):
@@ -138,7 +139,9 @@ def test_a_question_without_end_is_given_up(url: str) -> None:
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("sql", ["SELECT * FROM nothing", "SELECT nothing FROM jobs", "SELECT * FRM jobs"])
+@pytest.mark.parametrize(
+    "sql", ["SELECT * FROM nothing", "SELECT nothing FROM jobs", "SELECT * FRM jobs", "SELECT (1", "SELECT 'a"]
+)
 def test_mistakes_are_explained(url: str, sql: str) -> None:
     """Protects researchers from a driver's words without a way on."""
     with pytest.raises(QueryError, match="lists the views"):

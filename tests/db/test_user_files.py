@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 from ones_db import Store, StoreError, connect
 from ones_db.query import Reader
 from ones_db.tables import METADATA
-from ones_db.user_files import KEEP_S, MOST_DECISIONS, MOST_RESIZES, ViewSource, export_user, export_users
+from ones_db.user_files import KEEP_S, MOST_DECISIONS, MOST_JOBS, MOST_RESIZES, ViewSource, export_user, export_users
 from ones_db.views import VIEWS
 from tests.commands import call
 from tests.db.make import ask, change, decision, job, resize, resized_job, said
@@ -245,6 +245,18 @@ def test_a_view_does_not_grow_with_the_age_of_a_job(url: str, tmp_path: Path) ->
                 3000.0 + second for second in reversed(range(10, MOST_DECISIONS + 10))
             ]
         assert [one.started for one in view.resizes(1)] == [2505.0 + number for number in range(MOST_RESIZES)]
+
+
+def test_a_view_has_each_job_that_runs(sqlite_url: str, tmp_path: Path) -> None:
+    """Also of a user who has submitted, and ended, hundreds of others since."""
+    with Store.open(sqlite_url, "gres") as store:
+        store.record_jobs([job(1), *(job(n, submit_time=2000.0 + n, end_time=4000.0) for n in range(2, MOST_JOBS + 9))])
+    source = ViewSource(sqlite_url, "gres")
+    ((_, content),) = source.views(["alice"], 5000.0)
+    source.close()
+    (tmp_path / "view").write_bytes(content)
+    with Store.open(f"sqlite:///{tmp_path / 'view'}", "", read_only=True) as view:
+        assert len(found := view.jobs()) == MOST_JOBS and 1 in found
 
 
 def test_a_cluster_that_is_not_there(sqlite_url: str) -> None:
