@@ -28,7 +28,7 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.guests import SiteFinding, bad, examine_guests, note, ok, read_site, sacctmgr
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
-from slurm_ones.plugin.install import JOB_SUBMIT
+from slurm_ones.plugin.install import JOB_SUBMIT, names_lua
 from slurm_ones.service.publisher import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
@@ -131,7 +131,7 @@ def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
     """Report scripts of the plugin that Slurm should run but that do not exist."""
     config = client.config()
     path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
-    if "lua" in config.get("JobSubmitPlugins", "").split(",") and not path.exists():
+    if names_lua(config.get("JobSubmitPlugins", "")) and not path.exists():
         found = f"JobSubmitPlugins=lua, and {path} is not here"
         advice = "on the controller's machine scontrol reconfigure fails without it: slurm-ones plugin install"
         yield note("plugin", found, advice)

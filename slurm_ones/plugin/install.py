@@ -90,8 +90,13 @@ def _files(to: Path, names: tuple[str, ...]) -> list[Path]:
     return [to / name for name in names]
 
 
+def names_lua(plugins: str) -> bool:
+    """True if a list of Slurm's plugins names lua, which may follow the plugins' kind, as in job_submit/lua."""
+    return "lua" in [name.rpartition("/")[2] for name in plugins.split(",")]
+
+
 def _and_lua(plugins: str) -> str:
-    return plugins if "lua" in plugins.split(",") else f"{plugins},lua".lstrip(",")
+    return plugins if names_lua(plugins) else f"{plugins},lua".lstrip(",")
 
 
 def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
@@ -206,7 +211,7 @@ def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
 
 def _why(site: PluginSite) -> str:
     plugins = {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
-    lua = [name for name, value in plugins.items() if "lua" in value.split(",")]
+    lua = [name for name, value in plugins.items() if names_lua(value)]
     if not lua:
         return f"neither JobSubmitPlugins nor CliFilterPlugins names lua in {site.conf}"
     return f"lua is in {' and '.join(lua)}, so its script does not call ours, or cannot read it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,10 @@ def test_a_sites_files(tmp_path: Path) -> None:
     assert f'dofile, "{tmp_path}/slurm/slurm_ones.lua"' in (tmp_path / "slurm/job_submit.lua").read_text()
     assert "JobSubmitPlugins=all_partitions,lua" in "\n".join(todo)
     assert sorted(path.name for path in (tmp_path / "slurm").iterdir()) == sorted(path.name for path in written)
+    # Slurm takes its plugins' names with their kind, too, and would load one twice.
+    named = replace(SITE, job_submit="job_submit/lua", cli_filter="cli_filter/lua")
+    text = "\n".join(write_site(tmp_path / "slurm", None, False, named)[1])
+    assert "JobSubmitPlugins=job_submit/lua\n" in text and "CliFilterPlugins=cli_filter/lua\n" in text
 
 
 def test_a_sites_own_script_stays(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ OPTION = "--elastic-gpus"
         ("--exclusive", REFUSED, TAKEN, "lua", (True, False, True), "--comment=ones: gpus=2-1 is refused"),
         (OPTION, TAKEN, TAKEN, "", (True, True, False), "neither JobSubmitPlugins nor CliFilterPlugins names lua"),
         (OPTION, TAKEN, TAKEN, "cray,lua", (True, True, False), "lua is in JobSubmitPlugins, so its script"),
+        (OPTION, TAKEN, TAKEN, "job_submit/lua", (True, True, False), "lua is in JobSubmitPlugins, so its script"),
         (
             OPTION,
             NO_ACCOUNT,
