@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ones_wrapper.protocol import MAX_TEXT, RUN_URL, directory_name
 from slurm_ones.config import Settings
@@ -45,9 +44,10 @@ class Logs:
         found = self._found[job_id][1]
         if isinstance(found, str) or found is None or not found.stdout:
             names = (f"slurm-{job_id}.out", f"slurm-{job_id}_0.out")
-            usual = [path for name in names if work_dir and (path := Path(work_dir, name)).is_file()]
+            # A directory may be closed to this process.
+            usual = [path for name in names if work_dir and os.access(path := f"{work_dir}/{name}", os.F_OK)]
             if usual:
-                return _lines(str(usual[0]), os.geteuid(), most)
+                return _lines(usual[0], os.geteuid(), most)
         return [found] if isinstance(found, str) else self._tail(found, job_id, most)
 
     def address(self, job_id: int, work_dir: str) -> str:

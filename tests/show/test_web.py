@@ -159,6 +159,13 @@ def test_the_log_and_the_logger_of_ones_own_job(serve: Serve, monkeypatch: pytes
     assert "End of its log" not in serve().get("/jobs/10")[2]
 
 
+def test_a_log_that_cannot_be_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory that is closed, or whose name no file system takes: all else of the page is shown."""
+    found = Logs(Settings())
+    monkeypatch.setattr(found, "_ask", lambda job_id: None)
+    assert found.tail(7, 3, f"/{'x' * 300}") == ["Slurm no longer knows where the log of job 7 is"]
+
+
 def test_below_a_proxys_path(serve: Serve) -> None:
     """Protects links, scripts and the cookie behind Open OnDemand."""
     page = serve(root="/node/n1/8675/")
