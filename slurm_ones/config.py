@@ -424,16 +424,13 @@ def parse(text: str, name: str = "config") -> Settings:
 def default_path() -> Path:
     """Path of the default settings file: the user's own if it exists, else the site's."""
     own = Path.home() / ".config/slurm-ones/config.toml"
-    return own if own.exists() else Path("/etc/slurm-ones/config.toml")
+    # After sudo the home may be another user's, and closed.
+    return own if os.access(own, os.F_OK) else Path("/etc/slurm-ones/config.toml")
 
 
 def load(path: Path | None = None) -> Settings:
     """Read settings from a file. Without a path, read the default file, or return default settings if it is missing."""
-    if path is None:
-        path = default_path()
-        if not path.exists():
-            # An ordinary user without any file wants their own jobs looked after, nobody else's.
-            return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
+    named, path = path is not None, path or default_path()
     try:
         text = path.read_text(encoding="utf-8")
     except PermissionError:
@@ -442,6 +439,9 @@ def load(path: Path | None = None) -> Settings:
             "settings of your own with --config"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError) and not named:
+            # An ordinary user without any file wants their own jobs looked after, nobody else's.
+            return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     settings = parse(text, str(path))
     if names_password(settings.database) and path.stat().st_mode & 0o077:

@@ -143,6 +143,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(tmp_path) in str(raised.value)
 
 
+def test_a_closed_directory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's, or after sudo another user's home. Root, who runs tests, may look into every one."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(Path, name, closed)
+    with pytest.raises(ConfigError, match="closed to you"):
+        load()
+
+
 def test_without_a_file_a_user_looks_after_their_own_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator's daemon looks after everybody's."""
     monkeypatch.setenv("HOME", str(tmp_path))
