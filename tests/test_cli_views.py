@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import Result
 
-from ones_db import HealthRecord, Store
+from ones_db import HealthRecord, ReportLine, Store
 from ones_db.leader import LeaderLock
 from ones_db.shape import Shape
+from ones_wrapper.protocol import Checkpoint
 from slurm_ones.cli import by_hand
 from slurm_ones.cli.common import own_store
 from slurm_ones.cli.doctor import _database, _permission, _plugin, _views
@@ -25,7 +28,7 @@ from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.service.publisher import Publisher
-from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, SlurmJob
 from tests.commands import call
 from tests.db.make import job, resize, resized_job, said
@@ -104,6 +107,58 @@ def test_a_size_by_hand_counts_whole_nodes(monkeypatch: pytest.MonkeyPatch, caps
     by_hand.resize(7, "2x4", timeout=0.0)
     by_hand.pin(7)
     assert asked == [8, None, 8] and "job 7: stays at 8 GPUs" in capsys.readouterr().out
+
+
+def test_a_wish_that_cannot_be_taken_back_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job would keep that size for ever, though its owner was told otherwise."""
+    looks = [WholeJob.of(job_of(Shape(1, 1)))]
+
+    def look(client: object, job_id: int) -> WholeJob:
+        if not looks:
+            raise Unreachable("squeue: no answer")
+        return looks.pop()
+
+    monkeypatch.setattr(by_hand, "look", look)
+    monkeypatch.setattr(by_hand, "ask", lambda client, job, gpus: None)
+    with pytest.raises(typer.Exit):
+        by_hand.resize(7, "8", timeout=0.0)
+    assert "slurm-ones release 7" in capsys.readouterr().err
+
+
+def test_an_estimate_is_of_a_job_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue and type of GPU; of GPUs that fit into one node it asks for one."""
+    its = {"kind": "a100", "qos": "long", "account": "lab", "reservation": "course", "partitions": ("gpu", "more")}
+    running = replace(job_of(Shape(1, 1), **its), state=JobState.RUNNING, held=False, node_list=("n1",))
+    asked: list[str] = []
+    client = SimpleNamespace(
+        snapshot=lambda: SimpleNamespace(gpus_of_node={"gpu": 8}), test_only=lambda argv: asked.extend(argv) or ""
+    )
+    monkeypatch.setattr(by_hand, "CommandClient", lambda: client)
+    monkeypatch.setattr(by_hand, "look", lambda client, job_id: WholeJob.of(running))
+    monkeypatch.setattr(by_hand, "settings_of", lambda config: Settings())
+    by_hand.estimate(7, ["8"])
+    queue = {"--qos=long", "--account=lab", "--reservation=course", "--partition=gpu,more"}
+    assert {"--nodes=1", "--gres=gpu:a100:8", *queue} <= {*asked}
+
+
+def test_a_rehearsal_revives_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm requeues an ended job too: one that its user cancelled meanwhile, or that came to its end."""
+    line = ReportLine(1, 1.0, Checkpoint("c", 0, 0, 1, 8, 0.1, order=5))
+    orders = SimpleNamespace(next_number=lambda job: 5, write=lambda job, order: None)
+    asked: list[list[str]] = []
+
+    def run(argv: list[str]) -> None:
+        asked.append(argv)
+        raise UnknownJob("it has ended")
+
+    monkeypatch.setattr(by_hand, "OrderWriter", lambda *_: orders)
+    monkeypatch.setattr(by_hand, "OwnReports", lambda: SimpleNamespace(of=lambda job, restart: [line]))
+    client: Any = SimpleNamespace(signal=lambda key, name: None, run=run)
+    with pytest.raises(UnknownJob):
+        by_hand.rehearsed(client, WholeJob.of(job_of(Shape(1, 1))), 1.0, lambda text: None)
+    assert asked == [["scontrol", "requeue", "Incomplete", "7"]]
 
 
 def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

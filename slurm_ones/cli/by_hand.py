@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import typer
 from ones_db import ReportLine, SchemaError, StoreError
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
-from ones_wrapper.protocol.slurm_commands import again_command
+from ones_wrapper.protocol.slurm_commands import requeue_command
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import (
     JobArgument,
@@ -174,8 +173,15 @@ def resize(
         raise BadInput(f"job {job}: the wish was taken back; it has {_gpus_now(now)} GPUs") from None
     finally:
         if not now.ended:
-            ask(client, look(client, job), None)
+            _take_back(client, job)
     console.print(f"job {job}: {gpus} GPUs after {time.monotonic() - begun:.0f} s")
+
+
+def _take_back(client: CommandClient, job: int) -> None:
+    try:
+        ask(client, look(client, job), None)
+    except SlurmError as error:
+        raise BadInput(f"job {job}: the wish stands, since {error}: run slurm-ones release {job}") from None
 
 
 @command
@@ -233,9 +239,11 @@ def start_of(answer: str) -> float | None:
 def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
     """Command `sbatch --test-only` for a job like this one at another shape; nothing is submitted."""
     home = job.home
-    argv = ["sbatch", "--test-only", f"--partition={home.partition}", f"--nodes={nodes}"]
-    argv += [f"--gres=gpu:{gpus_per_node}"] if home.gpus_per_node else []
-    argv += [f"--account={home.account}"] if home.account else []
+    kind = f"{home.kind}:" if home.kind and home.of_one_kind else ""
+    argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={nodes}"]
+    argv += [f"--gres=gpu:{kind}{gpus_per_node}"] if home.gpus_per_node else []
+    named = {"account": home.account, "qos": home.qos, "reservation": home.reservation}
+    argv += [f"--{option}={name}" for option, name in named.items() if name]
     argv += [f"--time={max(int(home.time_limit_s // 60), 1)}"] if home.time_limit_s else []
     return [*argv, "--wrap=true"]
 
@@ -269,10 +277,7 @@ def estimate(
     client = CommandClient()
     now = look(client, job)
     opted_in(now)
-    held = Counter[str]()
-    for block in now.running_blocks:
-        held.update(dict.fromkeys(block.node_list, block.gpus_per_node))
-    each = max(held.values(), default=now.first.gpus_per_node) or _whole_node(now) or 1
+    each = _whole_node(now) or client.snapshot().gpus_of_node.get(now.home.partition, 0) or 1
     asked = map(shape_of, sizes)
     shapes = [(nodes, gpus) if nodes else (-(-gpus // each), min(gpus, each)) for nodes, gpus in asked]
     found = waits(client, now, shapes)
@@ -355,7 +360,7 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     _wait("the checkpoint", timeout_s, lambda: bool(checkpoints()))
     saved, size = checkpoints()[0]
     say(f"checkpoint of {size / 1e6:.1f} MB is durable; requeueing")
-    client.run(again_command(job.key, hold=False))
+    client.run(requeue_command(job.key, hold=False))
     now, asked = job, 0.0
 
     def refresh() -> WholeJob:

@@ -26,9 +26,9 @@ class NodesAndGpus(Protocol):
     def gpus_per_node(self) -> int: ...
 
 
-def requeue_command(job: object) -> list[str]:
+def requeue_command(job: object, *, hold: bool = True) -> list[str]:
     # Incomplete: without it, a job that its user cancelled a moment ago comes back to life.
-    return ["scontrol", "requeuehold", "Incomplete", str(job)]
+    return ["scontrol", "requeuehold" if hold else "requeue", "Incomplete", str(job)]
 
 
 def again_command(job: object, *, hold: bool) -> list[str]:
