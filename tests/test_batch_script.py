@@ -56,6 +56,12 @@ def test_json_names_line_and_weight(tmp_path: Path) -> None:
     assert (done.exit_code, found["elastic"], found["findings"][0]["line"]) == (1, False, 2)
 
 
+def test_a_comment_may_be_longer_than_a_files_name() -> None:
+    kinds = ",".join(f"nvidia_a100-sxm4-{number}gb" for number in range(10, 26))
+    done = call("check", f"ones: gpus=1-16 batch=32-1024 kinds={kinds}")
+    assert done.exit_code == 0 and "elastic" in done.stdout
+
+
 ORDINARY = GOOD.replace("32-1024", "32-256").replace("1-16", "1-4")
 EXEC = 'exec ones-run "$@"'
 DIES = "kills the batch shell"

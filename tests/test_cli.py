@@ -135,6 +135,12 @@ class TestJobs:
         assert (done.exit_code, json.loads(done.stdout)) == (1, [])
         assert "No job has opted in" not in call("jobs", "99999", "--database", filled).stdout
 
+    def test_jobs_are_named_or_chosen(self, filled: str) -> None:
+        """Options that had no effect, and of a report a job that it said Slurm does not know."""
+        for command in (("jobs", "7", "--user", "bob"), ("report", "7", "--user", "bob")):
+            done = call(*command, "--database", filled)
+            assert done.exit_code == 2 and "leave them out" in done.stderr
+
     def test_causes(self, filled: str) -> None:
         """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""
         cap = reason("account_cap", account="physics", gpus=16, setting="limits.gpus_per_account")
@@ -171,6 +177,10 @@ class TestWhy:
         )
         (resized,) = told["resizes"]
         assert (resized["state"], resized["pause_s"], len(resized["steps"]) >= 2) == ("done", 410.0, True)
+
+    def test_no_decision_is_shown_of_none_asked_for(self, filled: str) -> None:
+        """In place of a sentence that nothing was decided."""
+        assert call("why", "7", "--last", "0", "--database", filled).exit_code == 2
 
     def test_words(self, filled: str) -> None:
         """The same for people, and the refusal."""

@@ -6,6 +6,7 @@ Options from the command line, the environment and site plugins are not seen; on
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -263,7 +264,7 @@ def _allowed(optin: OptIn) -> str:
 
 def _examined(what: str) -> Verdict:
     path = Path(what)
-    if not path.is_file():
+    if not os.access(what, os.F_OK) or not path.is_file():  # a comment may be longer than a file's name
         if "=" not in what and ":" not in what:
             raise BadInput(f"{what}: there is no such file, and it is no comment such as 'ones: gpus=1-16'")
         optin, findings = comment_findings(what)

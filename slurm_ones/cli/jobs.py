@@ -93,6 +93,8 @@ def jobs(
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
+    if ids and selection.restricts:
+        raise BadInput("options choose among jobs: leave them out, or the jobs' ids")
     settings = settings_of(config, database)
     try:
         store = store_of_reader(settings, named=bool(database))
@@ -101,7 +103,7 @@ def jobs(
             print_json([])
         raise
     live = read_live(store, only=ids or (), whole=True)
-    found = [one for one in live.jobs if ids or selection.takes(one.job)]
+    found = [one for one in live.jobs if selection.takes(one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
     elif found:
@@ -180,7 +182,7 @@ def top(
 @command
 def why(
     job: JobArgument,
-    last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
+    last: Annotated[int, typer.Option(min=1, help="Number of decisions to show.")] = 5,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,

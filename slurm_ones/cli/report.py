@@ -30,6 +30,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.jobs import unknown_job
 from slurm_ones.show.live import as_of
 from slurm_ones.show.usage import Usage, advised, of_job, of_jobs, usage
+from slurm_ones.simulate import BadInput
 
 
 @command
@@ -47,6 +48,8 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Report what jobs used, what resizing gained and cost, and what to do better."""
+    if job is not None and (user or since or until):
+        raise BadInput("--user, --since and --until choose among jobs: leave them out, or the job's id")
     check_outputs(None, html)
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None

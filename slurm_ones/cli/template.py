@@ -157,7 +157,7 @@ def _comment(site: SiteRecord, wishes: Wishes) -> str:
         raise BadInput(str(error)) from None
     assert given is not None and given.gpus is not None
     size = f"gpus={gpus}"
-    if site.whole_nodes:
+    if site.whole_nodes and given.step == 1:  # a range of nodes has no steps
         low = -(-given.gpus[0] // site.gpus_per_node)
         size = f"nodes={low}-{max(low, given.gpus[1] // site.gpus_per_node)}"
     return f"ones: {size} batch={batch}{blocks}"
@@ -230,10 +230,11 @@ def template(
         for known_name, text in known.items():
             say(f"{known_name:28}{summary(text)}")
         return
+    name = name.removesuffix(".sbatch")
     if name in SITES:
         sys.stdout.write(batch_script(name, SITES[name], wishes))
         return
-    text = known.get(name.removesuffix(".sbatch"), "")
+    text = known.get(name, "")
     if not text:
         raise BadInput(f"there is no template {name!r}: choose one of {', '.join(known)}")
     if wishes.any:

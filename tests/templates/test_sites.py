@@ -74,6 +74,9 @@ def test_options_fill_it_in() -> None:
         call("template", *words).exit_code for words in (("frontera", "--guests", "qos:a"), ("gres", "--guests", "a"))
     ] == [2, 2]
     assert '--comment="ones: nodes=1-1 batch=32-1024"' in directives(call("template", "frontera", "--gpus", "1").stdout)
+    # Its steps are kept, and the file's name is that of the site.
+    done = call("template", "perlmutter.sbatch", "--gpus", "8-32:8", "--account", "m1234")
+    assert '--comment="ones: gpus=8-32:8 batch=32-1024 array=blocks"' in directives(done.stdout)
 
 
 def test_exported_places_are_kept(tmp_path: Path) -> None:
