@@ -49,13 +49,10 @@ NOTHING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_t
 class Traffic(TorchDispatchMode):
     """Counts while it is entered, by this thread and its backward passes."""
 
-    def __init__(self, group_size: int | None = None) -> None:
-        """Operations of groups of another size than `group_size` are left out, where it is given."""
+    def __init__(self) -> None:
         super().__init__()
         self.by_operation: Counter[str] = Counter()
         """Bytes sent by this rank."""
-        self.calls: Counter[str] = Counter()
-        self._only = group_size
 
     @property
     def bytes(self) -> int:
@@ -78,11 +75,8 @@ class Traffic(TorchDispatchMode):
             raise AssertionError(f"{name}: how many bytes it sends is not known here; add it to SENT")
         boxed = [one for one in args if isinstance(one, torch.ScriptObject)]
         group = dist.ProcessGroup.unbox(boxed[0]) if boxed else dist.distributed_c10d._resolve_process_group(args[-1])
-        size = group.size()
-        if self._only in (None, size):
-            given = sum(one.numel() * one.element_size() for one in _tensors(args[INPUT.get(name, 0)]))
-            self.by_operation[name] += round(given * SENT[name](size))
-            self.calls[name] += 1
+        given = sum(one.numel() * one.element_size() for one in _tensors(args[INPUT.get(name, 0)]))
+        self.by_operation[name] += round(given * SENT[name](group.size()))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
