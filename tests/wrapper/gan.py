@@ -75,7 +75,7 @@ def elastic(
 
     job = ones.init(batch=BATCH, max_batch=64, max_local_batch=32, epochs=epochs, scale_lr=False)
     models = {name: job.ddp(model) for name, model in made(job.rank).items()}
-    own = {"steps": 0, "seen": [0.0]}
+    own = {"steps": 0, "seen": [0.0], "point": 1 - 2j}
     by, counters = job.register(model=models, optimizer=optimizers(models), counters=own)
     assert counters is own and set(by) == {"g", "d"}
     loader = job.loader(data(), seed=SEED)

@@ -26,6 +26,6 @@ def test_a_gan_goes_on_in_other_blocks(tmp_path: Path) -> None:
     wanted = gan.train(order[i : i + gan.BATCH] for order in orders for i in range(0, gan.SAMPLES, gan.BATCH))
     steps = job.epochs * -(-gan.SAMPLES // gan.BATCH)
     assert (job.directory / "log").read_text().split() == [str(step + 1) for step in range(steps)]
-    assert counters == {"steps": steps, "seen": [steps / 2]}
+    assert counters == {"steps": steps, "seen": [steps / 2], "point": 1 - 2j}
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12, msg=name)

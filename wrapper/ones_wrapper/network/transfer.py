@@ -146,16 +146,14 @@ def send(
     """
     names = sorted(tensors)
     header = {"number": to.number, "count": to.count, "layout": _layout(tensors)}
-    encoded, plain = json.dumps(header, separators=(",", ":")).encode(), io.BytesIO()
-    if to.number == 0:
-        torch.save(rest, plain)
+    encoded, plain = json.dumps(header, separators=(",", ":")).encode(), packed(rest) if to.number == 0 else b""
     with socket.create_connection(to.address, timeout_s) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         prove(connection, secret, "sender", to.place, timeout_s)
         connection.settimeout(timeout_s)
-        connection.sendall(_HEAD.pack(len(encoded), plain.tell()))
+        connection.sendall(_HEAD.pack(len(encoded), len(plain)))
         connection.sendall(encoded)
-        connection.sendall(plain.getbuffer())
+        connection.sendall(plain)
         sizes = [_size(tensors[name]) for name in names]
         stretches = _stretches(sizes, to.number, to.count)
         with ThreadPoolExecutor(1, "ones-copy") as copier:
@@ -231,9 +229,15 @@ def _into(connection: socket.socket, view: memoryview) -> None:
         view = view[got:]
 
 
-def unpacked(packed: bytes | bytearray) -> dict[str, Any]:
-    """Return the state besides tensors, from the bytes of the first sender."""
-    found: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True, map_location="cpu")
+def packed(state: dict[str, Any] | None) -> bytes:
+    """Return plain data, the state besides tensors, as bytes for `unpacked`."""
+    torch.save(state, file := io.BytesIO())
+    return file.getvalue()
+
+
+def unpacked(data: bytes | bytearray) -> dict[str, Any]:
+    """Return the state from the bytes of `packed`, which run no code."""
+    found: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     return found
 
 

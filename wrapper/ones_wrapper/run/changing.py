@@ -23,6 +23,7 @@ from ones_wrapper.membership.entered import Entered
 from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.membership.too_few import wait_for_others
+from ones_wrapper.network.transfer import packed, unpacked
 from ones_wrapper.process.ending import flush_files, leave
 from ones_wrapper.process.exit_codes import DONT_RESTART, NEXT_TERM, PEER_LOST
 from ones_wrapper.process.log import log
@@ -221,8 +222,8 @@ class ChangingRanks(FixedRanks):
             self._group.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
-                    values = self._group.on_first(lambda extra=extra: pack(extra.state_dict(), "extra"))  # type: ignore[misc]
-                    extra.load_state_dict(unpack(values, {}))
+                    values = self._group.on_first(lambda extra=extra: packed(pack(extra.state_dict(), "extra")))  # type: ignore[misc]
+                    extra.load_state_dict(unpack(unpacked(values), {}))
         change = self._blocks.change(self._collected, began)
         if change is None:
             return
