@@ -202,6 +202,24 @@ def check_refusals() -> None:
             embedding(torch.tensor([1])).sum().backward()
 
 
+def check_clipping() -> None:
+    """Gradients are whole when backward ends, also if a script calls a model's parts: it clips what the step takes."""
+    from ones_wrapper.gradients.mpi_exchange import MpiExchange
+    from ones_wrapper.group.mpi_group import MpiGroup
+
+    group = join("mpi")
+    assert isinstance(group, MpiGroup)
+    exchange = MpiExchange(group, None)
+    model = exchange.wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+    (part,) = accumulation_steps(6, 100, group)
+    with exchange.during(part):
+        model[1](model[0](torch.full((1, 2), group.rank + 1.0))).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        exchange.finish()  # as the optimizer's step does
+    norm = float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    assert norm == pytest.approx(1e-3, rel=1e-3), norm
+
+
 class Slow(torch.autograd.Function):
     """Nothing, but backward takes a while."""
 
@@ -224,7 +242,8 @@ def check_overlap() -> None:
         early = 0
 
         def finish(self) -> None:
-            self.early = sum(request.Test() for request in self._requests[:-1])
+            if not self._over:
+                self.early = sum(request.Test() for request in self._requests[:-1])
             super().finish()
 
     group = join("mpi")
@@ -280,6 +299,7 @@ def check_everything() -> None:
         partial(check_gradients, 1e-4),
         check_short_types,
         check_refusals,
+        check_clipping,
         check_overlap,
         check_alone,
     ):
@@ -314,6 +334,7 @@ CHECKS = {
     "everything": check_everything,
     "everything and a failing rank": lambda: (check_everything(), say(), check_failing_rank()),
     "gradients": partial(check_gradients, 25.0),
+    "clipping": check_clipping,
     "failing-rank": check_failing_rank,
     "all-end": check_all_end,
 }

@@ -113,6 +113,8 @@ class MpiExchange(Exchange):
         """Requests of the buckets whose reduction has started, in order."""
         self._over = False
         """True if the step's gradients were handed out."""
+        self._expected = False
+        """True if the exchange ends with the backward pass under way."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Return the model itself, which `.module` names too, as a script for DistributedDataParallel expects.
@@ -148,6 +150,7 @@ class MpiExchange(Exchange):
                 bucket.used = [False] * len(bucket.used)
         for bucket in self._buckets:
             bucket.arrived = [False] * len(bucket.arrived)
+        self._expected = False
         with self._within(part):
             yield
             if self._arrived:
@@ -174,6 +177,8 @@ class MpiExchange(Exchange):
         if not part.last:
             parameter.grad = None  # so that the next pass's gradient comes by itself
             return
+        if not self._expected:  # the script called a part of the model, or got outputs of a type of its own
+            self._expect_end(gradient)
         while len(self._requests) < len(self._buckets) and all(self._buckets[len(self._requests)].arrived):
             self._start(part)
         if self._requests:
@@ -189,9 +194,11 @@ class MpiExchange(Exchange):
                 output.register_hook(self._expect_end)  # type: ignore[no-untyped-call]
 
     def _expect_end(self, gradient: torch.Tensor) -> None:
+        self._expected = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
+        self._expected = False
         if self._arrived:  # torch.autograd.grad on the way, as for a gradient penalty, brings no parameter's
             self.finish()
 
