@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from ones_wrapper.data.feed import Cut, Feed
-from ones_wrapper.data.randomness import key, may_draw, sample_keys, seed_all, seed_step
+from ones_wrapper.data.randomness import key, may_draw, seed_all, seed_step
 
 Drawn = tuple[float, float, float]
 
@@ -146,12 +144,6 @@ def test_steps_are_seeded_by_step_and_rank() -> None:
         found.append(draw())
     assert found[0] == found[-1]
     assert len({value for one in found for value in one}) == 12
-
-
-@given(seed=st.integers(-3, 2**63), epoch=st.integers(0, 10**6), samples=st.lists(st.integers(0, 2**40), max_size=40))
-def test_keys_of_a_batch_are_those_of_its_samples(seed: int, epoch: int, samples: list[int]) -> None:
-    """Protects: what a sample draws does not depend on which samples were fetched with it."""
-    assert sample_keys(seed, epoch, samples) == [key(seed, epoch, sample) for sample in samples]
 
 
 def test_keys_do_not_meet() -> None:

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ones_wrapper.data.fingerprint import fingerprint
-from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
+from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, seed_all
 from ones_wrapper.data.shares import Shares
 
 PLANNED = 32
@@ -415,8 +415,8 @@ class _Collated(Dataset[Any]):
             return self._collate(at_once(indices) if at_once else [self.dataset[index] for index in indices])
         with keep_generators() if keep else nullcontext():
             samples = []
-            for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
-                seed_all(value)
+            for index in indices:
+                seed_all(key(self._seed, epoch, index))
                 samples.append(self.dataset[index])
             if self._collate is not default_collate:  # which draws nothing
                 # What collating draws cannot follow from one sample: it follows from the first and how many there are.

@@ -13,12 +13,11 @@ CPU generator; a `__getitem__` that draws on a GPU is not reproducible.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, get_worker_info
 
@@ -31,20 +30,8 @@ _STEPS = 0x5354455053
 """Constant in the keys of steps, so that they differ from those of samples."""
 
 
-FEW = 16
-"""Number of samples below which computing keys one by one is faster than by an array."""
-
-
-def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the keys scattered over 64 bits by SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
-    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    keys ^= keys >> np.uint64(31)
-    return keys
-
-
 def _mix(key: int) -> int:
-    """Return `_mixed` of one key without the cost of an array."""
+    """Return the key scattered over 64 bits by SplitMix64's finaliser (Steele et al., OOPSLA 2014, Fig. 13)."""
     key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 % _WORD
     key = (key ^ (key >> 27)) * 0x94D049BB133111EB % _WORD
     return key ^ (key >> 31)
@@ -55,16 +42,6 @@ def key(*parts: int) -> int:
     found = 0
     for part in parts:
         found = _mix((found + part + _STEP) % _WORD)
-    return found
-
-
-def sample_keys(seed: int, epoch: int, samples: Sequence[int]) -> list[int]:
-    """Return `key(seed, epoch, sample)` of each sample."""
-    base = key(seed, epoch) + _STEP
-    if len(samples) < FEW:
-        return [_mix((base + sample) % _WORD) for sample in samples]
-    array = np.asarray(samples, dtype=np.int64).astype(np.uint64)
-    found: list[int] = _mixed(array + np.uint64(base % _WORD)).tolist()
     return found
 
 
