@@ -299,8 +299,8 @@ class Job:
         if run.keeping.state is not None:
             raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
         check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.sizes.spec.max_passes == 1)
-        accumulation = Accumulation() if run.sizes.spec.max_passes > 1 else None
-        schedules = Schedules(run.sizes.spec.base_batch, accumulation.due if accumulation else lambda: True)
+        accumulation = Accumulation()
+        schedules = Schedules(run.sizes.spec.base_batch, accumulation.due)
         extras = {
             name: mapped(thing, partial(schedules.wrap, known=name == "scheduler")) for name, thing in others.items()
         }
@@ -308,7 +308,7 @@ class Job:
         scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
         run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
         carried: list[Any] = [optimizer, *extras.values()]
-        if accumulation is not None:
+        if run.sizes.spec.max_passes > 1:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
         run.load(state)
         grows = run.sizes.spec.max_batch > run.sizes.spec.base_batch
@@ -389,9 +389,7 @@ class Job:
         All ranks then leave the step out together: if one rank skipped its backward pass, the others would wait for it.
         Synchronises all ranks, and waits for the GPU.
         """
-        found, first = bool(self._run.group.maximum([int(bool(bad))])[0]), self._run.loop.first_steps
-        if first is not None:
-            first.skipped = found
+        self._run.loop.first_steps.skipped = found = bool(self._run.group.maximum([int(bool(bad))])[0])
         return found
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from typing import Any
 
@@ -311,8 +311,6 @@ class ElasticStrategy(ParallelStrategy):
 
     def _stepping(self) -> AbstractContextManager[None]:
         accumulation = self.job._run.loop.accumulation
-        if accumulation is None:
-            return nullcontext()
         accumulation.due(asks=True)
         return accumulation.stepping()
 

@@ -183,7 +183,7 @@ class ChangingRanks(FixedRanks):
             self._end_term()
         elif not run.loop.ahead:
             self._change()
-        elif run.loop.first_steps is not None:
+        else:
             run.loop.first_steps.say(mistakes.HOLDS_NEXT)
 
     def _end_term(self) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -98,7 +98,7 @@ class Loader:
         run.begin()
         loop, progress = run.loop, run.progress
         feed, first = loop.feed, loop.first_steps
-        assert feed is not None and first is not None
+        assert feed is not None
         self._check_pass(progress.epoch)
         loop.exchanges.check()
         if isinstance(feed, CoresetFeed) and feed.due(progress.epoch, progress.cursor):
@@ -147,23 +147,22 @@ class Loader:
         """Decide which of two batches was trained on first."""
         if self._doubt is None:
             return
-        first, ahead = self._run.loop.first_steps, len(self._given) == 2
-        if ahead and self._doubt.unclear and first is not None:
-            first.say(UNCLEAR)
+        ahead = len(self._given) == 2
+        if ahead and self._doubt.unclear:
+            self._run.loop.first_steps.say(UNCLEAR)
         self._asks_ahead = ahead and not self._doubt.unclear
         self._doubt.close()
         self._doubt = None
 
     @property
     def _stepped(self) -> bool:
-        rate = self._run.loop.rate
-        return rate is not None and rate.stepped
+        return self._run.loop.rate.stepped
 
     def _check_pass(self, epoch: int) -> None:
         """Raises RuntimeError for another pass over an epoch that is used up."""
         if self._run.loop.passed == epoch:
             raise RuntimeError(USED_UP.format(epoch=epoch))
-        if not self._run.loop.in_epochs and self._run.loop.first_steps is not None:
+        if not self._run.loop.in_epochs:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
@@ -257,8 +256,7 @@ class Loader:
         """Context of the forward and backward pass of one accumulation step."""
         self._enter(part)
         loop = self._run.loop
-        accumulating = loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext()
-        with loop.exchanges.during(part), accumulating:
+        with loop.exchanges.during(part), loop.accumulation.during(part.index, part.count):
             yield
 
     def complete(self, part: AccumulationStep) -> None:
@@ -271,10 +269,8 @@ class Loader:
         loop.part, loop.within = part, True
         if part.index == 0:
             loop.used = []
-            if loop.rate:
-                loop.rate.begin(run.progress, run.sizes.rated(run.sizes.batch), run.sizes.rated(part.share.total))
-            if loop.first_steps is not None:
-                loop.first_steps.begin()
+            loop.rate.begin(run.progress, run.sizes.rated(run.sizes.batch), run.sizes.rated(part.share.total))
+            loop.first_steps.begin()
             if run.loop.noise is not None:
                 run.loop.noise.begin(run.progress.step)
             strategy = run.settings.strategy
@@ -293,5 +289,4 @@ class Loader:
         loop = self._run.loop
         loop.within, loop.ahead = early, False
         loop.schedules.leave()
-        if loop.accumulation is not None:
-            loop.accumulation.drop()
+        loop.accumulation.drop()

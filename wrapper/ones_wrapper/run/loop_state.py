@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
 from ones_wrapper.data.progress import TrainingProgress
@@ -24,8 +26,9 @@ class Loop:
         self.seed = 0
         self.selection = Selection()
         self.exchanges = Exchanges()
-        self.accumulation: Accumulation | None = None
-        self.rate: Rate | None = None
+        self.accumulation = Accumulation()
+        self.rate = Rate(1.0, follows=False)
+        """Until the script has registered its optimizers, a rate that changes nothing."""
         self.schedules = Schedules(1)
         self.noise: NoiseScale | None = None
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
@@ -42,7 +45,7 @@ class Loop:
         """True if the script holds its next batch already, cut for the present ranks."""
         self.least = 1
         """Fewest samples of a share: two if BatchNorm needs them."""
-        self.first_steps: FirstSteps | None = None
+        self.first_steps = FirstSteps(False, torch.nn.Module(), [], [])
         self.used: list[int] = []
         """Dataset indices that this rank used in the step, if there is a trace."""
         self.at_boundary = False
@@ -59,7 +62,7 @@ class Loop:
     def mid_step(self) -> bool:
         """True if the model is ahead of the cursor: the optimizer steps or stepped, and the step is not yet
         committed."""
-        return self.within and self.rate is not None and (self.rate.stepping or self.rate.stepped)
+        return self.within and (self.rate.stepping or self.rate.stepped)
 
     @property
     def whole(self) -> bool:
@@ -74,14 +77,11 @@ class Loop:
         if self.noise is not None:
             self.noise.step(total)
         self.begun_before = self.exchanges.begun
-        if (rate := self.rate) is None:
-            return
-        self.unused = not rate.stepped
-        if self.first_steps is not None:
-            self.first_steps.end(rate.stepped, self.part.samples)
+        self.unused = not self.rate.stepped
+        self.first_steps.end(self.rate.stepped, self.part.samples)
         self.still = self.still + 1 if self.unused else 0
-        rate.remember(progress)
-        rate.stepped = False
+        self.rate.remember(progress)
+        self.rate.stepped = False
 
     def ranks_changed(self, noise: float, low: float) -> None:
         """Go on with other ranks, whose gradient noise scale is `noise`, with the lower bound `low`."""

@@ -201,18 +201,17 @@ class Records:
         rate changed."""
         self._say_batch(old)
         sizes, rate = self._sizes, self._loop.rate
-        assert rate is not None
         passes, power = sizes.division.passes(sizes.batch), rate.power(self._progress, sizes.rated(sizes.batch))
         self.send(Batch(self._progress.step, sizes.batch, sizes.lr_factor, number, passes, power))
 
     def _say_batch(self, old: int | None) -> None:
-        new, rate = self._sizes.batch, self._loop.rate
-        if new == old or rate is None:
+        new = self._sizes.batch
+        if new == old:
             return
         if old is not None:
             self._resizes.batch_changed()
         if self._group.rank == 0:
-            words = rate.words(self._progress, self._sizes.rated(new))
+            words = self._loop.rate.words(self._progress, self._sizes.rated(new))
             log(f"batch {f'{old} → ' if old else ''}{new} at step {self._progress.step}; {words}")
 
     # -- ranks that change --------------------------------------------------------------------------------------------

@@ -148,7 +148,6 @@ class Run:
         if agreed.wanted:
             progress.batch, boundary.applied = agreed.wanted, agreed.number
         self.sizes.put_in_force()
-        assert self.loop.rate is not None
         self.loop.rate.resume(progress)
         self.sizes.admit()
         if self.records.trace:
@@ -194,7 +193,7 @@ class Run:
         if not loop.within or state is None or not state.model.training:
             return None
         alike = loop.part.share.total % self.sizes.division.replicas == 0 and self.sizes.shares is None
-        return gathered.BatchShares(loop.part.samples, alike, loop.first_steps.say if loop.first_steps else log)
+        return gathered.BatchShares(loop.part.samples, alike, loop.first_steps.say)
 
     def watch_others(self) -> None:
         """Start a thread that finds ranks with fewer backward passes than others. Not collective."""

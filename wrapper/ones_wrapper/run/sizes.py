@@ -86,13 +86,11 @@ class StepSizes:
     @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set."""
-        rate = self._loop.rate
-        return rate.factor(self._progress, self.rated(self.batch)) if rate is not None else 1.0
+        return self._loop.rate.factor(self._progress, self.rated(self.batch))
 
     def admit(self) -> bool:
         """Judge the batch in force by the noise scale, and note it in the spec; True if that changes what steps do."""
         rate, progress = self._loop.rate, self._progress
-        assert rate is not None
         changed = rate.admit(progress, self.rated(self.batch))
         if (free := rate.free(progress)) != self.spec.grown:
             self.spec = replace(self.spec, grown=free)
@@ -130,7 +128,7 @@ class StepSizes:
         limits = replicas.limits_again(strategy, spec, self._group)
         # Strategies have formulas of their own for what they send.
         averaged = self._loop.exchanges.gradient_bytes if limits is None else 0
-        rule = self._loop.rate.rule if self._loop.rate is not None else ""
+        rule = self._loop.rate.rule
         spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples, rule=rule)
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
@@ -199,9 +197,7 @@ class StepSizes:
         if batch:
             self.order(batch, order)
         self.put_in_force()
-        rate, progress = self._loop.rate, self._progress
-        assert rate is not None
-        rate.resume(progress)
+        self._loop.rate.resume(self._progress)
         self.admit()
         if self.uneven is not None:
             self.uneven.ranks_changed()
