@@ -128,7 +128,7 @@ def test_a_boundary_amid_unused_gradients_is_put_off(monkeypatch: pytest.MonkeyP
     from ones_wrapper.run import boundary
 
     flags = Flags()
-    boundaries = boundary.Boundary(Agreeing(), None, None, 0, flags)  # type: ignore[arg-type]
+    boundaries = boundary.Boundary(Agreeing(), flags)  # type: ignore[arg-type]
     flags.checkpoint = True
     boundaries.start_agreement(1.0, False, False)
     held = boundaries.finish_agreement(True)
@@ -168,7 +168,7 @@ def test_a_signal_while_an_agreement_begins_is_not_lost(held: bool) -> None:
             self._checkpoint = value
 
     flags = Interrupted()
-    boundaries = Boundary(Agreeing(), None, None, 0, flags)  # type: ignore[arg-type]
+    boundaries = Boundary(Agreeing(), flags)  # type: ignore[arg-type]
     flags.stop, flags.comes = held, not held
     boundaries.start_agreement(1.0, False, False)
     flags.comes = held

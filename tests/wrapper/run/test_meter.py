@@ -81,7 +81,7 @@ def test_short_steps_agree_less_often() -> None:
     second.
     """
     group = Slow(0, 2, 0, 1, 2, torch.device("cpu"), None)  # type: ignore[arg-type]
-    boundary = Boundary(group, None, None, 0, Flags())
+    boundary = Boundary(group, Flags())
     boundary._cost_s = 0.001
     assert boundary._interval(1.0) == 1
     assert boundary._interval(0.01) == 10
@@ -115,7 +115,8 @@ def test_ranks_say_what_they_ask_for_only_where_one_asks() -> None:
     group = Other(0, 2, 0, 1, 2, torch.device("cpu"), None)  # type: ignore[arg-type]
     group.sent = []
     orders = SimpleNamespace(order=Order(3, 0, 64), poll=lambda: orders.order)
-    boundary = Boundary(group, cast(OrderReader, orders), None, 0, Flags())
+    boundary = Boundary(group, Flags())
+    boundary.lead(cast(OrderReader, orders), None, 0)
 
     def step() -> tuple[int, int, list[int]]:
         group.sent.clear()

@@ -65,14 +65,8 @@ class Agreement:
 class Boundary:
     """The step boundaries of one run."""
 
-    def __init__(
-        self, group: Group, orders: OrderReader | None, requests: OwnerRequests | None, restart: int, flags: Flags
-    ) -> None:
-        """`orders` and `requests` are None on all ranks but rank 0."""
+    def __init__(self, group: Group, flags: Flags) -> None:
         self._group = group
-        self._orders = orders
-        self.requests = requests
-        self._restart = restart
         self._flags = flags
         self._later: Callable[[], list[int]] | None = None
         """Returns the result of the agreement under way; None if there is none."""
@@ -86,6 +80,7 @@ class Boundary:
         """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
         """Returns this rank's measured speed: `Uneven.proposal`."""
+        self.lead(None, None, 0)
         self.ranks_changed(0, 0)
 
     @property
@@ -94,7 +89,8 @@ class Boundary:
         return self._orders.order if self._orders is not None else None
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read the orders and requests of another run from now on; None on all ranks but rank 0. Not collective."""
+        """Read the orders and requests of the run `restart` from now on; None on all ranks but rank 0. Not
+        collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 

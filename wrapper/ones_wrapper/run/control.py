@@ -43,7 +43,7 @@ class Control:
         self._sizes, self._records, self._keeping, self._leaving = sizes, records, keeping, leaving
         self._directory = directory
         self._orders: Callable[[int], OrderReader] = lambda run: OrderReader(directory, run, spool, identity.job_id)
-        self.boundary = Boundary(group, None, None, identity.restart, FLAGS)
+        self.boundary = Boundary(group, FLAGS)
         if identity.leads:
             self.lead(identity.restart)
         self.boundary.exchanges = lambda: loop.exchanges.begun
