@@ -21,7 +21,7 @@ from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import FORM_S, Formed, Former, Trial
+from ones_wrapper.membership.connections import FORM_S, Formed, Former, try_groups
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import HOT
@@ -64,7 +64,7 @@ class Team:
         """Try them and change over to them, as `Blocks` does."""
         group = self.group
         streams.wait(group.device)
-        why = Trial(formed, group.device).result(FORM_S)
+        why = try_groups(formed, group.device, FORM_S)
         assert not group.maximum([int(bool(why))])[0], why
         connections.enter(formed)
         connections.keep(group.control)

@@ -58,12 +58,9 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
             happened.append("agreed")
             return list(values)
 
-    class Trial:
-        def __init__(self, formed: Formed, device: torch.device) -> None:
-            happened.append("tried")
-
-        def result(self, within_s: float) -> str:
-            return trial
+    def try_groups(formed: Formed, device: torch.device, within_s: float) -> str:
+        happened.append("tried")
+        return trial
 
     def send(*_: object) -> int:
         happened.append("sent")
@@ -82,7 +79,7 @@ def made(tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(room.streams, "wait", lambda device: happened.append(f"{device} is idle"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (RESERVE // 4, 8 * RESERVE))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("torch's cache is given back"))
-    monkeypatch.setattr(room, "Trial", Trial)
+    monkeypatch.setattr(room, "try_groups", try_groups)
     monkeypatch.setattr(blocks, "_send", send)
     monkeypatch.setattr(room.connections, "enter", lambda formed: happened.append("entered"))
     monkeypatch.setattr(room.connections, "drop", lambda formed: happened.append("dropped"))
@@ -148,7 +145,7 @@ def test_a_newcomer_uses_its_groups_after_their_first_sums(
 
     blocks = made(tmp_path, happened, monkeypatch, "", "")
     blocks._former.join = lambda: None  # type: ignore[union-attr, method-assign]
-    monkeypatch.setattr(room, "Trial", connections.Trial)
+    monkeypatch.setattr(room, "try_groups", connections.try_groups)
     monkeypatch.setattr(connections, "_try_all", sums)
     monkeypatch.setattr(blocks, "_plan", lambda generation: Plan(generation, 0, (ME, NEW)))
     monkeypatch.setattr(blocks, "_begin_forming", lambda plan, port: None)

@@ -21,12 +21,12 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import (
     Formed,
     Former,
-    Trial,
     backends_of,
     connect,
     destroy,
     drop,
     enter,
+    try_groups,
 )
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
@@ -148,7 +148,7 @@ def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
     """Protects training from a link that NCCL finds bad in the first collective, or that gives wrong sums: each
     algorithm is tried. What hangs ends when the group is dropped."""
     one = formed({"gloo": gloo(), "nccl": card.group()}, control=gloo())
-    found = Trial(one, CPU).result(0.1 if card.hangs else 20.0)
+    found = try_groups(one, CPU, 0.1 if card.hangs else 20.0)
     assert (why in found) if why else (found, card.sums) == ("", list(connections.TRIED))
     drop(one)
     until(lambda: card.held == 0)
@@ -160,7 +160,7 @@ def tried(group: Group, bad: int | None) -> str:
     control = group.duplicate().control  # type: ignore[attr-defined]
     plan = Plan(1, 0, (member(0), member(1)))
     one = Formed(plan, group.rank, None, {"nccl": card.group()}, control, None)  # type: ignore[arg-type]
-    return Trial(one, CPU).result(20.0)
+    return try_groups(one, CPU, 20.0)
 
 
 def test_all_ranks_find_the_same(teams: dict[int, Team]) -> None:
@@ -175,7 +175,7 @@ def test_a_trial_ends_with_the_verdict() -> None:
     card = Card(hangs=True)
     one = formed({"nccl": card.group()}, control=gloo())
     began = time.monotonic()
-    assert Trial(one, CPU).result(20.0, lambda: "dropped") == "" and time.monotonic() - began < 15.0
+    assert try_groups(one, CPU, 20.0, lambda: "dropped") == "" and time.monotonic() - began < 15.0
     drop(one)
 
 

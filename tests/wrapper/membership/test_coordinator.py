@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership.back_off import AGAIN_S
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import form_s
@@ -17,7 +16,7 @@ from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
-from tests.wrapper.membership.test_standstill import Clock
+from tests.wrapper.membership.test_standstill import Clock, leading
 from tests.wrapper.runs import write_order
 
 Turn = Callable[[], None]
@@ -32,7 +31,7 @@ def board() -> Board:
 def leader(board: Board, tmp_path: Path) -> Coordinator:
     """Block 0 trains alone, and blocks 0 and 7 are to."""
     write_order(tmp_path, Order(1, 0, blocks=(0, 7)))
-    return Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False)
+    return leading(board, Plan(0, 0, (member(0),)), tmp_path)
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
     plan without it is there at the next turn, since others wait for it."""
     write_order(tmp_path, Order(1, 0, blocks=(7, 1, 2)))
     trains = Plan(0, 0, tuple(map(member, (0, 1, 2))))
-    leader = Coordinator(board, trains, OrderReader(tmp_path, 0), lambda: False)
+    leader = leading(board, trains, tmp_path)
 
     def turn(*ending: int) -> None:
         for task in ending:

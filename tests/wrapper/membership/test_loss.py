@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.membership import coordinator, entrance
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
@@ -29,6 +28,7 @@ from tests.marks import nightly
 from tests.waiting import until
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.membership.test_plan import member
+from tests.wrapper.membership.test_standstill import leading
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def announced(folder: HotFolder) -> tuple[int, ...] | None:
 
 def test_the_leader_names_those_that_are_left(folder: HotFolder, board: Board) -> None:
     """Protects those that are left from waiting for one that ended, or is silent; and an announcement from another."""
-    leader = Coordinator(board, PRESENT, OrderReader(folder.path, 3), lambda: False)
+    leader = leading(board, PRESENT, folder.path, 3)
     board.put("gone-7.0-0", "1")  # a newcomer
     threading.Timer(0.05, board.put, (f"gone-{BLOCKS[1].uid}-0", "1")).start()
     rank_of(folder, board, BLOCKS[0], leader).announce_left()
@@ -201,7 +201,7 @@ def test_the_leader_names_those_that_are_left(folder: HotFolder, board: Board) -
 
 def test_a_silent_block_is_not_left(board: Board, folder: HotFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "NAMED_S", 0.0)
-    leader = Coordinator(board, PRESENT, OrderReader(folder.path, 3), lambda: False)
+    leader = leading(board, PRESENT, folder.path, 3)
     assert leader.left() == BLOCKS
     monkeypatch.setattr(board, "silent_s", lambda names: [0.1, DEAD_S + 0.1, 0.1])
     assert leader.left() == (BLOCKS[0], BLOCKS[2])

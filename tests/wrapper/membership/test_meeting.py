@@ -58,7 +58,7 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
             super().__init__(network, host, port, place, *others, **roles)
 
     monkeypatch.setattr(meeting, "Board", Asked)
-    found = meeting.find_or_found(folder, Block(7, 1, 0), network, lambda term: None)
+    found = meeting.find_or_found(folder, Block(7, 1, 0), network)
     assert found == (other, None)
     assert folder.newest() == other
 
@@ -77,7 +77,7 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -
         dying = threading.Thread(target=die)
         dying.start()
         began = time.monotonic()
-        found, board = meeting.find_or_found(folder, Block(7, 1, 0), JobNetwork.here(), lambda term: None)
+        found, board = meeting.find_or_found(folder, Block(7, 1, 0), JobNetwork.here())
         took = time.monotonic() - began
         dying.join()
     assert found is not None and (found.term, found.task) == (1, 1) and board is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.files.job_io import OrderReader
+from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coordinator import DEAD_S, UNWANTED_S, Coordinator
 from ones_wrapper.membership.link import LEADER_S, LOOK_S, MAIN_S, Link
@@ -26,6 +27,14 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self._real() + self.ahead)
 
 
+def leading(board: Board, present: Plan, directory: Path, term: int = 0) -> Coordinator:
+    """Return a coordinator of members whose state moves from memory to memory."""
+    orders, back_off = OrderReader(directory, term), BackOff(directory, 7)
+    found = Coordinator(board, present, orders, lambda: False, lambda world: True, back_off)
+    found.changes_by(present, True)
+    return found
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
@@ -35,7 +44,7 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
     """Protects everybody's groups: no rank could sign meanwhile. Who is silent from then on is missed as ever."""
     board = Board.hosted(JobNetwork.here(), 0)
     present = Plan(0, 0, (member(0), member(1)))
-    leader = Coordinator(board, present, OrderReader(tmp_path, 0), lambda: False)
+    leader = leading(board, present, tmp_path)
     leader._turn()
     clock.ahead += 3600.0
     leader._turn()
@@ -50,7 +59,7 @@ def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None
     """Protects a block that came before its order: what stood still could see none. Later it is turned away as ever."""
     board = Board.hosted(JobNetwork.here(), 0)
     write_order(tmp_path, Order(1, 0, blocks=(0,)))
-    leader = Coordinator(board, Plan(0, 0, (member(0),)), OrderReader(tmp_path, 0), lambda: False)
+    leader = leading(board, Plan(0, 0, (member(0),)), tmp_path)
     board.put("join-1", encode(member(1)))
     assert board.count("joined", 1) == 1
     leader._turn()

@@ -34,9 +34,9 @@ def _wait_s(count: int) -> float:
 class BackOff:
     """Failed plans and lost memberships, as the leader of one term knows them."""
 
-    def __init__(self, folder: Path | None = None, array: int = 0) -> None:
-        """`folder` is the job's folder, and `array` its id; without a folder no record outlives the term."""
-        self._path, self._array = folder / LOST if folder is not None else None, array
+    def __init__(self, folder: Path, array: int) -> None:
+        """`folder` is the job's folder, and `array` its id."""
+        self._path, self._array = folder / LOST, array
         self._losses = self._read()
         """Losses of memberships that took blocks in, by name: (number of losses, Unix time of the last beginning)."""
         self._failures: dict[str, tuple[int, float]] = {}
@@ -80,8 +80,6 @@ class BackOff:
 
     def _read(self) -> dict[str, tuple[int, float]]:
         """Return the losses in the file; none if the file is missing or invalid."""
-        if self._path is None:
-            return {}
         try:
             data = json.loads(read_small(self._path, _MOST_BYTES))
             if data["array"] != self._array:
@@ -92,8 +90,6 @@ class BackOff:
         return {name: (min(count, _MOST_COUNT), at) for name, (count, at) in found.items() if count > 0}
 
     def _write(self) -> None:
-        if self._path is None:
-            return
         newest = sorted(self._losses.items(), key=lambda item: -item[1][1])[:_MOST_COUNT]
         text = json.dumps({"array": self._array, "losses": dict(newest)})
         try:

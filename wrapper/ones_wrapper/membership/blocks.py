@@ -21,7 +21,7 @@ from ones_wrapper.membership import connections
 from ones_wrapper.membership.back_off import BackOff
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import LOST, Coming, find_coming
-from ones_wrapper.membership.connections import Former, Trial, form_s, in_time
+from ones_wrapper.membership.connections import Former, form_s, in_time, try_groups
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.entrance import MODE, FoundBlocks, say_ready
 from ones_wrapper.membership.files import Leader
@@ -322,7 +322,7 @@ class Blocks:
                 return None
             seconds = time.monotonic() - started
         if self._former is not None and self._former.formed is not None:
-            why = Trial(self._former.formed, group.device).result(form_s(plan.world))
+            why = try_groups(self._former.formed, group.device, form_s(plan.world))
         if self._failed("its ranks cannot exchange", why):
             return None
         if group.rank == 0:
@@ -446,7 +446,7 @@ class Blocks:
         until = time.monotonic() + VERDICT_S + patience_s(size)
         # A leader that leaves commits without these sums: nothing else may use the groups before they end.
         within_s = form_s(plan.world) + patience_s(size)
-        why = Trial(former.formed, self._group.device).result(within_s, lambda: verdict() not in ("", "committed"))
+        why = try_groups(former.formed, self._group.device, within_s, lambda: verdict() not in ("", "committed"))
         while not (found := verdict()):
             if time.monotonic() > until:
                 raise PeersLostError("no verdict came on the change")
@@ -616,7 +616,7 @@ class Blocks:
     def _coordinate(self, plan: Plan) -> None:
         orders, back_off = self._orders(plan.term), BackOff(self.folder.path, self.block.array)
         self._coordinator = coordinator = Coordinator(
-            self._board, plan, orders, self._superseded, lambda world: self.fits(world), None, back_off
+            self._board, plan, orders, self._superseded, lambda world: self.fits(world), back_off
         )
         self.link.follow(self._board, coordinator)
 

@@ -59,10 +59,6 @@ class Coming:
         least_s = LEAST_LOST_S if self.plan.why == LOST else LEAST_S
         return min(MOST_S, max(least_s, 2.0 * (time.time() - self.at)))
 
-    def encode(self) -> str:
-        """Return the announcement as JSON."""
-        return json.dumps(self.fields())
-
     def fields(self) -> dict[str, Any]:
         """Return the announcement as plain values."""
         return {"plan": asdict(self.plan), "began": self.began, "at": self.at}

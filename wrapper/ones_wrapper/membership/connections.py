@@ -175,25 +175,20 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
         raise RuntimeError(f"no communicator came to be within {within_s:g} s") from None
 
 
-class Trial:
-    """Test sums over a plan's groups before training uses them. Collective over the plan's ranks, whose devices are
-    idle.
+def try_groups(
+    formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool
+) -> str:
+    """Test sums over a plan's groups before training uses them; return why the groups cannot be used, empty if they
+    can. Also empty once `given_up` is true: no rank will use them.
 
-    A broken link shows here, while training can still go on as before. The time to connect is part of the pause. All
-    ranks that reach each other get the same result.
+    Collective over the plan's ranks, whose devices are idle. A broken link shows here, while training can still go on
+    as before. The time to connect is part of the pause. All ranks that reach each other get the same result.
     """
-
-    def __init__(self, formed: Formed, device: torch.device) -> None:
-        self._why = _start("ones-try", partial(_try_all, formed, device))
-
-    def result(self, within_s: float, given_up: Callable[[], object] = bool) -> str:
-        """Return why the groups cannot be used; empty if they can. Also empty once `given_up` is true: no rank will use
-        them."""
-        until = time.monotonic() + within_s
-        while not wait((self._why,), 0.002).done and not given_up():
-            if time.monotonic() > until:
-                return f"a sum over the new ranks did not end within {within_s:g} s"
-        return self._why.result() if self._why.done() else ""
+    why, until = _start("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
+    while not wait((why,), 0.002).done and not given_up():
+        if time.monotonic() > until:
+            return f"a sum over the new ranks did not end within {within_s:g} s"
+    return why.result() if why.done() else ""
 
 
 def _try_all(formed: Formed, device: torch.device) -> str:

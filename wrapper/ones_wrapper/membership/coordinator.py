@@ -42,22 +42,19 @@ class Coordinator:
         present: Plan,
         orders: OrderReader,
         superseded: Callable[[], bool],
-        fits: Callable[[int], bool] = lambda world: True,
-        hot: bool | None = True,
-        back_off: BackOff | None = None,
+        fits: Callable[[int], bool],
+        back_off: BackOff,
     ) -> None:
         """`superseded` returns whether another block leads by now, and `fits` whether the job can train with N ranks.
 
-        If state does not move from memory to memory (not `hot`), each change begins a term, and no groups are formed
-        beforehand. With None nothing is published until `changes_by`. `back_off` has the failures of earlier terms.
-        Raises `StoreLostError`.
+        Nothing is published until `changes_by`. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
         self._board = board
         self._orders = orders
         self._superseded, self._fits = superseded, fits
-        self._hot = hot
-        self._back_off = back_off or BackOff()
+        self._hot: bool | None = None
+        self._back_off = back_off
         self._refused = 0
         """Ranks of the last membership that did not fit; 0 for none."""
         self._lock = threading.Lock()
@@ -94,7 +91,8 @@ class Coordinator:
             self._stopped = True
 
     def changes_by(self, present: Plan, hot: bool) -> None:
-        """Publish plans from now on: state moves from memory to memory (`hot`), or each change begins a term."""
+        """Publish plans from now on: state moves from memory to memory (`hot`), or each change begins a term, for which
+        no groups are formed beforehand."""
         self._present, self._hot = present, hot
 
     def left(self) -> tuple[Member, ...]:

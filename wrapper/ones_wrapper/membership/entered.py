@@ -17,7 +17,7 @@ from ones_wrapper.files.job_io import OrderReader, read_spec
 from ones_wrapper.files.places import find_job_directory, find_spool
 from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.group import Group, TorchGroup
-from ones_wrapper.membership import connections, rescue
+from ones_wrapper.membership import connections
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.entrance import NextTermError, come_in, wait_for_term
 from ones_wrapper.membership.files import Leader
@@ -157,9 +157,6 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
     local, armed = group.rank, FLAGS.armed
     entered = Entered(group)
 
-    def ready(term: int) -> None:
-        rescue.wait(directory / HOT, term)
-
     def orders(term: int) -> OrderReader:
         return OrderReader(directory, term, find_spool(env), block.array)
 
@@ -170,7 +167,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
     with _looking_again(block, local, entered):
         if local == 0:
             prepare_job_directory(directory, env, Path.cwd())
-        found = come_in(group, directory, block, env, ready)
+        found = come_in(group, directory, block, env)
         link = Link(found.board, f"{found.me.uid}-{local}", lambda: FLAGS.stop, abandon)
         link.start()
         try:

@@ -55,14 +55,11 @@ class FoundBlocks:
     """Unix time at which training paused for this term, if the previous term announced it; else 0."""
 
 
-def come_in(
-    group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
-) -> FoundBlocks:
+def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
     """Find the job's leader, become the leader, or begin a term with announced blocks; then `group` gets all their
     ranks.
 
-    Collective over the block. Before a term is claimed, `ready` is called with the previous term's number. Raises
-    `NotWantedError` if the job is over, and `StoreLostError`.
+    Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`.
     """
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
@@ -70,7 +67,7 @@ def come_in(
     network = JobNetwork.found(env, folder.path)
 
     def look() -> tuple[dict[str, Any] | None, bool, str]:
-        leader, board = find_or_found(folder, block, network, ready)
+        leader, board = find_or_found(folder, block, network)
         hosted.append(board) if board else None
         return (
             None if leader is None else asdict(leader),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
 
 import torch.distributed as dist
 
+from ones_wrapper.membership import rescue
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.coming import GATHER, find_coming
 from ones_wrapper.membership.files import HotFolder, Leader
@@ -38,13 +39,11 @@ def is_peer_lost(error: BaseException) -> bool:
     return fault is Fault.PEER or (isinstance(error, dist.DistError) and fault is Fault.SCRIPT)
 
 
-def find_or_found(
-    folder: HotFolder, block: Block, network: JobNetwork, ready: Callable[[int], None]
-) -> tuple[Leader | None, Board | None]:
+def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple[Leader | None, Board | None]:
     """Return (leader, its board); None for the board unless this process leads, and twice if the job is over.
 
-    A block that may lead an announced term claims it, and other blocks wait for it. Before a term is claimed, `ready`
-    is called with the previous term's number.
+    A block that may lead an announced term claims it, and other blocks wait for it. A term is claimed once the previous
+    term's rescue checkpoint is written.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None
@@ -67,9 +66,9 @@ def find_or_found(
                 if find_coming(folder, leader) is not None:  # the last that the leader did
                     continue
         term = folder.next_term(leader)
-        ready(term - 1)
+        rescue.wait(folder.path, term - 1)
         board = Board.hosted(network, term)
-        board.put(GATHER, coming.encode() if coming is not None else "")
+        board.put(GATHER, json.dumps(coming.fields()) if coming is not None else "")
         leader = Leader(term, *board.address, board.place, block.task, block.restart)
         if folder.claim(leader):
             return leader, board

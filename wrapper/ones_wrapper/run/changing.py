@@ -314,29 +314,23 @@ class ChangingRanks(FixedRanks):
         if not is_peer_lost(error) or (self._blocks.alone and not isinstance(error, PeersLostError)):
             return None
         why = str(error).splitlines()[0][:300]
-
-        def say() -> None:
-            log(f"block {self._blocks.block.task}: others are lost ({why}); it joins again")
-            self._machine.go(BlockState.LOST)
-            self._blocks.give_up(why)
-
-        self._ending.by_script(say)
+        self._ending.by_script(lambda: self._give_up(why, f"others are lost ({why})"))
         return PEER_LOST, why
+
+    def _give_up(self, why: str, text: str) -> None:
+        log(f"block {self._blocks.block.task}: {text}; it joins again")
+        self._machine.go(BlockState.LOST)
+        self._blocks.give_up(why)
 
     def _abandon(self, why: str) -> None:
         """End this process while the script's thread waits for others, which the link found lost."""
-
-        def say() -> None:
-            log(f"block {self._blocks.block.task}: {why}; it joins again")
-            self._machine.go(BlockState.LOST)
-            self._blocks.give_up(why)
 
         def end() -> None:
             with suppress(Exception):
                 self._run.records.bye("error", PEER_LOST, why)
             leave(PEER_LOST)
 
-        self._ending.by_watch(say, end)
+        self._ending.by_watch(lambda: self._give_up(why, why), end)
 
     def _rescue(self) -> None:
         """Write a checkpoint if this rank's model is whole and nobody else does."""
