@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ones_wrapper.devices import choice
-from ones_wrapper.devices.choice import DeviceChoice, check_fork, choose, own_slice, stay_near
+from ones_wrapper.devices.choice import check_fork, choose, own_slice, stay_near
 from ones_wrapper.process.faults import ConfigurationError
 
 WARNING = "CUDA initialization: Unexpected error 802: system not yet initialized"
@@ -59,7 +59,7 @@ def test_device_and_backend(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda = Cuda(monkeypatch, cards)
-    assert choose(env, ranks - 1, ranks, asked) == DeviceChoice(torch.device(device), backend)
+    assert choose(env, ranks - 1, ranks, asked) == (torch.device(device), backend)
     assert cuda.current == ([torch.device(device)] if device != "cpu" else [])
 
 

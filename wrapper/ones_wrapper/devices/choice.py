@@ -9,7 +9,6 @@ import os
 import warnings
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,11 @@ OWN_CARD = "ONES_OWN_CARD"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True)
-class DeviceChoice:
-    """Device of a rank, and the backend that suits the devices of all ranks of its node."""
-
-    device: torch.device
-    backend: str
-
-
-def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None) -> DeviceChoice:
-    """Return the device of a rank, one of `local_world` on this node, and make it the current device. `backend` is the
-    script's wish.
+def choose(
+    env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None
+) -> tuple[torch.device, str]:
+    """Return the device of a rank, one of `local_world` on this node, and make it the current device; and the backend
+    that suits the devices of all ranks of the node. `backend` is the script's wish.
 
     Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nobody asked for CPUs.
     """
@@ -42,7 +35,7 @@ def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: s
     if env.get("ONES_DEVICE") == "cpu":
         if backend == "nccl":
             raise ConfigurationError("backend nccl: needs GPUs, and ONES_DEVICE=cpu leaves them unused")
-        return DeviceChoice(torch.device("cpu"), backend or "gloo")
+        return torch.device("cpu"), backend or "gloo"
     if count and (env.get("ONES_SHARE_GPUS") == "1" or env.get(OWN_CARD)):
         # NCCL before 2.30 refuses two ranks on a card, and slices of MIG count as one card.
         return _on(local_rank % count, backend or ("nccl" if local_world == 1 else "gloo"))
@@ -56,13 +49,13 @@ def choose(env: Mapping[str, str], local_rank: int, local_world: int, backend: s
             "container's --nv, and that this torch is built for CUDA and for this driver. To train on CPUs say "
             "backend='gloo' or ONES_DEVICE=cpu"
         )
-    return DeviceChoice(torch.device("cpu"), backend or "gloo")
+    return torch.device("cpu"), backend or "gloo"
 
 
-def _on(number: int, backend: str) -> DeviceChoice:
+def _on(number: int, backend: str) -> tuple[torch.device, str]:
     device = torch.device("cuda", number)
     torch.cuda.set_device(device)
-    return DeviceChoice(device, backend)
+    return device, backend
 
 
 def visible() -> tuple[int, str]:

@@ -217,8 +217,7 @@ def join_torch(backend: str | None = None) -> TorchGroup:
     alone = "RANK" not in env
     rank, world = (0, 1) if alone else (int(env["RANK"]), int(env["WORLD_SIZE"]))
     local_rank, local_world = (0, 1) if alone else (int(env["LOCAL_RANK"]), int(env["LOCAL_WORLD_SIZE"]))
-    choice = choose(env, local_rank, local_world, backend)
-    backend, device = choice.backend, choice.device
+    device, backend = choose(env, local_rank, local_world, backend)
     stay_near(device, local_world)
     timeout = collective(env)
     if not dist.is_initialized():

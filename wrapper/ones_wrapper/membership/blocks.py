@@ -119,11 +119,6 @@ class Blocks:
         """True if no other block trains with this one."""
         return self.present is None or len(self.present.members) == 1
 
-    @property
-    def lost(self) -> str:
-        """Reason that the membership cannot go on; empty while it can."""
-        return self.link.lost
-
     def trains(self, max_local: int) -> None:
         """Record that torch.distributed is set up, and the largest local batch that each rank's device holds.
 
@@ -238,8 +233,8 @@ class Blocks:
 
     def obey(self, newest: int, change: int) -> bool:
         """Prepare for the plan of generation `newest`; return whether to change to it now. Raises `PeersLostError`."""
-        if self.lost:
-            raise PeersLostError(self.lost)
+        if self.link.lost:
+            raise PeersLostError(self.link.lost)
         if self.machine.state in LAST:
             return False
         if newest and (self.machine.plan is None or self.machine.plan.generation != newest):
@@ -406,8 +401,8 @@ class Blocks:
                 return 0, why, ""
             if (newest := int(self.link.heard("newest") or 0)) > seen:
                 return newest, "", ""
-            if self.lost:
-                return 0, "", self.lost
+            if self.link.lost:
+                return 0, "", self.link.lost
             time.sleep(0.01)
         return seen, "", ""
 
@@ -432,8 +427,8 @@ class Blocks:
             return None
 
         def verdict() -> str:
-            if not (found := self.link.heard(f"verdict-{generation}") or "") and self.lost:
-                raise StoreLostError(self.lost)
+            if not (found := self.link.heard(f"verdict-{generation}") or "") and self.link.lost:
+                raise StoreLostError(self.link.lost)
             return found
 
         got = self._receive(

@@ -261,28 +261,28 @@ class Coordinator:
         ready = [self._registered[uid] for uid in self._ready]
         leaving = self._told("leaving") & {member.uid for member in present.members}
         waited = now - min(self._ready.values(), default=now)
-        choice = next_plan(present.members, wanted, ready, leaving, waited)
-        self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
-        if choice is None or self._back_off.refuses(choice.members):
+        members = next_plan(present.members, wanted, ready, leaving, waited)
+        self.stop_all = members is None and leaving >= {member.uid for member in present.members}
+        if members is None or self._back_off.refuses(members):
             return
-        if not self._usable(sum(member.ranks for member in choice.members)):
+        if not self._usable(sum(member.ranks for member in members)):
             return
         self._left |= {member.task for member in present.members if member.uid in leaving}
         self._last += 1
-        moves = choice.members[0].uid != present.members[0].uid
-        by_order = order is not None and choice.why == "order"
-        as_ordered = order is not None and set(order.blocks or ()) == {member.task for member in choice.members}
+        moves = members[0].uid != present.members[0].uid
+        by_order = order is not None and not leaving
+        as_ordered = order is not None and set(order.blocks or ()) == {member.task for member in members}
         known = {member.uid for member in present.members}
         ready_s = max(
-            (self._ready[m.uid] - self._ordered[1] for m in choice.members if m.uid not in known), default=0.0
+            (self._ready[m.uid] - self._ordered[1] for m in members if m.uid not in known), default=0.0
         )
         plan = Plan(
             self._last,
             present.term + (moves or not self._hot),
-            choice.members,
+            members,
             order.number if order is not None and by_order else None,
             (order.batch or 0) if order is not None and as_ordered else 0,
-            choice.why,
+            "leaving" if leaving else "order",
             max(0.0, ready_s) if by_order else 0.0,
             moves,
         )

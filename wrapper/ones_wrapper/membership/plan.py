@@ -154,22 +154,13 @@ def _member(data: Any) -> Member:
     return member
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Members of the next membership, and the cause of the change."""
-
-    members: tuple[Member, ...]
-    why: str
-    """Cause of the change: order or leaving."""
-
-
 def next_plan(
     present: Sequence[Member],
     wanted: Sequence[int] | None,
     ready: Sequence[Member],
     leaving: Collection[str],
     waited_s: float,
-) -> Choice | None:
+) -> tuple[Member, ...] | None:
     """Return the members that shall train next; None if nothing changes.
 
     `present` train now, in rank order. `wanted` are the tasks that the order in force names, the preferred leader
@@ -187,8 +178,7 @@ def next_plan(
         if newcomer.task not in tasks and (wanted is None or newcomer.task in wanted):
             joining.setdefault(newcomer.task, newcomer)
     missing = set() if wanted is None else set(wanted) - tasks - set(joining)
-    hurry = len(able) < len(present)
-    if joining and missing and not hurry and waited_s < PATIENCE_S:
+    if joining and missing and len(able) == len(present) and waited_s < PATIENCE_S:
         return None
     staying = able
     if wanted is not None and not missing:
@@ -200,4 +190,4 @@ def next_plan(
     members = (*staying, *(joining[task] for task in sorted(joining)))
     if not members or members == tuple(present):
         return None
-    return Choice(members, "leaving" if hurry else "order")
+    return members
