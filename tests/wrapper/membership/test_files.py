@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.files import KEPT, FolderError, HotFolder, Leader, living
+from ones_wrapper.membership.files import KEPT, HotFolder, Leader, living
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block, own_block
+from ones_wrapper.process.placement import LaunchError
 
 ARRAY = 7
 LEADER = Leader(0, "n1", 12345, "secret", 0, 0)
@@ -103,7 +104,7 @@ def test_a_folder_that_is_none(tmp_path: Path, kind: str) -> None:
         (tmp_path / "hot").symlink_to(target)
     elif kind == "file":
         (tmp_path / "hot").write_text("")
-    with pytest.raises(FolderError, match="hot"):
+    with pytest.raises(LaunchError, match="hot"):
         HotFolder(tmp_path / "no" if kind == "nowhere" else tmp_path, ARRAY).prepare()
     assert target.stat().st_mode & 0o777 == 0o755
 
@@ -112,7 +113,7 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Protects from a folder that a stranger made first."""
     (tmp_path / "hot").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(FolderError, match="belongs to user"):
+    with pytest.raises(LaunchError, match="belongs to user"):
         HotFolder(tmp_path, ARRAY).prepare()
 
 

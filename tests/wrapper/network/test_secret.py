@@ -10,7 +10,8 @@ import pytest
 
 from ones_wrapper import launch
 from ones_wrapper.launch import LaunchError, main, new_secret
-from ones_wrapper.network.secret import SECRET, SIZE, JobSecret, SecretError
+from ones_wrapper.network.secret import SECRET, SIZE, JobSecret
+from ones_wrapper.process.placement import LaunchError
 
 
 def test_it_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:
@@ -38,29 +39,29 @@ def test_another_one_after_a_leak(tmp_path: Path) -> None:
 def test_what_is_no_secret(tmp_path: Path) -> None:
     """Nothing that another could have put there, or read."""
     path = tmp_path / SECRET
-    with pytest.raises(SecretError, match="missing"):
+    with pytest.raises(LaunchError, match="missing"):
         JobSecret.read(tmp_path)
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SecretError):
+    with pytest.raises(LaunchError):
         JobSecret.make(tmp_path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SecretError, match="regular"):
+    with pytest.raises(LaunchError, match="regular"):
         JobSecret.make(tmp_path)
     path.unlink()
     path.write_bytes(b"x" * SIZE)
     path.chmod(0o644)
-    with pytest.raises(SecretError, match="others"):
+    with pytest.raises(LaunchError, match="others"):
         JobSecret.make(tmp_path)
     path.chmod(0o600)
     assert JobSecret.make(tmp_path)
     path.write_bytes(b"x" * 5)
-    with pytest.raises(SecretError, match="5 bytes"):
+    with pytest.raises(LaunchError, match="5 bytes"):
         JobSecret.make(tmp_path)
 
 
 def test_where_it_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(SecretError, match="cannot be made"):
+    with pytest.raises(LaunchError, match="cannot be made"):
         JobSecret.make(tmp_path / "nowhere")
 
 

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ones_wrapper.files.claim import ClaimedError
@@ -28,9 +29,9 @@ from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layou
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.restart_policy import RestartLimits
 from ones_wrapper.launch.supervise import Supervisor
-from ones_wrapper.membership.files import FolderError, HotFolder
+from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.network.job_network import PLACE, STORE, JobNetwork, node_name
-from ones_wrapper.network.secret import JobSecret, SecretError
+from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block, own_block
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.process.log import log
@@ -293,11 +294,9 @@ def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Bl
 def serve(job_dir: Path, env: Mapping[str, str]) -> str:
     """Serve a store to the ranks until this process ends; return its host and port. Raises `LaunchError`."""
     folder = HotFolder(job_dir, 0)
+    folder.prepare()
     try:
-        folder.prepare()
         network = JobNetwork.here(node_name(env), JobSecret.make(folder.path))
-    except (FolderError, SecretError) as error:
-        raise LaunchError(f"job directory {error}") from None
     except OSError as error:
         raise LaunchError(error.strerror) from None
     return f"{network.host}:{network.port}"
@@ -339,21 +338,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         job_dir = find_job_directory(env, Path.cwd())
         if spool := find_spool(env):
             env["ONES_SPOOL"] = str(spool)
-
-        def start(attempt: int) -> Started:
-            return plan(
-                env,
-                script,
-                arguments,
-                job_dir=job_dir,
-                options=options,
-                now=now,
-                attempt=attempt,
-                retries=limits.retries,
-            )
-
+        start = partial(plan, env, script, arguments, job_dir=job_dir, options=options, now=now, retries=limits.retries)
         if args.dry_run:
-            launch = start(0)
+            launch = start()
             added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0

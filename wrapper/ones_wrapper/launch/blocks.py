@@ -17,13 +17,12 @@ from ones_wrapper.files.job_io import OrderReader
 from ones_wrapper.launch.guests import GuestKeeper
 from ones_wrapper.launch.restart_policy import script_failed
 from ones_wrapper.launch.slurm import run_slurm
-from ones_wrapper.membership.files import OVER, FolderError, HotFolder, Leader, living
+from ones_wrapper.membership.files import OVER, HotFolder, Leader, living
 from ones_wrapper.membership.plan import plan_of
-from ones_wrapper.network.secret import JobSecret, SecretError
+from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.exit_codes import DONT_RESTART
 from ones_wrapper.process.log import log
-from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
@@ -49,12 +48,8 @@ class OtherBlocks:
         self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
         self._guests: GuestKeeper | None = None
         self._first = env.get("SLURM_ARRAY_TASK_MIN", str(block.task)) == str(block.task)
-        try:
-            self._hot.prepare()
-            secret = JobSecret.make(self._hot.path)
-        except (FolderError, SecretError) as error:
-            raise LaunchError(f"job directory {error}") from None
-        self._answers = answers or partial(living, secret=secret)
+        self._hot.prepare()
+        self._answers = answers or partial(living, secret=JobSecret.make(self._hot.path))
 
     def not_wanted(self, wait_s: float = 0.0) -> str:
         """Return why this block has nothing to do; empty if it shall train.

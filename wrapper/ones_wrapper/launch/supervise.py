@@ -112,16 +112,16 @@ class Supervisor:
             with suppress(ProcessLookupError):  # it has ended, which `_once` is about to note
                 os.kill(receiver, number)
 
-    def run(self, plan: Callable[[int], Started]) -> int:
+    def run(self, plan: Callable[..., Started]) -> int:
         """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
 
-        `plan` takes the number of starts before.
+        `plan` takes the number of starts before, `attempt`.
         """
         attempt = 0
         if self._shell is not None and self._shell.pid:
             log(DIES, "ones-run")
         while True:
-            code = self._once(plan(attempt))
+            code = self._once(plan(attempt=attempt))
             step = self._decide(code)
             if step.why:
                 log(step.why, "ones-run")

@@ -31,6 +31,7 @@ from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
 from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT
 
 OVER = "over"
@@ -44,10 +45,6 @@ _STALE_S = 3600.0
 _NAME = re.compile(r"leader-(0|[1-9]\d{0,8})\.json", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}", re.ASCII)
 _PLACE = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
-
-
-class FolderError(Exception):
-    """Raised if the folder cannot be used; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +82,15 @@ class HotFolder:
         self._said: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the folder, readable by its owner only, or check the existing folder. Raises `FolderError`."""
+        """Make the folder, readable by its owner only, or check the existing folder. Raises `LaunchError`."""
         try:
             self.path.mkdir(0o700)
         except FileExistsError:
             pass
         except OSError as error:
-            raise FolderError(f"{self.path}: cannot be made ({error.strerror})") from None
+            raise LaunchError(f"job directory {self.path}: cannot be made ({error.strerror})") from None
         if why := not_ours(self.path):
-            raise FolderError(f"{self.path}: {why}")
+            raise LaunchError(f"job directory {self.path}: {why}")
         # Checked first: the mode of what a link names is not ours to change.
         with suppress(OSError):
             self.path.chmod(0o700)

@@ -59,7 +59,7 @@ class JobNetwork:
     @classmethod
     def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
         """Return the network that `ones-run` named in `env`; ranks that others started serve their own store. `folder`
-        has the job's secret. Raises `SecretError`."""
+        has the job's secret. Raises `LaunchError`."""
         if given := env.get(STORE):
             host, _, port = given.rpartition(":")
             return cls(JobSecret.read(folder, _PATIENCE_S), host, int(port))

@@ -9,13 +9,10 @@ import time
 from pathlib import Path
 
 from ones_wrapper.files.small_files import create_small, read_small, replace_small
+from ones_wrapper.process.placement import LaunchError
 
 SECRET = "secret"
 SIZE = 32
-
-
-class SecretError(Exception):
-    """Raised if there is no secret that can be used; the message gives the reason and the remedy."""
 
 
 class JobSecret:
@@ -38,13 +35,13 @@ class JobSecret:
     def make(cls, folder: Path) -> JobSecret:
         """Return the job's secret, made if it is missing; several processes at once get the same secret.
 
-        Raises `SecretError`.
+        Raises `LaunchError`.
         """
         try:
             if not os.path.lexists(folder / SECRET):
                 create_small(folder / SECRET, os.urandom(SIZE), 0o600)
         except OSError as error:
-            raise SecretError(f"{folder / SECRET} cannot be made ({error.strerror})") from None
+            raise LaunchError(f"job directory {folder / SECRET} cannot be made ({error.strerror})") from None
         return cls.read(folder)
 
     @classmethod
@@ -52,9 +49,9 @@ class JobSecret:
         """Return the job's secret, waiting up to `patience_s` for its file: a shared file system may show a new file
         late.
 
-        Raises `SecretError`.
+        Raises `LaunchError`.
         """
-        until = time.monotonic() + patience_s
+        until, path = time.monotonic() + patience_s, f"job directory {folder / SECRET}"
         while True:
             try:
                 value = read_small(folder / SECRET, SIZE, private=True)
@@ -63,11 +60,11 @@ class JobSecret:
                 return cls(value)
             except FileNotFoundError:
                 if time.monotonic() > until:
-                    raise SecretError(f"{folder / SECRET} is missing: ones-run makes it") from None
+                    raise LaunchError(f"{path} is missing: ones-run makes it") from None
                 time.sleep(0.1)
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
-                raise SecretError(f"{folder / SECRET} {why}; remove it while the job does not run") from None
+                raise LaunchError(f"{path} {why}; remove it while the job does not run") from None
 
     @classmethod
     def renew(cls, folder: Path) -> None:
