@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -111,15 +111,11 @@ class ApartExchange(Exchange):
                 pass
             self._apart = False
 
-    @contextmanager
-    def published(self) -> Iterator[None]:
-        with self._own_where(self._carried):
-            yield
+    def published(self) -> AbstractContextManager[None]:
+        return self._own_where(self._carried)
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        with self._own_where(self._tensors):
-            yield
+    def evaluating(self) -> AbstractContextManager[None]:
+        return self._own_where(self._tensors)
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:

@@ -335,12 +335,7 @@ class DdpExchange(Exchange):
         return done
 
 
-_KEPT = (
-    "training _forward_hooks _forward_hooks_with_kwargs _forward_hooks_always_called _forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs _backward_hooks _backward_pre_hooks _is_full_backward_hook _state_dict_hooks",
-    "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks",
-)
-_SCRIPTS = frozenset(" ".join(_KEPT).split())
+_SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 """Names of a module's attributes that show what a script did to it."""
 
 

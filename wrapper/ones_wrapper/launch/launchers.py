@@ -1,7 +1,7 @@
 """The programs that can start processes on a job's nodes: one small function each, by name.
 
 A launcher starts one task a node: the node launcher, which forks that node's ranks. If the ranks talk MPI, it starts
-one process a rank, since MPI's process manager must start them. (The registry follows ReFrame's.)
+one process a rank, since MPI's process manager must start them.
 """
 
 from __future__ import annotations
@@ -69,18 +69,6 @@ Ask = Callable[[Sequence[str]], str]
 """Function that runs a program and returns its output."""
 Launcher = Callable[[Layout, Find, Ask], Started]
 
-LAUNCHERS: dict[str, Launcher] = {}
-
-
-def launcher(name: str) -> Callable[[Launcher], Launcher]:
-    """Return a decorator that registers a launcher by this name."""
-
-    def register(function: Launcher) -> Launcher:
-        LAUNCHERS[name] = function
-        return function
-
-    return register
-
 
 def launcher_named(name: str) -> Launcher:
     """Return one of `LAUNCHERS`, one of an installed package, or `package.module:function`. Raises `LaunchError`.
@@ -133,7 +121,6 @@ def _fresh_counts(layout: Layout) -> dict[str, str]:
     }
 
 
-@launcher("srun")
 def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """Start by Slurm's own launcher."""
     has = layout.allocation
@@ -172,7 +159,6 @@ def _check_plugin(mpi: str, listing: str) -> None:
         )
 
 
-@launcher("ibrun")
 def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """Start by TACC's launcher, which knows the site's MPI and takes the processes of a node from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
@@ -182,7 +168,6 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     )
 
 
-@launcher("mpirun")
 def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """Start by an MPI's own launcher: Open MPI's, or Hydra as MPICH, Intel MPI and MVAPICH have it."""
     program = _program(find, "mpirun", "mpiexec")
@@ -201,7 +186,6 @@ def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started
     return Started([program, "-n", count, *options, *layout.command], _fresh_counts(layout) | env, stop)
 
 
-@launcher("local")
 def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """Start without a launcher: the node launcher runs here."""
     if layout.allocation.nodes > 1:
@@ -212,3 +196,6 @@ def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     if layout.direct:
         raise LaunchError("--launcher local starts no MPI; use ones-run --launcher mpirun, or --backend gloo")
     return Started(list(layout.command), {}, signal.SIGTERM)
+
+
+LAUNCHERS: dict[str, Launcher] = {"srun": srun, "ibrun": ibrun, "mpirun": mpirun, "local": local}

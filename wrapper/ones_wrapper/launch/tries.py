@@ -10,6 +10,7 @@ from ones_wrapper.files.job_directory import STEP_NAME
 from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.launch.restart_policy import Tries
 from ones_wrapper.process.log import log
+from ones_wrapper.protocol.fields import build, types_of
 
 TRIES = "tries.json"
 MOST_BYTES = 4096
@@ -22,15 +23,10 @@ def _tries_name(task: int | None) -> str:
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
     """Read the tries of this job; another job's tries in the same directory do not count."""
     try:
-        data = json.loads(read_small(job_dir / _tries_name(task), MOST_BYTES))
-        tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        tries = build(Tries, types_of(Tries), json.loads(read_small(job_dir / _tries_name(task), MOST_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return Tries(job_id)
-    counts = (tries.requeues, tries.restarts, tries.failures, tries.halvings)
-    sound = all(type(count) is int and 0 <= count < 2**31 for count in counts) and all(
-        isinstance(name, str) and (not name or STEP_NAME.fullmatch(name))
-        for name in (tries.requeued_at, tries.failed_at)
-    )
+    sound = all(not name or STEP_NAME.fullmatch(name) for name in (tries.requeued_at, tries.failed_at))
     return tries if sound and tries.job_id == job_id else Tries(job_id)
 
 
