@@ -19,10 +19,6 @@ Topology = str | Callable[[int], Any]
 TOLERANCE = 1e-9
 
 
-def _ring(world: int) -> set[tuple[int, int]]:
-    return {(i, (i + 1) % world) for i in range(world)}
-
-
 def _grid(world: int) -> set[tuple[int, int]]:
     """Return the edges of a grid, as square as the number allows; a prime number makes a path."""
     columns = world // _rows(world)
@@ -34,30 +30,19 @@ def _rows(world: int) -> int:
     return max(d for d in range(1, int(world**0.5) + 1) if world % d == 0)
 
 
-def _exponential(world: int) -> set[tuple[int, int]]:
-    return {(i, (i + step) % world) for i in range(world) for step in _powers(world)}
-
-
-def _complete(world: int) -> set[tuple[int, int]]:
-    return {(i, j) for i in range(world) for j in range(i)}
-
-
 def _powers(world: int) -> list[int]:
     return [1 << k for k in range(max(1, (world - 1).bit_length())) if 1 << k < world]
 
 
-_EDGES: dict[str, Callable[[int], set[tuple[int, int]]]] = {
-    "ring": _ring,
-    "grid": _grid,
-    "exponential": _exponential,
-    "complete": _complete,
+_STEPS: dict[str, Callable[[int], Sequence[int]]] = {
+    "ring": lambda world: [1],
+    "exponential": _powers,
+    "complete": lambda world: range(1, world),
 }
-NAMES = tuple(_EDGES)
-DIRECTED = {
-    "directed-ring": lambda world: [1],
-    "directed-exponential": _powers,
-}
-"""Known topologies that are refused: each rank sends to the ranks this far ahead, and receives from other ranks."""
+"""Topologies in which each rank has the ranks this far ahead, and as far behind, as neighbours."""
+NAMES = ("ring", "grid", "exponential", "complete")
+DIRECTED = {"directed-ring": "ring", "directed-exponential": "exponential"}
+"""Known topologies that are refused: a rank sends to those ahead in the named topology, and receives from others."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
 """Known topologies that are refused, since their neighbours change at each step."""
 
@@ -67,8 +52,13 @@ def degree(name: str, world: int) -> int:
     if name == "grid":
         rows = _rows(world)
         return min(2, rows - 1) + min(2, world // rows - 1)
-    steps = {"ring": [1], "exponential": _powers(world), "complete": range(world)}[name]
-    return len({shift % world for step in steps for shift in (step, -step)} - {0})
+    return len({shift % world for step in _STEPS[name](world) for shift in (step, -step)} - {0})
+
+
+def _edges(name: str, world: int) -> set[tuple[int, int]]:
+    if name == "grid":
+        return _grid(world)
+    return {(i, (i + step) % world) for i in range(world) for step in _STEPS[name](world)}
 
 
 def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
@@ -85,7 +75,7 @@ def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
 
 def directed(name: str, world: int) -> Matrix:
     """Return a directed topology with equal weights: doubly stochastic, but not symmetric."""
-    steps = DIRECTED[name](world)
+    steps = _STEPS[DIRECTED[name]](world)
     weights = np.eye(world)
     for step in steps:
         weights += np.roll(np.eye(world), step, axis=1)
@@ -96,7 +86,7 @@ def mixing(topology: Topology, world: int) -> Matrix:
     """Return the mixing matrix W of `world` ranks. Raises ValueError for topologies that momentum cannot use."""
     if isinstance(topology, str):
         check_name(topology)
-        return metropolis(world, _EDGES[topology](world) if world > 1 else set())
+        return metropolis(world, _edges(topology, world) if world > 1 else set())
     return checked(np.asarray(topology(world), dtype=np.float64), world)
 
 
@@ -109,7 +99,7 @@ def check_name(name: str) -> None:
         )
     if name in DIRECTED:
         raise ValueError(_not_symmetric(f"topology {name!r}", directed(name, 8), 8))
-    if name not in _EDGES:
+    if name not in NAMES:
         raise ValueError(f"topology {name!r} is none of {', '.join(NAMES)}")
 
 

@@ -1,4 +1,4 @@
-"""Optimus-2D tensor parallelism (Xu et al. 2021, arXiv 2104.05343). Importing this package imports no torch."""
+"""Optimus-2D tensor parallelism (Xu et al. 2021, arXiv 2104.05343)."""
 
 from ones_wrapper.strategies.optimus.strategy import Optimus2D
 

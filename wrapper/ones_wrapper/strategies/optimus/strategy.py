@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
+import torch
+
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group, check_torch
+from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MEMORY_SHARE, SizeLimits, StrategyLimits, rows_within
+from ones_wrapper.strategies.optimus import modules
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
+from ones_wrapper.strategies.optimus.exchange import MeshExchange
+from ones_wrapper.strategies.optimus.mesh import Mesh
 from ones_wrapper.strategy import Strategy
-
-if TYPE_CHECKING:
-    import torch
-
-    from ones_wrapper.gradients.exchange import Exchange
-    from ones_wrapper.gradients.noise import NoiseScale
-    from ones_wrapper.group import Group
-    from ones_wrapper.protocol import Spec
-    from ones_wrapper.strategies.optimus import modules
-    from ones_wrapper.strategies.optimus.mesh import Mesh
 
 
 class Optimus2D(Strategy):
@@ -120,17 +117,12 @@ class Optimus2D(Strategy):
         )
 
     def bind(self, group: Group) -> None:
-        from ones_wrapper.group import check_torch
-        from ones_wrapper.strategies.optimus.mesh import Mesh
-
         check_torch(self.name, group)
         side = self.side(group.world)
         assert side is not None  # `init` has asked for the replicas
         self._mesh = Mesh(side, group.device)
 
-    def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange:
-        from ones_wrapper.strategies.optimus.exchange import MeshExchange
-
+    def exchange(self, group: Group, noise: NoiseScale | None) -> MeshExchange:
         return MeshExchange(group, self.mesh)
 
     @property
@@ -142,33 +134,23 @@ class Optimus2D(Strategy):
 
     def linear(self, inputs: int, outputs: int, bias: bool = True) -> modules.Linear:
         """Return `torch.nn.Linear` on the mesh."""
-        from ones_wrapper.strategies.optimus.modules import Linear
-
-        return Linear(self.mesh, inputs, outputs, bias)
+        return modules.Linear(self.mesh, inputs, outputs, bias)
 
     def layer_norm(self, size: int) -> modules.LayerNorm:
         """Return `torch.nn.LayerNorm` on the mesh."""
-        from ones_wrapper.strategies.optimus.modules import LayerNorm
-
-        return LayerNorm(self.mesh, size)
+        return modules.LayerNorm(self.mesh, size)
 
     def embedding(self, count: int, size: int) -> modules.Embedding:
         """Return `torch.nn.Embedding` on the mesh."""
-        from ones_wrapper.strategies.optimus.modules import Embedding
-
-        return Embedding(self.mesh, count, size)
+        return modules.Embedding(self.mesh, count, size)
 
     def positions(self, length: int, size: int) -> modules.Positions:
         """Return learned positions, to be added to an embedding's blocks."""
-        from ones_wrapper.strategies.optimus.modules import Positions
-
-        return Positions(self.mesh, length, size)
+        return modules.Positions(self.mesh, length, size)
 
     def block(self, causal: bool = True) -> modules.TransformerBlock:
         """Return a transformer block: attention and MLP, each with a norm before it."""
-        from ones_wrapper.strategies.optimus.modules import TransformerBlock
-
-        return TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
+        return modules.TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the samples of this rank's mesh row, of the local batch that `job.loader` gives to all ranks of a
@@ -178,9 +160,7 @@ class Optimus2D(Strategy):
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean over the tokens of the replica's local batch, from blocks of logits and this row's
         targets."""
-        from ones_wrapper.strategies.optimus.modules import cross_entropy
-
-        return cross_entropy(logits, targets, self.mesh)
+        return modules.cross_entropy(logits, targets, self.mesh)
 
     def whole(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return the whole tensor from its blocks, on all ranks of the replica; no gradient flows back."""
