@@ -47,19 +47,18 @@ def _framed(rng: Rng) -> bytes:
 REQUESTS = [
     (b"set", b"plan-1", b"{}"),
     (b"get", b"1", b"plan-1"),
-    (b"wait", b"2000", b"plan-1", b"here-2"),
+    (b"get", b"2000", b"plan-1", b"here-2"),
     (b"add", b"count", b"1"),
     (b"append", b"log", b"x"),
     (b"swap", b"plan-1", b"{}", b"[]"),
     (b"peek", b"plan-1", b"none"),
-    (b"check", b"plan-1"),
     (b"keys", b"p"),
     (b"follow", b"plan", b"here"),
     (b"sign", b"a"),
     (b"ages", b"a", b"b"),
     (b"will", b"gone-1", b"1"),
     (b"delete", b"plan-1"),
-    (b"wait", b"9" * 400, b"none"),
+    (b"get", b"9" * 400, b"none"),
 ]
 
 

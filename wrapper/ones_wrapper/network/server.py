@@ -53,8 +53,6 @@ class _Member:
         self.until = 0.0
         self.keys: tuple[bytes, ...] = ()
         """Keys for which it waits."""
-        self.asked: list[bytes] = []
-        """Keys whose values a waiting `get` returns."""
         self.follows: tuple[bytes, ...] = ()
         self.will: tuple[bytes, ...] = ()
         """Key and value that are set when this connection ends."""
@@ -260,9 +258,6 @@ class StoreServer:
         values = member.place.values
         return [b"+" + values[key] if key in values else b"" for key in keys]
 
-    def _do_check(self, member: _Member, *keys: bytes) -> list[bytes]:
-        return [b"1" if all(key in member.place.values for key in keys) else b"0"]
-
     def _do_delete(self, member: _Member, *keys: bytes) -> list[bytes]:
         return [b"%d" % sum(member.place.values.pop(key, None) is not None for key in keys)]
 
@@ -300,16 +295,7 @@ class StoreServer:
 
     def _do_get(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
         """Return the values of these keys, once all are there."""
-        return self._wait(member, milliseconds, keys, list(keys))
-
-    def _do_wait(self, member: _Member, milliseconds: bytes, *keys: bytes) -> list[bytes] | None:
-        return self._wait(member, milliseconds, keys, [])
-
-    def _wait(
-        self, member: _Member, milliseconds: bytes, keys: tuple[bytes, ...], asked: list[bytes]
-    ) -> list[bytes] | None:
-        member.until = time.monotonic() + int(milliseconds) / 1000
-        member.keys, member.asked = keys, asked
+        member.until, member.keys = time.monotonic() + int(milliseconds) / 1000, keys
         return self._await(member)
 
     def _await(self, member: _Member) -> list[bytes] | None:
@@ -317,7 +303,7 @@ class StoreServer:
         place = member.place
         member.missing = {key for key in member.keys if key not in place.values}
         if not member.missing:
-            return [place.values[key] for key in member.asked]
+            return [place.values[key] for key in member.keys]
         for key in member.missing:
             place.awaited.setdefault(key, set()).add(member)
         self._waiting.add(member)

@@ -47,7 +47,7 @@ class GroupStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Wait for several keys and return their values, in one request."""
-        return self._wait("get", keys, self._timeout_s)
+        return self._get(keys, self._timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Write several values in one request."""
@@ -68,15 +68,15 @@ class GroupStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Return whether all these keys exist."""
-        return self._client.ask("check", *map(self._key, keys)) == [b"1"]
+        return all(self._client.ask("peek", *map(self._key, keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all these keys exist."""
-        self._wait("wait", keys, self._timeout_s if timeout is None else timeout.total_seconds())
+        self._get(keys, self._timeout_s if timeout is None else timeout.total_seconds())
 
-    def _wait(self, what: str, keys: Sequence[str], timeout_s: float) -> list[bytes]:
+    def _get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         milliseconds = b"%d" % max(0, int(1000 * timeout_s))
-        return self._client.ask(what, milliseconds, *map(self._key, keys), wait_s=timeout_s)
+        return self._client.ask("get", milliseconds, *map(self._key, keys), wait_s=timeout_s)
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """Write a value if the present one is as expected; return the value that is there then."""

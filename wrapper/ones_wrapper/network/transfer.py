@@ -77,24 +77,6 @@ class Sender:
     count: int
 
 
-class Received:
-    """State that a newcomer received. The caller calls `answer` once the state is loaded, and `close` in any case."""
-
-    def __init__(self, joined: _Connections, seconds: float) -> None:
-        self.packed, self.names, self.bytes, self.seconds = joined.packed, joined.names, joined.bytes, seconds
-        """State that is no tensor, for `unpacked`; names of the sent tensors; bytes of all tensors; seconds of the
-        transfer."""
-        self._joined = joined
-
-    def answer(self) -> None:
-        """Tell the senders that the state is loaded."""
-        self._joined.answer(_DONE)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._joined.close()
-
-
 def state_for(board: str, generation: int, rank: int) -> str:
     """Return the name of the state for one rank of a coming membership."""
     return f"state-{board}-{generation}-{rank}"
@@ -268,30 +250,32 @@ class Receiver:
 
         Returns None if `given_up` gives a reason before the first sender came. Raises `TransferError`.
         """
-        joined, self._place = _Connections(tensors), place
+        received, self._place = Received(tensors), place
         until = float("inf")
         started = 0.0
         try:
-            while not joined.whole():
+            while not received.whole():
                 if time.monotonic() > until:
                     raise SendersLostError("not all senders came")
-                if not joined.begun and given_up():
-                    joined.close()
+                if not received.begun and given_up():
+                    received.close()
                     return None
-                for caller in self._door.look(0.02 if not joined.begun else 0.2):
-                    if not joined.begun:
+                for caller in self._door.look(0.02 if not received.begun else 0.2):
+                    if not received.begun:
                         started, until = time.monotonic(), time.monotonic() + timeout_s
                     caller.connection.settimeout(timeout_s)
-                    joined.add(caller.connection)
-            joined.wait()
-            return Received(joined, time.monotonic() - started)
+                    received.add(caller.connection)
+            received.wait()
+            received.seconds = time.monotonic() - started
+            return received
         except BaseException:
-            joined.close()
+            received.close()
             raise
 
 
-class _Connections:
-    """Connections of the senders that came, each read by its own thread."""
+class Received:
+    """State that a newcomer receives from its senders, each read by its own thread. The caller calls `answer` once the
+    state is loaded, and `close` in any case."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -306,12 +290,16 @@ class _Connections:
         self._threads: list[threading.Thread] = []
         self._count: int | None = None
         self.names: list[str] = []
-        """The tensors that are sent."""
+        """Names of the sent tensors."""
         self._errors: list[TransferError] = []
         self._lock = threading.Lock()
         self._header = threading.Event()
         self.packed = bytearray()
+        """State that is no tensor, for `unpacked`."""
         self.bytes = 0
+        """Bytes of all tensors."""
+        self.seconds = 0.0
+        """Seconds of the transfer."""
 
     @property
     def begun(self) -> bool:
@@ -344,11 +332,12 @@ class _Connections:
         for device in {t.device for t in self._tensors.values()}:
             streams.wait(device)  # the threads' streams are their own
 
-    def answer(self, word: bytes) -> None:
+    def answer(self) -> None:
+        """Tell the senders that the state is loaded."""
         with self._answering:
             self._over.set()
             for connection in self._open:
-                connection.sendall(word)
+                connection.sendall(_DONE)
 
     def _say_alive(self) -> None:
         while not self._over.wait(ALIVE_S):
@@ -357,6 +346,7 @@ class _Connections:
                     connection.sendall(_ALIVE)
 
     def close(self) -> None:
+        """Close the connections."""
         self._over.set()
         for connection in self._open:
             hang_up(connection)
