@@ -17,7 +17,7 @@ from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Meter
 from ones_wrapper.run.records import Records
 from ones_wrapper.run.series import Open
-from ones_wrapper.run.settings import Identity, RunSettings
+from ones_wrapper.run.settings import Common, Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from tests.wrapper.membership.test_plan import member
 
@@ -43,9 +43,10 @@ class Run:
     def __init__(self, directory: Path, series: Open | None = None) -> None:
         self.device, self.progress, self.directory = Device(), TrainingProgress(), directory
         sizes = cast(StepSizes, SimpleNamespace(batch=8, lr_factor=1.0))
-        known = (directory, None, self.progress, Loop(), sizes)
         group = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
-        self.records = Records(group, Identity(7, 0), RunSettings(True, None, False, series=series), 0.0, *known)
+        settings = RunSettings(True, None, False, series=series)
+        common = Common(group, Identity(7, 0), settings, directory, None, self.progress, Loop())
+        self.records = Records(common, sizes, 0.0)
         self.records.meter = Meter(2.0, lambda: self.device.now, self.device.wait)
         self.records.membership(ONE, 0.0, 0, 0.0, None)
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.files.job_io import STOP, OrderReader, OwnerRequests
-from ones_wrapper.group import Group
 from ones_wrapper.process.ending import flush_files
 from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.run.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.run.keeping import Keeping
-from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.records import Records
-from ones_wrapper.run.settings import Identity
+from ones_wrapper.run.settings import Common
 from ones_wrapper.run.sizes import StepSizes
 
 
@@ -26,35 +22,25 @@ class Control:
     """The control of one run. Methods are collective unless they say otherwise."""
 
     def __init__(
-        self,
-        group: Group,
-        identity: Identity,
-        directory: Path,
-        spool: Path | None,
-        progress: TrainingProgress,
-        loop: Loop,
-        sizes: StepSizes,
-        records: Records,
-        keeping: Keeping,
-        leaving: Callable[[int], None],
+        self, common: Common, sizes: StepSizes, records: Records, keeping: Keeping, leaving: Callable[[int], None]
     ) -> None:
         """`leaving` is called with the exit code before all ranks end."""
-        self._group, self._progress, self._loop = group, progress, loop
+        self._common, self._group, self._progress, self._loop = common, common.group, common.progress, common.loop
         self._sizes, self._records, self._keeping, self._leaving = sizes, records, keeping, leaving
-        self._directory = directory
-        self._orders: Callable[[int], OrderReader] = lambda run: OrderReader(directory, run, spool, identity.job_id)
-        self.boundary = Boundary(group, FLAGS)
-        if identity.leads:
-            self.lead(identity.restart)
-        self.boundary.exchanges = lambda: loop.exchanges.begun
+        self.boundary = Boundary(common.group, FLAGS)
+        if common.identity.leads:
+            self.lead(common.identity.restart)
+        self.boundary.exchanges = lambda: common.loop.exchanges.begun
         if sizes.uneven is not None:
             self.boundary.measured, records.meter.watch = sizes.uneven.proposal, sizes.uneven.watch
         self._measured_at = time.monotonic()
 
     def lead(self, restart: int) -> None:
         """Have rank 0, and no other rank, read the orders of the run `restart` from now on. Not collective."""
+        common = self._common
         if self._group.rank == 0:
-            self.boundary.lead(self._orders(restart), OwnerRequests(self._directory), restart)
+            orders = OrderReader(common.directory, restart, common.spool, common.identity.job_id)
+            self.boundary.lead(orders, OwnerRequests(common.directory), restart)
         else:
             self.boundary.lead(None, None, restart)
 

@@ -15,9 +15,8 @@ from ones_wrapper.process import hang_detector
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Checkpoint
-from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.records import Records
-from ones_wrapper.run.settings import RunSettings
+from ones_wrapper.run.settings import Common
 
 FIRST_S = 600.0
 """Seconds until the first checkpoint, and between checkpoints until the cost of one is known."""
@@ -27,19 +26,10 @@ class Keeping:
     """The checkpoints and files of one run: when to write them, and their reports. Methods are collective unless their
     docstring says otherwise."""
 
-    def __init__(
-        self,
-        group: Group,
-        checkpoints: Checkpoints,
-        settings: RunSettings,
-        progress: TrainingProgress,
-        loop: Loop,
-        records: Records,
-        first: Callable[[], bool],
-    ) -> None:
+    def __init__(self, common: Common, checkpoints: Checkpoints, records: Records, first: Callable[[], bool]) -> None:
         """`first` returns whether this process writes the script's files."""
-        self._group, self._checkpoints, self._settings = group, checkpoints, settings
-        self._progress, self._loop, self._records = progress, loop, records
+        self._group, self._checkpoints, self._settings = common.group, checkpoints, common.settings
+        self._progress, self._loop, self._records = common.progress, common.loop, records
         self.state: SavedState | None = None
         """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)

@@ -11,43 +11,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.use import DeviceUse
 from ones_wrapper.files.job_io import ReportWriter, previous
-from ones_wrapper.group import Group
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Epoch, First, Hello, Membership, Note, Order, Report, Throughput
 from ones_wrapper.run import resize_log
-from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses, Meter
 from ones_wrapper.run.resize_log import ResizeLog, shape_name
 from ones_wrapper.run.series import Series
-from ones_wrapper.run.settings import Identity, RunSettings
+from ones_wrapper.run.settings import Common
 from ones_wrapper.run.sizes import StepSizes
 
 
 class Records:
     """The records of one rank; only rank 0 reports. Methods are not collective."""
 
-    def __init__(
-        self,
-        group: Group,
-        identity: Identity,
-        settings: RunSettings,
-        started: float,
-        directory: Path,
-        spool: Path | None,
-        progress: TrainingProgress,
-        loop: Loop,
-        sizes: StepSizes,
-    ) -> None:
+    def __init__(self, common: Common, sizes: StepSizes, started: float) -> None:
         """`started` is the Unix time of the script's first call."""
-        env = os.environ
-        self._group, self._settings, self._directory = group, settings, directory
-        self._progress, self._loop, self._sizes = progress, loop, sizes
+        env, group, identity, directory = os.environ, common.group, common.identity, common.directory
+        self._group, self._settings, self._directory = group, common.settings, directory
+        self._progress, self._loop, self._sizes = common.progress, common.loop, sizes
         self._restart = identity.restart
         first = group.rank == 0 and identity.leads
         self.every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
@@ -74,7 +60,7 @@ class Records:
             group_s=time.time() - started,
             attempt=int(env.get("ONES_ATTEMPT") or 0),
             directory=str(directory)[:MAX_TEXT],
-            spool=str(spool or "")[:MAX_TEXT],
+            spool=str(common.spool or "")[:MAX_TEXT],
         )
         """Makes the hello, given the fields that are not known before the process group is built."""
         self._hello_at = 0.0

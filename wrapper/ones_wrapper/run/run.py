@@ -34,7 +34,7 @@ from ones_wrapper.run.keeping import Keeping
 from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.meter import Losses
 from ones_wrapper.run.records import Records
-from ones_wrapper.run.settings import Identity, RunSettings
+from ones_wrapper.run.settings import Common, Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from ones_wrapper.script import gathered, stuck
 from ones_wrapper.script.first_steps import FirstSteps
@@ -52,18 +52,17 @@ class Run:
         self.identity = identity = identity or Identity.of(env)
         self.group, self.settings = group, settings
         self.directory = directory = find_job_directory(env, Path.cwd())
-        first, spool = group.rank == 0 and identity.leads, find_spool(env)
+        first = group.rank == 0 and identity.leads
         prepare = partial(prepare_job_directory, directory, env, Path.cwd())
         self._claim = claim_for_ranks(group, prepare if first else lambda: None)
         self.progress, self.loop = TrainingProgress(), Loop()
         self.ranks = FixedRanks()
-        self.sizes = StepSizes(group, spec, settings, directory, self.progress, self.loop)
-        known = (directory, spool, self.progress, self.loop, self.sizes)
-        self.records = Records(group, identity, settings, started, *known)
+        common = Common(group, identity, settings, directory, find_spool(env), self.progress, self.loop)
+        self.sizes = StepSizes(common, spec)
+        self.records = Records(common, self.sizes, started)
         checkpoints = Checkpoints(directory, group, identity.job_id, identity.restart, holds=identity.leads)
-        kept = (settings, self.progress, self.loop, self.records)
-        self.keeping = Keeping(group, checkpoints, *kept, lambda: self.rank == 0)
-        self.control = Control(group, identity, *known, self.records, self.keeping, lambda code: self.ranks.leave(code))
+        self.keeping = Keeping(common, checkpoints, self.records, lambda: self.rank == 0)
+        self.control = Control(common, self.sizes, self.records, self.keeping, lambda code: self.ranks.leave(code))
         self._idle = idle_gpus(env, group.world) if first else ""
         if self._idle:
             log(self._idle)

@@ -1,12 +1,16 @@
-"""Settings and identity with which a run is made."""
+"""Settings and identity with which a run is made, and objects that all of its parts share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ones_wrapper.data.progress import TrainingProgress
+from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec
+from ones_wrapper.run.loop_state import Loop
 from ones_wrapper.run.series import Open
 from ones_wrapper.strategy import Strategy
 
@@ -76,3 +80,18 @@ class Identity:
     def of(cls, env: Mapping[str, str]) -> Identity:
         """Return the identity of a plain job's run."""
         return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))
+
+
+@dataclass(frozen=True)
+class Common:
+    """Objects that all parts of a run share."""
+
+    group: Group
+    identity: Identity
+    settings: RunSettings
+    directory: Path
+    """The job's directory."""
+    spool: Path | None
+    """Spool from which orders come besides the directory, if any."""
+    progress: TrainingProgress
+    loop: Loop

@@ -7,35 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.data.feed import Cut
-from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
 from ones_wrapper.files.job_io import write_spec
 from ones_wrapper.gradients.schedule import counted
-from ones_wrapper.group import Group
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.growth import efficiency
 from ones_wrapper.run import replicas, resize_log
 from ones_wrapper.run.local_batch import LocalBatch
-from ones_wrapper.run.loop_state import Loop
-from ones_wrapper.run.settings import RunSettings
+from ones_wrapper.run.settings import Common
 
 
 class StepSizes:
     """Batch and division of one run. Methods are not collective unless they say so."""
 
-    def __init__(
-        self, group: Group, spec: Spec, settings: RunSettings, directory: Path, progress: TrainingProgress, loop: Loop
-    ) -> None:
+    def __init__(self, common: Common, spec: Spec) -> None:
         """`spec` is as the script declared it. Collective."""
-        self._group, self._settings, self._directory = group, settings, directory
-        self._progress, self._loop = progress, loop
-        self.local_batch = LocalBatch(directory, spec, group)
+        group, settings = common.group, common.settings
+        self._group, self._settings, self._directory = group, settings, common.directory
+        self._progress, self._loop = common.progress, common.loop
+        self.local_batch = LocalBatch(common.directory, spec, group)
         self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank, settings.equal)
         """Division of samples, as this rank sees it."""
