@@ -11,7 +11,7 @@ import torch
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.lsgd import LsgdExchange, options_checked
+from ones_wrapper.strategies.lsgd import Lsgd, LsgdExchange
 from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.gradients.quadratics import Array, Point, minimise, quadratic, regression
@@ -242,5 +242,5 @@ def test_wrong_uses_are_said(team: Team) -> None:
         (4, None, 0, "pull=0"),
     ):
         with pytest.raises(ValueError, match=why):
-            options_checked(period, local, pull)
-    assert options_checked(16, None, 0.1) == {"period": 16, "local_period": 4, "pull": 0.1}
+            Lsgd(period, local, pull)
+    assert Lsgd(16)._options == {"period": 16, "local_period": 4, "pull": 0.1}

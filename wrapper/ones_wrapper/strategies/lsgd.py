@@ -165,19 +165,6 @@ def _at(ranks: range, source: int, place: int) -> int:
     return ranks[(source - ranks[0] + place) % len(ranks)]
 
 
-def options_checked(period: int, local_period: int | None, pull: float) -> dict[str, Any]:
-    """Return the options of `LsgdExchange`. Raises ValueError for invalid numbers."""
-    local = local_period or max(1, period // 4)
-    if period < 1 or local < 1 or period % local:
-        raise ValueError(
-            f"lsgd: period={period} must be a positive multiple of local_period={local}; take local_period={period}, "
-            "or leave it out with a period that 4 divides"
-        )
-    if not 0 < pull <= 1:
-        raise ValueError(f"lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
-    return {"period": period, "local_period": local, "pull": pull}
-
-
 @dataclass
 class Lsgd(ApartStrategy):
     """Leader SGD. Each rank trains its own model; every `period` steps all are pulled to the rank with the lowest loss.
@@ -197,7 +184,15 @@ class Lsgd(ApartStrategy):
     local_rate = True
 
     def __post_init__(self) -> None:
-        self._options = options_checked(self.period, self.local_period, self.pull)
+        period, local, pull = self.period, self.local_period or max(1, self.period // 4), self.pull
+        if period < 1 or local < 1 or period % local:
+            raise ValueError(
+                f"lsgd: period={period} must be a positive multiple of local_period={local}; take local_period="
+                f"{period}, or leave it out with a period that 4 divides"
+            )
+        if not 0 < pull <= 1:
+            raise ValueError(f"lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
+        self._options: dict[str, Any] = {"period": period, "local_period": local, "pull": pull}
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> StrategyLimits:
         sizes = (SizeLimits(n, n, data_bytes=self._sent(n, ranks_per_node)) for n in range(1, most_gpus + 1))

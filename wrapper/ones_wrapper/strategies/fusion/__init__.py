@@ -27,8 +27,9 @@ import torch
 
 from ones_wrapper.api import present_group
 from ones_wrapper.gradients.lamb import Lamb
+from ones_wrapper.run import local_batch
 from ones_wrapper.strategies.fusion.alike import check_models, named
-from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, device_of, losses_of, measure, most_members
+from ones_wrapper.strategies.fusion.gain import Gain, NoGainError, device_of, losses_of, measure
 from ones_wrapper.strategies.fusion.model import FusedModel, Loss
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 from ones_wrapper.strategies.fusion.strategy import Fused
@@ -117,10 +118,14 @@ def largest(
     def fits(count: int) -> bool:
         some, its = dict(islice(its_models.items(), count)), dict(islice(its_optimizers.items(), count))
         own = {name: of_each[:count] for name, of_each in (values or {}).items()}
-        model, optimizer = fuse(some, its, loss=loss, values=own)
-        model.to(device)
-        model(*batch).sum().backward()
-        optimizer.step()
+        try:
+            model, optimizer = fuse(some, its, loss=loss, values=own)
+            model.to(device)
+            model(*batch).sum().backward()
+            optimizer.step()
+        except (MemoryError, torch.OutOfMemoryError):
+            torch.cuda.empty_cache()
+            return False
         return True
 
-    return most_members(fits, len(its_models))
+    return local_batch.largest(fits, len(its_models))

@@ -17,7 +17,6 @@ import torch
 
 from ones_wrapper.devices.streams import wait
 from ones_wrapper.group import Group
-from ones_wrapper.run.local_batch import largest
 from ones_wrapper.strategies.fusion.model import Loss, arguments
 from ones_wrapper.strategies.fusion.optimizer import FusedOptimizer
 
@@ -98,20 +97,6 @@ def measure(
         return Gain(len(models), _seconds(in_turn, steps, device), _seconds(at_once, steps, device))
     finally:
         torch.set_rng_state(random)
-
-
-def most_members(fits: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which `fits` holds; 0 for none. `fits` must also hold for all smaller
-    numbers. Running out of memory counts as failing."""
-
-    def good(count: int) -> bool:
-        try:
-            return fits(count)
-        except (MemoryError, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
-            return False
-
-    return largest(good, most)
 
 
 def _seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Mean over ranks with error feedback, in one bit an element, and the gradient exchange that goes with it.
+"""Mean over ranks with error feedback, in one bit an element.
 
 The mean is the compressed all-reduce of 1-bit Adam (arXiv 2102.02888) and 1-bit LAMB (arXiv 2104.06069). Each rank adds
 its error of the last time to its values. It sends the signs of the sum and one scale, the root of the mean square; the
@@ -12,16 +12,9 @@ mean of the values plus all old errors. So one vector holds all errors, at any n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
-
-from ones_wrapper.gradients.exchange import DdpExchange, known, scale
-from ones_wrapper.gradients.noise import NoiseScale
-from ones_wrapper.group import Group
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Gather by its new name since torch 2.13, which warns of the old name."""
@@ -123,55 +116,3 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     for bit in range(8):
         torch.bitwise_and(packed >> bit, 1, out=groups[:, bit])
     return groups.view(torch.bool).view(-1)
-
-
-class Compressing(Protocol):
-    """Optimizer of a model with a `OneBitExchange`, as the exchange uses it."""
-
-    @property
-    def frozen(self) -> bool:
-        """True if the optimizer exchanges its momentum, so that gradients are not averaged."""
-
-    def settle(self) -> None:
-        """Merge the ranks' residuals into one. Collective."""
-
-
-class OneBitExchange(DdpExchange):
-    """Exchange that averages gradients over samples, as DistributedDataParallel does, until the optimizer exchanges
-    momentum. Then each rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the
-    step's samples."""
-
-    def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], Compressing | None]) -> None:
-        """`made` returns the optimizer, None before it is made."""
-        super().__init__(group, noise)
-        self._made = made
-
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
-        made: object = self._made()
-        if len(optimizers) != 1 or optimizers[0] is not made:
-            kinds = " and ".join(sorted(type(one).__name__ for one in optimizers)) or "none"
-            raise ValueError(
-                f"onebit_lamb: the model's optimizer is {kinds}; make one, of all its parameters, with "
-                "OneBitLamb.optimizer(model.parameters(), lr=...)"
-            )
-
-    @contextmanager
-    def published(self) -> Iterator[None]:
-        self.settle()
-        yield
-
-    def settle(self) -> None:
-        if (made := self._made()) is not None:
-            made.settle()
-
-    def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        world, made = self._group.world, self._made()
-        if world == 1 or made is None or not made.frozen:
-            return super()._reduce(bucket, gradient)
-        part = self._now()
-        if not part.last:
-            return known(gradient)
-        if self._noise is not None:
-            self._noise.skip()  # nobody sees the mean gradient
-        scale(gradient, self._unit * world, part.share.total)
-        return known(gradient)

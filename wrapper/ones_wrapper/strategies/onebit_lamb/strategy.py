@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ones_wrapper.gradients.exchange import Exchange
+import torch
+
+from ones_wrapper.gradients.exchange import DdpExchange, known, scale
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MOST_GPUS, SizeLimits, StrategyLimits, rows_within
-from ones_wrapper.strategies.onebit_lamb.onebit import OneBitExchange, OneBitMean, sent_bytes
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean, sent_bytes
 from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
 from ones_wrapper.strategy import Strategy
+
+
+class OneBitExchange(DdpExchange):
+    """Exchange that averages gradients over samples, as DistributedDataParallel does, until the optimizer exchanges
+    momentum. Then each rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the
+    step's samples."""
+
+    def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], CompressedLamb | None]) -> None:
+        """`made` returns the optimizer, None before it is made."""
+        super().__init__(group, noise)
+        self._made = made
+
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
+        made = self._made()
+        if len(optimizers) != 1 or optimizers[0] is not made:
+            kinds = " and ".join(sorted(type(one).__name__ for one in optimizers)) or "none"
+            raise ValueError(
+                f"onebit_lamb: the model's optimizer is {kinds}; make one, of all its parameters, with "
+                "OneBitLamb.optimizer(model.parameters(), lr=...)"
+            )
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        self.settle()
+        yield
+
+    def settle(self) -> None:
+        if (made := self._made()) is not None:
+            made.settle()
+
+    def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        world, made = self._group.world, self._made()
+        if world == 1 or made is None or not made.frozen:
+            return super()._reduce(bucket, gradient)
+        part = self._now()
+        if not part.last:
+            return known(gradient)
+        if self._noise is not None:
+            self._noise.skip()  # nobody sees the mean gradient
+        scale(gradient, self._unit * world, part.share.total)
+        return known(gradient)
 
 
 class OneBitLamb(Strategy):
@@ -55,7 +100,7 @@ class OneBitLamb(Strategy):
         self._group = group
         self._mean.ranks_changed()
 
-    def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange:
+    def exchange(self, group: Group, noise: NoiseScale | None) -> OneBitExchange:
         check_torch(self.name, group)
         return OneBitExchange(group, noise, lambda: self._made)
 
