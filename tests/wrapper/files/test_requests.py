@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.files.job_io import SAVE, STOP, OwnerRequests, Previous, previous
+from ones_wrapper.files.job_io import SAVE, STOP, OwnerRequests, previous
 from ones_wrapper.process.exit_codes import DONT_RESTART
 from ones_wrapper.protocol import (
     Bye,
@@ -57,16 +57,16 @@ def test_looks_are_rare_and_files_of_others_are_no_requests(tmp_path: Path) -> N
 
 def test_the_start_before(tmp_path: Path) -> None:
     """Protects the restart's breakdown and the count of failures: the last whole line tells."""
-    assert previous(tmp_path, 0) is None
+    assert previous(tmp_path, 0) == (0.0, False)
     first = tmp_path / reports_name(0)
     epoch = encode_report(1, 10.0, Epoch(0, 1, 97))
     first.write_bytes(epoch + encode_report(2, 20.0, Bye("signal", 3)) + b'{"n": 3, "t"')
-    assert previous(tmp_path, 1) == Previous(20.0, False)
+    assert previous(tmp_path, 1) == (20.0, False)
     (tmp_path / reports_name(1)).write_bytes(epoch)
-    assert previous(tmp_path, 1) == Previous(10.0, True)
-    assert previous(tmp_path, 3) is None
+    assert previous(tmp_path, 1) == (10.0, True)
+    assert previous(tmp_path, 3) == (0.0, False)
     first.write_bytes(b"\x00" * 100_000 + b"\n")
-    assert previous(tmp_path, 0) is None
+    assert previous(tmp_path, 0) == (0.0, False)
 
 
 def test_what_a_start_cost_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ones_wrapper.process.placement import Placement, PlacementError, own_node, own_placement
+from ones_wrapper.process.placement import LaunchError, Placement, own_node, own_placement
 
 PLAN = {"ONES_NODES": "2", "ONES_GPUS_PER_NODE": "2"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -88,11 +88,11 @@ def test_node_launchers() -> None:
 )
 def test_not_as_planned(env: dict[str, str], says: str) -> None:
     """Protects from ranks that each train the whole job side by side, writing over each other's checkpoints."""
-    with pytest.raises(PlacementError, match=says):
+    with pytest.raises(LaunchError, match=says):
         own_placement(PLAN | env)
 
 
 def test_two_node_launchers_on_one_node() -> None:
     """Protects a node from ranks that share its GPUs while another node is idle."""
-    with pytest.raises(PlacementError, match="this node has 2 processes, not 1"):
+    with pytest.raises(LaunchError, match="this node has 2 processes, not 1"):
         own_node(PLAN | hydra(1, 2, 1, 2))

@@ -13,17 +13,7 @@ checkpoint.
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints
-from ones_wrapper.checkpoint.folder import checkpoint_name
 from ones_wrapper.checkpoint.safetensors import PartReader
-from ones_wrapper.checkpoint.state import Failed, Loaded, Saved, SavedState, Stateful
+from ones_wrapper.checkpoint.state import Failed, Saved, SavedState
 
-__all__ = [
-    "Checkpoints",
-    "Failed",
-    "Loaded",
-    "PartReader",
-    "Saved",
-    "SavedState",
-    "Stateful",
-    "checkpoint_name",
-]
+__all__ = ["Checkpoints", "Failed", "PartReader", "Saved", "SavedState"]

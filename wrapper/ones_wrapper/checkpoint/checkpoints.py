@@ -245,7 +245,7 @@ class Checkpoints:
         return note
 
     def _read(self, name: str, state: SavedState) -> tuple[dict[str, Any], list[str]]:
-        manifest, path = self._folder.manifest(name), self._folder.path(name)
+        (job_id, progress), path = self._folder.manifest(name), self._folder.path(name)
         rest = torch.load(path / REST, map_location=self._place, weights_only=True)
         reader, now = PartReader(path), collect(state, template=True)
         metadata = reader.read_metadata()
@@ -260,9 +260,8 @@ class Checkpoints:
         planner.set_up_planner(tensors, metadata, is_coordinator=False)
         reader.read_data(planner.create_local_plan(), planner)
         restore(state, rest, tensors)
-        if manifest.job_id == self._job_id:
-            return asdict(manifest.progress), []
-        return asdict(manifest.progress), [f"going on from checkpoint {name} of job {manifest.job_id}"]
+        note = f"going on from checkpoint {name} of job {job_id}"
+        return asdict(progress), [note] if job_id != self._job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
         """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on its own."""

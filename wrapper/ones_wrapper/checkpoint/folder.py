@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -35,15 +35,6 @@ OTHERS = (
 def checkpoint_name(step: int) -> str:
     """Return the directory name of the checkpoint at this step; names sort by step."""
     return f"step-{step:09d}"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Manifest of a checkpoint."""
-
-    job_id: int
-    """Id of the job that first wrote the checkpoint, even if another job took it over by `--resume-from`."""
-    progress: TrainingProgress
 
 
 class Folder:
@@ -165,8 +156,9 @@ class Folder:
         self._aside.append(hidden)
         self.path(name).rename(hidden)
 
-    def manifest(self, name: str) -> Manifest:
-        """Return a checkpoint's manifest. Raises ValueError for another format, and for a malformed file. Also raises
+    def manifest(self, name: str) -> tuple[int, TrainingProgress]:
+        """Return a checkpoint's progress, and the id of the job that first wrote the checkpoint, even if another job
+        took it over by `--resume-from`. Raises ValueError for another format, and for a malformed file. Also raises
         ValueError for another job's or script's checkpoint, unless this job was asked to resume from it."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
@@ -175,7 +167,7 @@ class Folder:
                 f"checkpoint {name}: its {MANIFEST} is none: {type(error).__name__}: {error!s:.100}"
             ) from None
 
-    def _manifest(self, name: str, manifest: Any) -> Manifest:
+    def _manifest(self, name: str, manifest: Any) -> tuple[int, TrainingProgress]:
         if manifest["format"] != FORMAT:
             raise ValueError(
                 f"checkpoint {name} has format {manifest['format']}, and this ones_wrapper reads {FORMAT}; use the "
@@ -198,7 +190,7 @@ class Folder:
         kinds: dict[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
         kinds["list[float]"] = lambda values: [float(value) for value in values]
         known = {f.name: kinds[str(f.type)](progress[f.name]) for f in fields(TrainingProgress)}
-        return Manifest(int(manifest.get(RESUMED_FROM, job_id)), TrainingProgress(**known))
+        return int(manifest.get(RESUMED_FROM, job_id)), TrainingProgress(**known)
 
 
 def _sweep(paths: list[Path]) -> None:

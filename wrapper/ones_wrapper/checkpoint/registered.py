@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ones_wrapper.checkpoint import SavedState, Stateful
-from ones_wrapper.checkpoint.state import CannotSaveError, PlainValues, pack
+from ones_wrapper.checkpoint.state import CannotSaveError, PlainValues, SavedState, Stateful, pack
 from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.script.optimizers import is_plain, plain_state
 

@@ -12,16 +12,13 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Protocol
 
 from ones_wrapper.files.job_lock import WAIT_S, try_lock
-from ones_wrapper.process.exit_codes import USAGE_ERROR
-from ones_wrapper.process.log import log
 
 CLAIM = ".claim"
 BEAT_S = 2.0
@@ -140,26 +137,6 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
             os.close(handle)
             raise ClaimedError(_refusal(path, other, holder))
     return Claim(handle, holder)
-
-
-class ClaimingRanks(Protocol):
-    """Collective by which all ranks end together if a claim is refused."""
-
-    def maximum(self, values: Sequence[int]) -> list[int]: ...
-
-
-def claim_for_ranks(ranks: ClaimingRanks, take: Callable[[], Claim | None]) -> Claim | None:
-    """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
-    `ClaimedError` on any rank."""
-    claim, refused = None, 0
-    try:
-        claim = take()
-    except ClaimedError as error:
-        refused = 1
-        log(str(error))
-    if ranks.maximum([refused])[0]:
-        raise SystemExit(USAGE_ERROR)
-    return claim
 
 
 def _holder_in(handle: int) -> Holder | None:

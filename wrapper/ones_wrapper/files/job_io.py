@@ -10,7 +10,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -210,22 +209,13 @@ class OwnerRequests:
             log(f"{name} cannot be removed ({error.strerror}); remove it yourself, or the next run obeys it again")
 
 
-@dataclass(frozen=True)
-class Previous:
-    """Time and kind of the last report of the previous start."""
-
-    time: float
-    """Unix time."""
-    failed: bool
-    """True if the previous start left no bye, or a bye with an error: a rank, a node or the network failed."""
-
-
-def previous(job_dir: Path, restart: int) -> Previous | None:
-    """Return the last report of the previous start, in this run or the run before; None if there is none."""
+def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
+    """Return the Unix time of the last report of the previous start, in this run or the run before, 0 for none; and
+    whether a rank, a node or the network failed: the start left no bye, or a bye with an error."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
-            return Previous(when, not isinstance(report, Bye) or report.reason == "error")
-    return None
+            return when, not isinstance(report, Bye) or report.reason == "error"
+    return 0.0, False
 
 
 def last_generation(job_dir: Path, term: int) -> int:

@@ -64,13 +64,10 @@ def before_ranks(
     untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
     if (code := _collect(job_dir, words, untouched, restart)) is not None:
         return code
-    if read_fused(job_dir / FUSION).get("rows"):
-        env[FUSED] = str(job_dir / FUSION)
-        return None
-    if not job_id or restart or not untouched or job_dir.name != directory_name(job_id):
-        return None
-    rows = _ask(job_dir, env, job_id, [script, *arguments], words[:program], wait_s)
-    if rows:
+    may_ask = job_id and not restart and untouched and job_dir.name == directory_name(job_id)
+    if read_fused(job_dir / FUSION).get("rows") or (
+        may_ask and _ask(job_dir, env, job_id, [script, *arguments], words[:program], wait_s)
+    ):
         env[FUSED] = str(job_dir / FUSION)
     return None
 

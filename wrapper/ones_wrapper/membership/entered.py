@@ -26,9 +26,9 @@ from ones_wrapper.membership.machine import BlockState, Carrier
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.membership.node_check import NodeCheck
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.job_network import PLACE, JobNetwork
 from ones_wrapper.network.proof import ProofError
-from ones_wrapper.network.rendezvous import meet, place
+from ones_wrapper.network.rendezvous import meet
 from ones_wrapper.network.store import GroupStore
 from ones_wrapper.process.block import Block, own_block
 from ones_wrapper.process.ending import leave
@@ -204,7 +204,7 @@ def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: 
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())
     env.update(TORCHELASTIC_RUN_ID=str(block.array), TORCHELASTIC_RESTART_COUNT=str(leader.term))
     env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
-    env.update(place(leader.host, leader.port, leader.place))
+    env[PLACE] = f"{leader.host} {leader.port} {leader.place}"
 
 
 @contextmanager

@@ -36,11 +36,6 @@ def install(env: MutableMapping[str, str]) -> None:
         env.setdefault("NCCL_RAS_ENABLE", "0")
 
 
-def place(host: str, port: int, name: str) -> dict[str, str]:
-    """Return the environment variables by which `env://` leads to a place that another block hosts."""
-    return {PLACE: f"{host} {port} {name}"}
-
-
 def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
     """Connect to the place in which the ranks of this start meet. Raises `StoreLostError`."""
     until = time.monotonic() + _MEET_S

@@ -138,10 +138,6 @@ _MPI = (
 """Names of the variables of each process manager: (rank, size, local rank, local size); empty if it has none."""
 
 
-class PlacementError(LaunchError):
-    """The processes were not started as planned; the message says how, and what to do."""
-
-
 @dataclass(frozen=True)
 class ProcessNumber:
     """Numbers that a launcher gave a process; None for a number that it does not give."""
@@ -201,7 +197,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
-    """Return this process's number as its launcher gives it. Raises `PlacementError` if there is none.
+    """Return this process's number as its launcher gives it. Raises `LaunchError` if there is none.
 
     Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
     """
@@ -211,14 +207,14 @@ def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
         rank, size, local_rank, local_size = (_count(env, name) for name in names)
         if rank is not None:
             return ProcessNumber(rank, size, local_rank, local_size, names[0])
-    raise PlacementError(
+    raise LaunchError(
         f"{launcher} gave this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
         f"set). {_HELP.get(launcher, '')}"
     )
 
 
 def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -> None:
-    """Compare a task with the planned numbers of tasks. Raises `PlacementError` with the reason and the remedy."""
+    """Compare a task with the planned numbers of tasks. Raises `LaunchError` with the reason and the remedy."""
     wrong = ""
     if task.size == 1 < tasks:
         wrong = f"each process believes that it has no others, and there should be {tasks}"
@@ -231,12 +227,12 @@ def check(task: ProcessNumber, tasks: int, tasks_per_node: int, launcher: str) -
     elif task.local_rank is not None and task.local_rank != task.rank % tasks_per_node:
         wrong = f"process {task.rank} is number {task.local_rank} of its node, so that they are not placed node by node"
     if wrong:
-        raise PlacementError(f"{launcher} started the processes otherwise than planned: {wrong} ({task.source}). "
+        raise LaunchError(f"{launcher} started the processes otherwise than planned: {wrong} ({task.source}). "
                          f"{_HELP.get(launcher, '')}")  # fmt: skip
 
 
 def own_node(env: Mapping[str, str]) -> int:
-    """Return this node's number, for a node launcher. Raises `PlacementError`."""
+    """Return this node's number, for a node launcher. Raises `LaunchError`."""
     launcher, nodes = env.get("ONES_LAUNCHER", "local"), int(env["ONES_NODES"])
     task = find_task(env, launcher)
     check(task, nodes, 1, launcher)
@@ -250,7 +246,7 @@ def placement_on(node: int, nodes: int, ranks_per_node: int, local_rank: int) ->
 
 
 def own_placement(env: Mapping[str, str]) -> Placement:
-    """Return the placement of a rank that the launcher itself started. Raises `PlacementError`."""
+    """Return the placement of a rank that the launcher itself started. Raises `LaunchError`."""
     launcher, nodes, each = env["ONES_LAUNCHER"], int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"])
     task = find_task(env, launcher)
     check(task, nodes * each, each, launcher)

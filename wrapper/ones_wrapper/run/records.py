@@ -48,13 +48,12 @@ class Records:
         self._after: list[Report] = []
         """Reports held back until the change's own report is sent."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
-        before = previous(directory, identity.restart) if first else None
-        self.failed_before = before is not None and before.failed
+        before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
         """True if the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._hello = partial(
             Hello,
-            queue_s=max(0.0, launched - before.time) if before else 0.0,
+            queue_s=max(0.0, launched - before) if before else 0.0,
             launch_s=max(0.0, started - launched),
             import_s=float(env.get("ONES_IMPORT_S") or 0.0),
             group_s=time.time() - started,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ones_wrapper.checkpoint import Checkpoints, SavedState
 from ones_wrapper.checkpoint.state import collect
 from ones_wrapper.data import fingerprint
 from ones_wrapper.data.progress import TrainingProgress
-from ones_wrapper.files.claim import claim_for_ranks
+from ones_wrapper.files.claim import Claim, ClaimedError
 from ones_wrapper.files.places import find_job_directory, find_spool
 from ones_wrapper.files.resume import prepare_job_directory
 from ones_wrapper.files.run_id import SEED, run_id
@@ -22,7 +23,7 @@ from ones_wrapper.gradients.learning_rate import Rate
 from ones_wrapper.group import Group
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.ending import leave
-from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
+from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE, USAGE_ERROR
 from ones_wrapper.process.hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import idle_gpus
@@ -54,7 +55,7 @@ class Run:
         self.directory = directory = find_job_directory(env, Path.cwd())
         first = group.rank == 0 and identity.leads
         prepare = partial(prepare_job_directory, directory, env, Path.cwd())
-        self._claim = claim_for_ranks(group, prepare if first else lambda: None)
+        self._claim = _claimed(group, prepare if first else lambda: None)
         self.progress, self.loop = TrainingProgress(), Loop()
         self.ranks = FixedRanks()
         common = Common(group, identity, settings, directory, find_spool(env), self.progress, self.loop)
@@ -323,3 +324,17 @@ class Run:
         if self._claim is not None:
             self._claim.release()
         self.group.close(code)
+
+
+def _claimed(group: Group, take: Callable[[], Claim | None]) -> Claim | None:
+    """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
+    `ClaimedError` on any rank."""
+    claim, refused = None, 0
+    try:
+        claim = take()
+    except ClaimedError as error:
+        refused = 1
+        log(str(error))
+    if group.maximum([refused])[0]:
+        raise SystemExit(USAGE_ERROR)
+    return claim
