@@ -71,15 +71,13 @@ class Accelerator(accelerate.Accelerator):
         """Accelerate's number of processes. Reading it before `prepare` is reported, since the script may scale its
         schedule by it."""
         found: int = self.state.num_processes
-        at = line(sys._getframe(1), 1) if self._asks() else ""
-        if at:
+        # The Accelerator asks as it is made, too, before it has `_job`.
+        early = getattr(self, "_job", self) is None and not self._said
+        if early and (at := line(sys._getframe(1), 1)):
             self._said = True
             if self.is_main_process:
                 log(PROCESSES.format(line=at))
         return found
-
-    def _asks(self) -> bool:
-        return getattr(self, "_job", self) is None and not self._said
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Register as Accelerate does; the job's checkpoints carry them, too: before `prepare` or after it."""

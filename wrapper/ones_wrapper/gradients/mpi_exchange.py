@@ -42,7 +42,8 @@ class Bucket:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.parameters = parameters
         elements = sum(p.numel() for p in parameters)
-        self.flat = torch.zeros(elements + len(parameters), dtype=summed_in(parameters[0].dtype))
+        dtype = torch.promote_types(parameters[0].dtype, torch.float32)  # half precision is summed in single
+        self.flat = torch.zeros(elements + len(parameters), dtype=dtype)
         self.gradient, self.marks = self.flat[:elements], self.flat[elements:]
         self.views = pieces(self.gradient, parameters)
         self.array = self.flat.numpy()  # the same memory
@@ -239,8 +240,3 @@ class MpiExchange(Exchange):
             flat = flattened(some)
             self._comm.Bcast(bytes_of(flat).numpy(), root=0)
             unflatten(flat, some)
-
-
-def summed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which gradients are summed: single precision for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

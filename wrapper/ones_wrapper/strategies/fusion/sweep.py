@@ -32,6 +32,7 @@ class Sweep:
     """Members of a sweep that this job trains. Made by `sweep`, on one rank."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
+        """Parse each member's arguments. Call this in place of `parser.parse_args()`."""
         own = Row(int(os.environ.get("SLURM_JOB_ID") or 0), tuple(sys.argv[1:]), os.environ.get("ONES_JOB_DIR") or ".")
         path = os.environ.get(FUSED)
         self._file = Path(path) if path else None
@@ -118,7 +119,4 @@ class Sweep:
         self._since = now
 
 
-def sweep(parser: argparse.ArgumentParser) -> Sweep:
-    """Return the members that this script is to train, with their arguments. Call this in place of
-    `parser.parse_args()`."""
-    return Sweep(parser)
+sweep = Sweep
