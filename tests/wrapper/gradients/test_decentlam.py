@@ -186,7 +186,7 @@ def refused(group: Group) -> list[str]:
         said.append(str(error.value))
     for given, options in ((torch.nn.Linear(2, 1).bfloat16(), {}), (torch.nn.Linear(2, 1), {"static_graph": True})):
         with pytest.raises(ValueError) as error:
-            DecentLamExchange(group).wrap(given, **options)
+            DecentLamExchange(group, "ring", 0.9).wrap(given, **options)
         said.append(str(error.value))
     return said
 

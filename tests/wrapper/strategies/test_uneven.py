@@ -15,7 +15,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import Cut, accumulation_count, plan
 from ones_wrapper.data.shares import Shares
-from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, OwnTime, Taken, Uneven, counts
+from ones_wrapper.data.uneven import BOUND, STEPS, UNIT, WARM_UP, OwnTime, Uneven, counts, taken_s
 
 SPEEDS = st.lists(st.floats(0.05, 20.0), min_size=1, max_size=6)
 
@@ -100,7 +100,7 @@ class Ranks:
         for rank, one in enumerate(self.uneven):
             for _ in range(WARM_UP + STEPS):
                 took = (self.fixed[rank] + self.each[rank] * held[rank]) * self.random.uniform(1, 1 + self.noise)
-                one.watch.taken = partial(Taken, took)  # type: ignore[method-assign]
+                one.watch.taken = partial(partial, taken_s, took, ())  # type: ignore[method-assign]
                 one.step(held[rank])
         told = [one.proposal(rank, world) for rank, one in enumerate(self.uneven)]
         agreed = [max(slot) for slot in zip(*told, strict=True)]
@@ -167,13 +167,13 @@ def test_a_watch_leaves_waiting_out() -> None:
     after(10.0)  # the exchange
     watch.exchanged()
     after(0.5)
-    assert watch.taken().seconds() == 3.0
+    assert watch.taken()() == 3.0
     watch.leave_out(0.25)  # a second model: half a second so far, half of it an evaluation
     after(4.0)
     watch.arrived()
-    assert watch.taken().seconds() == 7.25
+    assert watch.taken()() == 7.25
     watch.start()
-    assert watch.taken().seconds() == 0.0
+    assert watch.taken()() == 0.0
 
 
 class Kernel:
@@ -196,7 +196,7 @@ def test_a_gpu_that_is_behind_is_measured(behind: int) -> None:
     one, now = Uneven(torch.device("cpu"), 9), [0]
     for step in range(WARM_UP + STEPS + behind):
         event = Kernel(now, behind)
-        one.watch.taken = partial(Taken, 0.001, ((event, event),))  # type: ignore[method-assign]
+        one.watch.taken = partial(partial, taken_s, 0.001, [(event, event)])  # type: ignore[method-assign]
         one.step(4)
         now[0] = step + 1
         assert one.proposal(1, 2)[1] == (round(0.1 / UNIT) if step >= WARM_UP + STEPS + behind - 1 else 0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -76,23 +76,16 @@ class OwnTime:
         self._own += max(0.0, self._until - self._began)
         self._resume()
 
-    def taken(self) -> Taken:
-        """Return this rank's own time since `start`."""
-        return Taken(self._own + max(0.0, self._until - self._began), tuple(self._events))
+    def taken(self) -> Callable[[], float | None]:
+        """Return a function that returns this rank's own time since `start` (`taken_s`)."""
+        return partial(taken_s, self._own + max(0.0, self._until - self._began), tuple(self._events))
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A rank's own time in one step, known once its GPU has finished the step."""
-
-    processor_s: float
-    events: tuple[tuple[Any, Any], ...] = ()
-
-    def seconds(self) -> float | None:
-        """Return the longer of processor time and GPU time, in seconds; None while the GPU is not done."""
-        if not all(end.query() for _, end in self.events):
-            return None
-        return max(self.processor_s, sum(float(start.elapsed_time(end)) for start, end in self.events) / 1000.0)
+def taken_s(processor_s: float, events: Sequence[tuple[Any, Any]]) -> float | None:
+    """Return the longer of processor time and GPU time of a step, in seconds; None while the GPU is not done."""
+    if not all(end.query() for _, end in events):
+        return None
+    return max(processor_s, sum(float(start.elapsed_time(end)) for start, end in events) / 1000.0)
 
 
 def _recorded() -> torch.cuda.Event:
@@ -118,7 +111,7 @@ class Uneven:
         self._times: tuple[float, ...] = ()
         """Smoothed seconds a sample of each rank, the same on all ranks."""
         self._new: deque[float] = deque(maxlen=WINDOW)
-        self._late: deque[tuple[int, Taken]] = deque(maxlen=LATE)
+        self._late: deque[tuple[int, Callable[[], float | None]]] = deque(maxlen=LATE)
         """Samples and times of the last steps, oldest first, that are not in `_new` yet."""
         self._left = WARM_UP
 
@@ -128,7 +121,7 @@ class Uneven:
             self._left -= 1
         elif samples:
             self._late.append((samples, self.watch.taken()))
-        while self._late and (seconds := self._late[0][1].seconds()) is not None:
+        while self._late and (seconds := self._late[0][1]()) is not None:
             held, _ = self._late.popleft()
             self._new.extend([seconds / held] if seconds else [])
 

@@ -293,9 +293,9 @@ class ElasticStrategy(ParallelStrategy):
         own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
         *others, (last, local) = self._passes
         for part, samples in others:
-            with self._steps.passing(part):
+            with self._loader.passing(part):
                 self._compute(part, samples, closure)
-        with self._steps.passing(last):
+        with self._loader.passing(last):
             loss = self._compute(last, local, closure)
             with self._stepping():
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)

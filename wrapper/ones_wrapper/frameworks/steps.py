@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,10 +109,6 @@ class Steps:
                 coming = self._fetch()
         self._pending = coming[-1][0]
         return coming
-
-    def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of the forward and backward pass of this accumulation step."""
-        return self._loader.passing(part)
 
     @property
     def base_steps(self) -> int:

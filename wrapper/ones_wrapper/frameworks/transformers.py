@@ -190,7 +190,7 @@ class Trainer(transformers.Trainer):
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
-            with self.steps.passing(part):
+            with self._loader.passing(part):
                 self._part = part
                 try:
                     loss = self._own_step(model, local, num_items_in_batch)

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.gradients.exchange import Exchange, scaled
-from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from ones_wrapper.group.flat import flattened, together, unflatten
 
@@ -37,7 +36,7 @@ class ApartExchange(Exchange):
     name = ""
     """Name in messages."""
 
-    def __init__(self, group: Group, noise: NoiseScale | None = None) -> None:
+    def __init__(self, group: Group) -> None:
         super().__init__(group, None)  # the noise scale compares gradients at one and the same point
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
         self._bucket = 25 * MB

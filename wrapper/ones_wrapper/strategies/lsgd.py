@@ -43,13 +43,11 @@ class LsgdExchange(ApartExchange):
 
     name = "lsgd"
 
-    def __init__(
-        self, group: Group, noise: NoiseScale | None = None, *, period: int, local_period: int, pull: float
-    ) -> None:
+    def __init__(self, group: Group, *, period: int, local_period: int, pull: float) -> None:
         """`period` and `local_period` are the steps between rounds, the first a multiple of the second. A round moves a
         rank by the share `pull` of the way to a leader. The steps up to the next round together move the rank as far
         again."""
-        super().__init__(group, noise)
+        super().__init__(group)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._pulled: list[torch.nn.Parameter] = []
         """Parameters that were trainable at first: leaders' copies keep this form if a script freezes some later."""

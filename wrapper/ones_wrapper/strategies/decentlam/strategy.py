@@ -46,16 +46,9 @@ class DecentLamExchange(ApartExchange):
 
     name = "decentlam"
 
-    def __init__(
-        self,
-        group: Group,
-        noise: NoiseScale | None = None,
-        *,
-        topology: Topology = "ring",
-        momentum: float = 0.9,
-    ) -> None:
+    def __init__(self, group: Group, topology: Topology, momentum: float) -> None:
         """`topology` is a name or function as in `topologies.mixing`."""
-        super().__init__(group, noise)
+        super().__init__(group)
         self._topology, self._momentum = topology, momentum
         self._find_neighbours()
 
@@ -203,4 +196,4 @@ class DecentLam(ApartStrategy):
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> DecentLamExchange:
         check_torch(self.name, group)
-        return DecentLamExchange(group, topology=self.topology, momentum=self.momentum)
+        return DecentLamExchange(group, self.topology, self.momentum)
