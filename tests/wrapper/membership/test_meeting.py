@@ -100,7 +100,7 @@ def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(changing, "Run", lost)
     anything: Any = SimpleNamespace()
-    changing.start(Entered(TEAM_OF_ONE, blocks_that(alone)), anything, 0.0, lambda: anything)
+    changing.start(found(blocks_that(alone)), anything, 0.0, lambda: anything)
 
 
 TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
@@ -112,6 +112,13 @@ def blocks_that(alone: bool, state: BlockState = BlockState.LEADING) -> Any:
     its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None}
     its |= {"machine": BlockMachine(state, Carrier.MEMORY)}
     return SimpleNamespace(block=Block(7, 1, 0), **its)
+
+
+def found(blocks: Any) -> Entered:
+    """Ranks of block 1 that have found these blocks."""
+    its = Entered(TEAM_OF_ONE, blocks.block)
+    its.blocks = blocks
+    return its
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -126,7 +133,7 @@ def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
     with pytest.raises(SystemExit if lost else RuntimeError) as left:
         meet_and_lose(error, alone, monkeypatch)
     assert not lost or getattr(left.value, "code", 0) == PEER_LOST
-    verdict = Entered(TEAM_OF_ONE, blocks_that(alone)).failed(error)
+    verdict = found(blocks_that(alone)).failed(error)
     assert (verdict[0] if verdict else None) == (PEER_LOST if lost else None)
 
 
@@ -150,15 +157,15 @@ def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPa
     start again; and a block ends where those who train change from memory to memory."""
     blocks = blocks_that(alone=True)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(steps, "enter", lambda backend: Entered(TEAM_OF_ONE, blocks))
+    monkeypatch.setattr(steps, "enter", lambda backend: found(blocks))
     assert steps.meet(None) is TEAM_OF_ONE and blocks.machine.carrier is Carrier.CHECKPOINT
     with pytest.raises(SystemExit) as left:
-        Entered(TEAM_OF_ONE, blocks_that(alone=True, state=BlockState.ADMITTED)).keep_ranks()
+        found(blocks_that(alone=True, state=BlockState.ADMITTED)).keep_ranks()
     assert left.value.code == 0
 
     def late(backend: str | None) -> Entered:
         monkeypatch.setenv("WORLD_SIZE", "2")
-        return Entered(TEAM_OF_ONE, blocks)
+        return found(blocks)
 
     monkeypatch.setattr(steps, "enter", late)
     with pytest.raises(SystemExit) as left:

@@ -49,10 +49,11 @@ _ELSEWHERE = (
 class Entered:
     """Ranks that have met, before the run is made of them."""
 
-    def __init__(self, group: Group, blocks: Blocks | None = None) -> None:
-        self.group = group
-        self.blocks = blocks
-        """The job's blocks; None in a plain job."""
+    def __init__(self, group: Group, block: Block | None = None) -> None:
+        """`block` is that of the `group`, which has only its ranks so far; None in a plain job."""
+        self.group, self._block, self._local = group, block, group.rank
+        self.blocks: Blocks | None = None
+        """The job's blocks, once these ranks have found them; None in a plain job."""
         self.early = False
         """True until torch.distributed is set up, if the ranks met before the script."""
         self.begun = False
@@ -65,10 +66,31 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Context for code before the run is made: ends the process if other blocks are lost."""
-        assert self.blocks is not None
-        with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+        """Context for code before the run is made: ends the process if the job is over, or if the ranks must start
+        again."""
+        assert (block := self._block) is not None
+        try:
             yield
+        except NextTermError:
+            raise SystemExit(NEXT_TERM) from None
+        except NotWantedError as why:
+            if self._local == 0:
+                log(f"block {block.task} ends: {why}")
+            raise SystemExit(0) from None
+        except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
+            log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
+            self._give_up(str(why))
+            raise SystemExit(PEER_LOST) from None
+        except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
+            if not is_peer_lost(error) or (self.blocks is not None and self.blocks.alone):
+                raise
+            log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
+            self._give_up("ranks were lost as they began")
+            raise SystemExit(PEER_LOST) from None
+
+    def _give_up(self, why: str) -> None:
+        if self.blocks is not None and not self.blocks.alone:
+            self.blocks.give_up(why)
 
     def keep_ranks(self) -> None:
         """Have each change of ranks begin a term, for a framework that copies rank and world size.
@@ -79,7 +101,7 @@ class Entered:
             return
         self.blocks.machine.carrier = Carrier.CHECKPOINT
         if not self.leads:
-            with _looking_again(self.blocks.block, self.blocks.local_rank, self):
+            with self.losing():
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
@@ -155,7 +177,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
     env = os.environ
     directory = find_job_directory(env, Path.cwd())
     local, armed = group.rank, FLAGS.armed
-    entered = Entered(group)
+    entered = Entered(group, block)
 
     def orders(term: int) -> OrderReader:
         return OrderReader(directory, term, find_spool(env), block.array)
@@ -164,7 +186,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
         log(f"block {block.task}: {why}; it looks again")
         leave(PEER_LOST)
 
-    with _looking_again(block, local, entered):
+    with entered.losing():
         if local == 0:
             prepare_job_directory(directory, env, Path.cwd())
         found = come_in(group, directory, block, env)
@@ -205,31 +227,3 @@ def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: 
     env.update(TORCHELASTIC_RUN_ID=str(block.array), TORCHELASTIC_RESTART_COUNT=str(leader.term))
     env.update(MASTER_ADDR=leader.host, MASTER_PORT=str(leader.port), TORCHELASTIC_USE_AGENT_STORE="True")
     env[PLACE] = f"{leader.host} {leader.port} {leader.place}"
-
-
-@contextmanager
-def _looking_again(block: Block, local: int, entered: Entered) -> Iterator[None]:
-    """Context that ends the process if the job is over, or if the ranks must start again."""
-    try:
-        yield
-    except NextTermError:
-        raise SystemExit(NEXT_TERM) from None
-    except NotWantedError as why:
-        if local == 0:
-            log(f"block {block.task} ends: {why}")
-        raise SystemExit(0) from None
-    except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
-        log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
-        _give_up(entered, str(why))
-        raise SystemExit(PEER_LOST) from None
-    except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
-        if not is_peer_lost(error) or (entered.blocks is not None and entered.blocks.alone):
-            raise
-        log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
-        _give_up(entered, "ranks were lost as they began")
-        raise SystemExit(PEER_LOST) from None
-
-
-def _give_up(entered: Entered, why: str) -> None:
-    if entered.blocks is not None and not entered.blocks.alone:
-        entered.blocks.give_up(why)
