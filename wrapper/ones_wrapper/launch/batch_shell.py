@@ -26,7 +26,7 @@ class BatchShell:
         self.pid = self._find(os.getppid() if process is None else process)
 
     def _find(self, pid: int) -> int:
-        while pid > 1 and (status := self._status(pid)):
+        while pid > 1 and (status := status_of(pid, self._proc)):
             if status.get("Name") == _NAME:
                 handled = int(status["SigCgt"], 16) | int(status["SigIgn"], 16)
                 return 0 if handled >> (signal.SIGUSR2 - 1) & 1 else pid
@@ -38,15 +38,17 @@ class BatchShell:
         """True once the shell is gone: Slurm then ends the job."""
         if not self.pid:
             return False
-        status = self._status(self.pid)
+        status = status_of(self.pid, self._proc)
         return status.get("Name") != _NAME or status["State"].startswith(("Z", "X"))
 
-    def _status(self, pid: int) -> dict[str, str]:
-        try:
-            lines = (self._proc / str(pid) / "status").read_text().splitlines()
-        except OSError:
-            return {}
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+def status_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """Return the lines of a process's status by name; none if the process is gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def killed_by_warning(job_id: int) -> bool:

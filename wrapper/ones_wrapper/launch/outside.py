@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.files.job_directory import has_exit_code, write_exit_code
+from ones_wrapper.launch.batch_shell import status_of
 from ones_wrapper.launch.container import PYTHON
 from ones_wrapper.launch.rank import end_with_parent
 from ones_wrapper.process.block import own_block
@@ -63,12 +64,7 @@ def _is_launcher(pid: int) -> bool:
 
 def _catches(pid: int, number: int) -> bool:
     """Return whether the process has a handler for a signal: one that is just starting would die of it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _signal(pid: int, number: int) -> None:
