@@ -33,6 +33,7 @@ from ones_wrapper.network.server import MEMBER
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT
+from ones_wrapper.protocol.fields import build, types_of
 
 OVER = "over"
 COMING = "coming.json"
@@ -220,16 +221,15 @@ class HotFolder:
             raise ValueError("not a JSON object")
         if data.get("array") != self._array or isinstance(data["array"], bool):
             raise ValueError(f"array: {data.get('array')!r:.40} is another job than {self._array}")
-        leader = Leader(
-            _count(data, "term", 0, 10**9),
-            _text(data, "host", _HOST),
-            _count(data, "port", 1, 65_535),
-            _text(data, "place", _PLACE),
-            _count(data, "task", 0, 2**31),
-            _count(data, "restart", 0, 2**31),
-        )
-        if leader.term != term:
-            raise ValueError(f"term: {leader.term} is not the {term} of its name")
+        leader = build(Leader, types_of(Leader), data)
+        sound = {
+            "term": leader.term == term < 10**9,
+            "host": _HOST.fullmatch(leader.host),
+            "port": 1 <= leader.port <= 65_535,
+            "place": _PLACE.fullmatch(leader.place),
+        }
+        if wrong := [name for name in sound if not sound[name]]:
+            raise ValueError(f"{wrong[0]}: {getattr(leader, wrong[0])!r:.40} is out of range, or not that of term {term}")
         return leader
 
     def _prune(self, newest: int) -> None:
@@ -251,17 +251,3 @@ class HotFolder:
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             log(text)
-
-
-def _count(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = data.get(name)
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name}: {value!r:.40} is not a number from {least} to {most}")
-    return value
-
-
-def _text(data: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
-    value = data.get(name)
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{name}: {value!r:.40} is not of the allowed characters")
-    return value
