@@ -106,6 +106,7 @@ def contract(group: Group) -> None:
 
     # A background thread's collectives and the main thread's do not meet.
     duplicate = group.duplicate()
+    assert duplicate is not None
     heard: list[list[str]] = []
     thread = threading.Thread(target=lambda: heard.extend(duplicate.gather(f"b{i}") for i in range(50)))
     if rank == 0:

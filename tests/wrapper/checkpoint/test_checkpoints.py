@@ -20,7 +20,7 @@ from ones_wrapper.checkpoint import Checkpoints, Saved, SavedState, checkpoints
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.files import checksums
-from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
+from ones_wrapper.group import Group, RankError, TorchGroup
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +250,8 @@ def test_another_optimizer_is_named(tmp_path: Path, group: Group) -> None:
 class NoThreads(TorchGroup):
     """As MPI without MPI_THREAD_MULTIPLE."""
 
-    def duplicate(self) -> TorchGroup:
-        raise ThreadsError("one thread alone")
+    def duplicate(self) -> Any:
+        return None
 
 
 def test_without_threads_it_is_written_at_once(tmp_path: Path, group: Group) -> None:

@@ -157,7 +157,7 @@ def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
 def tried(group: Group, bad: int | None) -> str:
     """Two ranks, the second of whose card may be bad."""
     card = Card(group.world, wrong=group.rank == bad)
-    control = group.duplicate().control  # type: ignore[attr-defined]
+    control = group.duplicate().control  # type: ignore[union-attr]
     plan = Plan(1, 0, (member(0), member(1)))
     one = Formed(plan, group.rank, None, {"nccl": card.group()}, control, None)  # type: ignore[arg-type]
     return try_groups(one, CPU, 20.0)

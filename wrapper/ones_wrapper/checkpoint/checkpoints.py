@@ -30,7 +30,7 @@ from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum, damage
-from ones_wrapper.group import Group, RankError, ThreadsError
+from ones_wrapper.group import Group, RankError
 from ones_wrapper.process.log import log
 
 
@@ -118,10 +118,8 @@ class Checkpoints:
         started = time.monotonic()
         self._wait()
         if self._behind is None and not self._alone:
-            try:
-                self._behind = self._group.duplicate()
-            except ThreadsError:
-                self._alone = True
+            self._behind = self._group.duplicate()
+            self._alone = self._behind is None
         try:
             work = self._work(state, progress, started, copy=not self._alone)
         except RankError as error:

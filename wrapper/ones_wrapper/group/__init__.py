@@ -27,10 +27,6 @@ class RankError(Exception):
     """Raised on all ranks if a function failed on any rank; the message names the ranks and the reasons."""
 
 
-class ThreadsError(Exception):
-    """Raised on all ranks if they cannot exchange messages from a second thread; the message says why."""
-
-
 @dataclass(eq=False)
 class Group:
     """The ranks of one run. Every method is collective, unless it says otherwise: all ranks call it at the same point.
@@ -47,11 +43,9 @@ class Group:
     """Ranks on each node."""
     device: torch.device
 
-    def duplicate(self) -> Group:
+    def duplicate(self) -> Group | None:
         """Return another group of the same ranks, for the collectives of a background thread; the caller closes it.
-
-        Raises `ThreadsError` if a second thread cannot exchange messages.
-        """
+        None on all ranks if a second thread cannot exchange messages."""
         return self
 
     def maximum(self, values: Sequence[int]) -> list[int]:

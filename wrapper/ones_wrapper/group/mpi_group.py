@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from ones_wrapper.group import Group, ThreadsError
+from ones_wrapper.group import Group
 from ones_wrapper.network import plain
 
 T = TypeVar("T")
@@ -45,15 +45,10 @@ class MpiGroup(Group):
     """Communicator for the ranks that end with an error."""
     main: bool = True
 
-    def duplicate(self) -> MpiGroup:
+    def duplicate(self) -> MpiGroup | None:
         # The least of all ranks, since they must take the same way.
-        level = -self.maximum([-MPI.Query_thread()])[0]
-        if self.world > 1 and level < MPI.THREAD_MULTIPLE:
-            raise ThreadsError(
-                f"this MPI ({MPI.get_vendor()[0]}) gives no MPI_THREAD_MULTIPLE, so a background thread can't speak "
-                "to the other ranks"
-            )
-        return replace(self, comm=self.comm.Dup(), main=False)
+        threads = self.world == 1 or -self.maximum([-MPI.Query_thread()])[0] >= MPI.THREAD_MULTIPLE
+        return replace(self, comm=self.comm.Dup(), main=False) if threads else None
 
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         if self.world == 1 or not values:

@@ -524,12 +524,8 @@ class Blocks:
         tensors, rest = collected()
         rest = rest | {"began": began}
         secret = board.network.secret
-        if len(mine) == 1:
-            send(mine[0], secret, tensors, rest)
-        else:
-            with ThreadPoolExecutor(len(mine)) as pool:
-                for done in [pool.submit(send, one, secret, tensors, rest) for one in mine]:
-                    done.result()
+        with ThreadPoolExecutor(len(mine)) as pool:
+            list(pool.map(lambda one: send(one, secret, tensors, rest), mine))
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def _plan(self, generation: int) -> Plan:
