@@ -130,15 +130,11 @@ def newer(checkpoint: str, than: str) -> bool:
 
 def decide(end: StartOutcome, tries: Tries, limits: RestartLimits) -> Decision:
     """Return the next step."""
-    if end.code in (0, DONT_RESTART) or end.stopped:
-        return Decision(Action.END, "", tries)
-    if end.warned:
-        # A script that failed by itself would fail again, time limit or not.
-        if end.code == STOP_CODE or end.code in _RESTARTED:
+    if end.code not in (0, DONT_RESTART) and not end.stopped:
+        if end.warned and not script_failed(end.code):
             return _requeue(end, tries, limits, "the job's time is over")
-        return Decision(Action.END, "", tries)
-    if end.code in _RESTARTED and not end.drained:
-        return _restart(end, tries, limits)
+        if not end.warned and end.code in _RESTARTED and not end.drained:
+            return _restart(end, tries, limits)
     return Decision(Action.END, "", tries)
 
 

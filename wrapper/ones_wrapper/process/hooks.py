@@ -174,13 +174,10 @@ _LIGHTNING = (
     "Lightning requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Switch "
     "Lightning's off: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
 )
-_HANDLERS = {
-    ("submitit", "checkpoint_and_try_requeue"): _SUBMITIT,
-    # Without automatic requeues Lightning installs neither.
-    ("pytorch_lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
-    ("pytorch_lightning", "_sigterm_handler_fn"): _LIGHTNING,
-    ("lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
-    ("lightning", "_sigterm_handler_fn"): _LIGHTNING,
+_HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
+    (package, name): _LIGHTNING  # without automatic requeues Lightning installs neither
+    for package in ("pytorch_lightning", "lightning")
+    for name in ("_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 }
 """Handlers of signals, by their package and name."""
 _DEEP = 4
