@@ -587,7 +587,7 @@ def told(data: bytes) -> None:
     (place / protocol.reports_name(3)).write_bytes(data)
     (place / ".exit-3-0").write_bytes(data[:100])
     jobdir.summarize_reports(place, 3)
-    jobdir.exit_code(place, 3, 1)
+    jobdir.ExitCodes(place, 3).explaining()
 
 
 POINTERS = [b"/scratch/alice/ones/ones-4711\n", "/arbeit/größer/ones-7\n".encode(), b"/a b/c\n"]

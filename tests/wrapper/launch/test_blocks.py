@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.files.job_directory import exit_code, remove_exit_codes, summarize_reports, write_exit_code
+from ones_wrapper.files.job_directory import ExitCodes, summarize_reports
 from ones_wrapper.files.places import find_job_directory
 from ones_wrapper.launch import LaunchOptions, plan, wanted_block
 from ones_wrapper.launch import blocks as blocks_module
@@ -164,12 +164,14 @@ def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
 def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
     """Protects exit codes and tries: of two blocks, and of two whose numbers begin alike."""
     for task, code in ((1, 5), (11, 6)):
-        write_exit_code(tmp_path, 0, 0, code, task)
+        ExitCodes(tmp_path, 0, task).write(0, code)
         assert write_tries(tmp_path, Tries(20 + task, restarts=task), task)
-    write_exit_code(tmp_path, 1, 0, 9, 1)
-    assert (exit_code(tmp_path, 0, 0, 1), exit_code(tmp_path, 0, 0, 11), exit_code(tmp_path, 0, 0)) == (5, 6, 0)
-    remove_exit_codes(tmp_path, 1)
-    assert (exit_code(tmp_path, 0, 0, 1), exit_code(tmp_path, 1, 0, 1), exit_code(tmp_path, 0, 0, 11)) == (0, 0, 6)
+    ExitCodes(tmp_path, 1, 1).write(0, 9)
+    first, eleventh = ExitCodes(tmp_path, 0, 1), ExitCodes(tmp_path, 0, 11)
+    assert (first.explaining(), eleventh.explaining(), ExitCodes(tmp_path, 0).explaining()) == (5, 6, 0)
+    first.remove()
+    again = ExitCodes(tmp_path, 1, 1)
+    assert (first.explaining(), again.explaining(), eleventh.explaining()) == (0, 0, 6)
     assert read_tries(tmp_path, 21, 1) == Tries(21, restarts=1)
     assert read_tries(tmp_path, 31, 11) == Tries(31, restarts=11)
     assert read_tries(tmp_path, 21) == Tries(21)

@@ -89,52 +89,53 @@ def newest_run(job_dir: Path, most: int) -> int:
     return max((number for name in names if (number := int(name[1])) <= most), default=most)
 
 
-def _start(restart: int, task: int | None) -> str:
-    """Name of a start, with the block's task if any: the blocks of a job share its directory."""
-    return str(restart) if task is None else f"block{task}-{restart}"
-
-
-def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
-    """Write the exit code of a node launcher (with MPI, of a rank) to a file for `ones-run`.
+class ExitCodes:
+    """Files with the exit codes of a start's node launchers, or with MPI of its ranks, for `ones-run`.
 
     `srun` returns the highest code of all tasks, and 137 for the tasks that it kills because one failed. Other
-    launchers have other rules. So the script's own code would be lost. `task` is the block's task, in a job of blocks.
-    Returns False if the file could not be written: `ones-run` then uses the launcher's own code.
+    launchers have other rules. So the script's own code would be lost.
     """
-    start = _start(restart, task)
-    try:
-        replace_small(job_dir / f".exit-{start}-{who}", f"{time.time():.6f} {code}".encode(), sync=False)
-    except OSError:
-        return False
-    return True
 
+    def __init__(self, job_dir: Path, restart: int, task: int | None = None) -> None:
+        """`task` is the block's task, in a job of blocks: the blocks of a job share its directory."""
+        self._job_dir, self._own = job_dir, "" if task is None else f"block{task}-"
+        self._start = f".exit-{self._own}{restart}-"
 
-def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
-    """Tell whether `write_exit_code` wrote a code for these arguments."""
-    return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> ExitCodes:
+        """Return those of the start to which this process belongs."""
+        block = own_block(env)
+        return cls(Path(env["ONES_JOB_DIR"]), number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
 
+    def write(self, who: int, code: int) -> bool:
+        """Write the exit code of a node launcher or rank; return False if the file could not be written: `ones-run`
+        then uses the launcher's own code."""
+        try:
+            replace_small(self._job_dir / f"{self._start}{who}", f"{time.time():.6f} {code}".encode(), sync=False)
+        except OSError:
+            return False
+        return True
 
-def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
-    """Return the exit code that explains the end of the ranks, from the files that they left; without files, the
-    launcher's `code`."""
-    left = []
-    for path in job_dir.glob(f".exit-{_start(restart, task)}-*"):
-        with suppress(OSError, ValueError):
-            when, written = path.read_text().split()
-            left.append((float(when), int(written)))
-    return explaining_code([written for _, written in sorted(left)]) or code
+    def written(self, who: int) -> bool:
+        """Tell whether `write` wrote a code of this node launcher or rank."""
+        return (self._job_dir / f"{self._start}{who}").is_file()
 
+    def explaining(self) -> int:
+        """Return the exit code that explains the end of the ranks, from the files that they left; 0 without files."""
+        left = []
+        for path in self._job_dir.glob(f"{self._start}*"):
+            with suppress(OSError, ValueError):
+                when, written = path.read_text().split()
+                left.append((float(when), int(written)))
+        return explaining_code([written for _, written in sorted(left)])
 
-def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
-    """Remove the exit codes of earlier starts before a new start; other blocks' files stay."""
-    own = "*" if task is None else f"block{task}-*"
-    for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
-        path.unlink(missing_ok=True)
+    def remove(self) -> None:
+        """Remove the exit codes of earlier starts before a new start; other blocks' files stay."""
+        for kind in (".exit-", ".new-exit-"):
+            for path in [*self._job_dir.glob(f"{kind}{self._own}*")]:
+                path.unlink(missing_ok=True)
 
-
-def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
-    """Path of the file with the error of the rank whose script failed first in this start. Other ranks then need not
-    show the same error."""
-    block = own_block(env)
-    start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
-    return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"
+    def error_file(self, env: Mapping[str, str]) -> Path:
+        """Path of the file with the error of the rank whose script failed first in this start. Other ranks then need
+        not show the same error."""
+        return self._job_dir / f"{self._start}error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"

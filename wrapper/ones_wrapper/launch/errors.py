@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ones_wrapper.files.job_directory import error_file
+from ones_wrapper.files.job_directory import ExitCodes
 from ones_wrapper.files.small_files import create_small
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY, PEER_LOST
 from ones_wrapper.process.faults import ConfigurationError, Fault, fault_in
@@ -37,7 +37,7 @@ def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -
     if not alone and is_consequence(error):
         log(f"rank {rank} lost the others{_place(trace)}: {describe_error(error)}")
         return
-    first = None if alone else _first(error_file(Path(env["ONES_JOB_DIR"]), env), describe_error(error))
+    first = None if alone else _first(ExitCodes.of(env).error_file(env), describe_error(error))
     if first is None:
         if not alone:
             log(f"rank {rank} failed first:")

@@ -17,7 +17,7 @@ from types import FrameType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.devices.patience import limit_s
-from ones_wrapper.files.job_directory import exit_code, newest_checkpoint, write_exit_code
+from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
 from ones_wrapper.launch import container
 from ones_wrapper.launch.main_module import first_on_path
 from ones_wrapper.launch.rank import (
@@ -226,13 +226,11 @@ def main(argv: Sequence[str]) -> int:
     set_defaults(env)
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())
-    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
-    block = own_block(env)
-    task = block.task if block else None
+    job_dir, codes, block = Path(env["ONES_JOB_DIR"]), ExitCodes.of(env), own_block(env)
     count = int(env["ONES_GPUS_PER_NODE"])
 
     def others_failed() -> bool:
-        return exit_code(job_dir, restart, 0, task) not in (0, STOP_CODE)
+        return codes.explaining() not in (0, STOP_CODE)
 
     ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
     for number in _PASSED_ON:
@@ -242,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
         require_torch()
     except LaunchError as error:
         log(str(error), "ones-run")
-        write_exit_code(job_dir, restart, 0, USAGE_ERROR, task)
+        codes.write(0, USAGE_ERROR)
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
@@ -261,7 +259,7 @@ def main(argv: Sequence[str]) -> int:
                     log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
             code = STOP_CODE if ranks.stopped else PEER_LOST
-        written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
+        written = bool(code) and codes.write(node, code)
         # srun would call a stop that was asked for an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
         return 0 if asked else code

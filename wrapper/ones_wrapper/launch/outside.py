@@ -19,11 +19,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.files.job_directory import has_exit_code, write_exit_code
+from ones_wrapper.files.job_directory import ExitCodes
 from ones_wrapper.launch.batch_shell import status_of
 from ones_wrapper.launch.container import PYTHON
 from ones_wrapper.launch.rank import end_with_parent
-from ones_wrapper.process.block import own_block
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import find_task
@@ -136,7 +135,6 @@ class Outside:
 def main(argv: Sequence[str]) -> int:
     """Run the container command `argv`, which ends in the launcher's."""
     env = os.environ
-    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())
     if shutil.which(argv[0]) is None:
@@ -145,12 +143,11 @@ def main(argv: Sequence[str]) -> int:
     else:
         code = Outside().run(argv)
     node = find_task(env, env.get("ONES_LAUNCHER", "local")).rank
-    block = own_block(env)
-    task = block.task if block else None
-    if not code or has_exit_code(job_dir, restart, node, task):
+    codes = ExitCodes.of(env)
+    if not code or codes.written(node):
         return code
     # The launcher inside was killed, or never began: else the other nodes' ranks, which fail for that, explain it.
-    write_exit_code(job_dir, restart, node, code, task)
+    codes.write(node, code)
     if code < 128 and code != USAGE_ERROR:
         log(
             f"the container ended with code {code} and its launcher said nothing: is {argv[0]}'s image there, and "

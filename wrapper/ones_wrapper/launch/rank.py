@@ -23,7 +23,7 @@ from types import ModuleType
 
 from ones_wrapper.devices.defaults import set_defaults
 from ones_wrapper.devices.patience import limit_s
-from ones_wrapper.files.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
 from ones_wrapper.files.run_id import SEED
 from ones_wrapper.launch import plain_steps
 from ones_wrapper.launch.errors import show
@@ -179,13 +179,13 @@ def main(argv: Sequence[str]) -> int:
     """Run `SCRIPT ARGS` in this rank."""
     script, *arguments = argv
     env = os.environ
-    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    codes = ExitCodes.of(env)
     try:
         place = own_placement(env)
         require_torch()
     except LaunchError as error:
         log(str(error), "ones-run")
-        write_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        codes.write(0, USAGE_ERROR)
         return USAGE_ERROR
     sys.path[0] = first_on_path(script)
     set_defaults(env)
@@ -195,19 +195,19 @@ def main(argv: Sequence[str]) -> int:
     def hung() -> None:
         log(f"rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", "ones-run")
         faulthandler.dump_traceback()
-        write_exit_code(job_dir, restart, place.rank, HUNG)
+        codes.write(place.rank, HUNG)
         flush_files()
         os._exit(HUNG)
 
     hang_detector.watch_this_process(limit_s(env), hung)
     if place.local_rank == 0:
-        prefetch_checkpoint(job_dir)
+        prefetch_checkpoint(Path(env["ONES_JOB_DIR"]))
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
     if not take_card(env, place.local_rank, place.local_world):
         return USAGE_ERROR
     code = run_script(script, arguments)
     if code:
-        write_exit_code(job_dir, restart, place.rank, code)
+        codes.write(place.rank, code)
     return leave(code, main=vars(sys.modules["__main__"]))
 
 

@@ -13,13 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.files.job_directory import (
-    RunSummary,
-    exit_code,
-    newest_checkpoint,
-    remove_exit_codes,
-    summarize_reports,
-)
+from ones_wrapper.files.job_directory import ExitCodes, RunSummary, newest_checkpoint, summarize_reports
 from ones_wrapper.launch.batch_shell import DIES, BatchShell, killed_by_warning
 from ones_wrapper.launch.blocks import OtherBlocks
 from ones_wrapper.launch.launchers import Started
@@ -80,6 +74,7 @@ class Supervisor:
         """`blocks` are the others of the job, if this is one of its blocks."""
         self._blocks = blocks
         self._task = blocks.block.task if blocks else None
+        self._codes = ExitCodes(job_dir, restart, self._task)
         self._started = time.monotonic()
         self._job_dir = job_dir
         self._env = env
@@ -141,7 +136,7 @@ class Supervisor:
             return code
 
     def _once(self, launch: Started) -> int:
-        remove_exit_codes(self._job_dir, self._task)
+        self._codes.remove()
         self._launch = launch
         self._started = time.monotonic()
         # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
@@ -161,8 +156,8 @@ class Supervisor:
                     return STOP_CODE
         code = 128 - code if code < 0 else code
         # Also if the launcher says 0: srun does not learn of a stop that was asked for.
-        left = exit_code(self._job_dir, self._restart, 0, self._task)
-        remove_exit_codes(self._job_dir, self._task)
+        left = self._codes.explaining()
+        self._codes.remove()
         if left or not code:
             return left
         # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
