@@ -11,7 +11,6 @@ import pytest
 from ones_wrapper import launch
 from ones_wrapper.launch import LaunchError, main, new_secret
 from ones_wrapper.network.secret import SECRET, SIZE, JobSecret
-from ones_wrapper.process.placement import LaunchError
 
 
 def test_it_is_made_once_and_nobody_else_may_read_it(tmp_path: Path) -> None:

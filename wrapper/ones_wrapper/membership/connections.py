@@ -175,9 +175,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
         raise RuntimeError(f"no communicator came to be within {within_s:g} s") from None
 
 
-def try_groups(
-    formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool
-) -> str:
+def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
     """Test sums over a plan's groups before training uses them; return why the groups cannot be used, empty if they
     can. Also empty once `given_up` is true: no rank will use them.
 

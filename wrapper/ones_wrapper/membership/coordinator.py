@@ -273,9 +273,7 @@ class Coordinator:
         by_order = order is not None and not leaving
         as_ordered = order is not None and set(order.blocks or ()) == {member.task for member in members}
         known = {member.uid for member in present.members}
-        ready_s = max(
-            (self._ready[m.uid] - self._ordered[1] for m in members if m.uid not in known), default=0.0
-        )
+        ready_s = max((self._ready[m.uid] - self._ordered[1] for m in members if m.uid not in known), default=0.0)
         plan = Plan(
             self._last,
             present.term + (moves or not self._hot),

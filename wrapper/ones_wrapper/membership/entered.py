@@ -68,7 +68,8 @@ class Entered:
     def losing(self) -> Iterator[None]:
         """Context for code before the run is made: ends the process if the job is over, or if the ranks must start
         again."""
-        assert (block := self._block) is not None
+        block = self._block
+        assert block is not None
         try:
             yield
         except NextTermError:
