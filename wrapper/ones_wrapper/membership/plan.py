@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ones_wrapper.protocol.fields import MAX_INT, ProtocolError, build, types_of
+from ones_wrapper.protocol.fields import MAX_INT
 
 PATIENCE_S = 3.0
 """Seconds that ready blocks wait for further blocks that the same order names."""
@@ -115,12 +115,17 @@ def decode_plan(text: str) -> Plan:
 def plan_of(data: Any) -> Plan:
     """Return the plan from its fields as plain values, after checks. Raises ValueError."""
     try:
-        members = tuple(map(_member, data["members"]))
-        plan = replace(build(Plan, types_of(Plan), {**data, "members": ()}), members=members)
-    except (KeyError, TypeError, ProtocolError) as error:
+        members = tuple(_member(member) for member in data["members"])
+        plan = Plan(**{**data, "members": members})
+    except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error}") from None
     if not members or any(len(set(names)) < len(members) for names in (plan.tasks, [one.uid for one in members])):
         raise ValueError("not a plan: without members, or with one of them twice")
+    numbers = (plan.generation, plan.term, plan.batch, 0 if plan.order is None else plan.order)
+    if not all(type(n) is int and 0 <= n <= MAX_INT for n in numbers) or not is_time(plan.ready_s):
+        raise ValueError("not a plan: a number is none, or out of range")
+    if type(plan.why) is not str or type(plan.moves) is not bool:
+        raise ValueError("not a plan: a field is of the wrong type")
     return plan
 
 
@@ -138,11 +143,14 @@ def _object(text: str) -> dict[str, Any]:
 
 def _member(data: Any) -> Member:
     try:
-        member = build(Member, types_of(Member), data)
-    except (TypeError, ProtocolError) as error:
+        member = Member(**data)
+    except TypeError as error:
         raise ValueError(f"not a member: {error}") from None
-    if member.ranks < 1 or max(getattr(member, f.name) for f in fields(member) if f.name != "uid") >= MAX_RANKS:
-        raise ValueError("not a member: without ranks, or a number is out of range")
+    numbers = [getattr(member, f.name) for f in fields(member) if f.name != "uid"]
+    if not all(type(n) is int and 0 <= n < MAX_RANKS for n in numbers) or not isinstance(member.uid, str):
+        raise ValueError("not a member: a field is of the wrong type")
+    if member.ranks < 1:
+        raise ValueError("not a member: without ranks")
     return member
 
 
