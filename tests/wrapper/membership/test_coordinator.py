@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
 
     turn()
     turn(1)
-    assert leader._plan is not None and leader._plan.tasks == (0, 2)
+    assert leader._plan is not None and (leader._plan.tasks, leader._plan.why) == ((0, 2), "leaving")
     leader._present, leader._plan = leader._plan, None
     join(board, encode(member(7)))
     board.put(f"ready-{member(7).uid}", "1")
