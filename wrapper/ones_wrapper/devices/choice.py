@@ -26,8 +26,8 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def choose(
     env: Mapping[str, str], local_rank: int, local_world: int, backend: str | None = None
 ) -> tuple[torch.device, str]:
-    """Return the device of a rank, one of `local_world` on this node, and make it the current device; and the backend
-    that suits the devices of all ranks of the node. `backend` is the script's wish.
+    """Return the device of a rank, one of `local_world` on this node, and make it the current device. Also return the
+    backend that suits the devices of all ranks of the node. `backend` is the script's wish.
 
     Raises `ConfigurationError` if fewer GPUs are visible than there are ranks, and nobody asked for CPUs.
     """
