@@ -210,7 +210,7 @@ class OwnerRequests:
 
 
 def previous(job_dir: Path, restart: int) -> tuple[float, bool]:
-    """Return the Unix time of the last report of the previous start, in this run or the run before, 0 for none; and
+    """Return the Unix time of the previous start's last report, in this run or the run before; 0 for none. Also return
     whether a rank, a node or the network failed: the start left no bye, or a bye with an error."""
     for number in (restart, restart - 1):
         for when, report in reversed([*read_reports(job_dir / reports_name(number), 0, 4 * MAX_LINE)]):
