@@ -13,6 +13,7 @@ import pytest
 from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import RestartLimits
 from ones_wrapper.launch.supervise import Supervisor
+from ones_wrapper.process.exit_codes import STOP_CODE
 from tests.marks import nightly
 from tests.waiting import until
 
@@ -58,6 +59,21 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     )
 
 
+def test_a_stop_does_not_wait_for_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects whoever wants the GPUs of a block that has just started: torch is imported for seconds, or minutes."""
+    begun = tmp_path / "begun"
+    (tmp_path / "torch.py").write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(300)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    process = start(tmp_path, "")
+    try:
+        until(begun.exists)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert begun.exists() and process.returncode == STOP_CODE, errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)])
 def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals) -> None:
     """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks. And what Slurm and
@@ -89,7 +105,7 @@ def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
     supervisor._handle(number, None)
     launched = Started(["sleep", "5"], dict(os.environ), launcher="srun")
-    assert supervisor._once(launched) == 128 + signal.SIGUSR2
+    assert supervisor._once(launched) == (STOP_CODE if number == signal.SIGTERM else 128 + signal.SIGUSR2)
 
 
 def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

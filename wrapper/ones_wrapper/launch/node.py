@@ -233,7 +233,9 @@ def main(argv: Sequence[str]) -> int:
         return codes.explaining() not in (0, STOP_CODE)
 
     ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
-    for number in _PASSED_ON:
+    # A stop ends this process until the ranks are forked: an import of torch may take minutes, and nothing is lost.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)
@@ -244,8 +246,8 @@ def main(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
-    if ranks.received & set(_END):
-        return STOP_CODE
+    for number in _END:
+        signal.signal(number, ranks.handle)
     forks = Forks(job_dir)
     while True:
         again = forks.env(env)

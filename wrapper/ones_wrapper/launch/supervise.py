@@ -161,8 +161,10 @@ class Supervisor:
         if left or not code:
             return left
         # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
-        killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
-        return 128 + code if killed else code
+        if launch.launcher in ("ibrun", "mpirun") and 128 + code in (*CRASHED, STOP_CODE):
+            code += 128
+        # A node launcher without ranks dies of the signal by which a stop is passed on, and srun kills the others.
+        return STOP_CODE if self._stopped and code in CRASHED else code
 
     def _overdue(self) -> bool:
         """Return whether the ranks are late after the warning, and the job can be requeued without them."""
