@@ -60,7 +60,7 @@ def test_a_gan_trains_as_in_one_process(tmp_path: Path) -> None:
         for name, value in wanted.items():
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12, msg=name)
         steps = EPOCHS * -(-gan.SAMPLES // gan.BATCH)
-        assert counters == {"steps": steps, "seen": [steps / 2]}
+        assert counters == {"steps": steps, "seen": [steps / 2], "point": 1 - 2j}
     for used in samples_used(tmp_path).values():
         assert used == dict.fromkeys(range(gan.SAMPLES), 1)
 
