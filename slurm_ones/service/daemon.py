@@ -184,10 +184,10 @@ class Daemon:
     def _finish(self, companion: Companion, stop: Stop) -> None:
         """Advance the resizes that need a companion until there are none, within a time limit."""
         settings = companion.settings.resize
-        until = self._clock() + settings.drain_timeout_s + settings.leave_s
+        late = self._time_limit(settings.drain_timeout_s + settings.leave_s)
         try:
             while (left := companion.advance(only=NEEDS_COMPANION)) and not stop.is_set():
-                if self._clock() >= until:
+                if late():
                     log.warning("%d resizes under way are left to the next run", left)
                     return
                 self._pause(stop, settings.advance_s)
@@ -199,9 +199,9 @@ class Daemon:
     def _leave(self, companion: Companion) -> None:
         """Advance resizes whose jobs are in the companion's hold until these are released, then end all deferrals."""
         settings = companion.settings.resize
-        until = self._clock() + settings.leave_s
+        late = self._time_limit(settings.leave_s)
         try:
-            while companion.advance(only=HOLDS_JOB) and self._clock() < until:
+            while companion.advance(only=HOLDS_JOB) and not late():
                 self._ping()
                 self._sleep(min(settings.advance_s, 1.0))
             companion.leave()
@@ -209,6 +209,17 @@ class Daemon:
             log.warning("%s; what is under way is for whoever leads", error)
         except (Unreachable, StoreError) as error:
             log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
+
+    def _time_limit(self, seconds: float) -> Callable[[], bool]:
+        """Return a function that tells whether this time is over. A clock set back begins it again, no more."""
+        until = self._clock() + seconds
+
+        def late() -> bool:
+            nonlocal until
+            until = min(until, (now := self._clock()) + seconds)
+            return now >= until
+
+        return late
 
     def _between(self, companion: Companion, stop: Stop, seconds: float) -> None:
         until = self._clock() + seconds

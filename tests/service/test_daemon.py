@@ -138,6 +138,22 @@ def test_a_clock_that_is_set_back_keeps_no_tick_away(
     assert len(ticks) == 3
 
 
+@pytest.mark.parametrize("ticks", [0, 1])
+def test_a_clock_that_is_set_back_delays_no_end(
+    slurm: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch, ticks: int
+) -> None:
+    """Though a resize never ends: whoever is held would stay held until systemd kills the daemon."""
+    begun, limits = slurm.clock(), {"drain_timeout_s": 30, "leave_s": 20}
+    companion = Companion(Settings(tick_s=60, resize=limits), slurm, store, clock=slurm.clock)
+    monkeypatch.setattr(companion, "advance", lambda only=None: 1)
+
+    def clock() -> float:
+        return slurm.clock() - 3600.0 * (slurm.clock() > begun + 5)
+
+    Daemon(lambda: companion, clock=clock, sleep=slurm.pass_time).run(Passing(slurm, 10_000.0 * ticks), ticks=ticks)
+    assert slurm.clock() - begun < 100
+
+
 def test_some_ticks_leave_no_job_that_waits_for_a_companion(slurm: Slurm, store: Store, tmp_path: Path) -> None:
     """Under cron: a job that was drained waits a minute for its requeue, and the next run comes in five."""
     companion = draining(slurm, store, tmp_path)
