@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -125,6 +126,41 @@ def test_a_wish_that_cannot_be_taken_back_is_named(
     with pytest.raises(typer.Exit):
         by_hand.resize(7, "8", timeout=0.0)
     assert "slurm-ones release 7" in capsys.readouterr().err
+
+
+def test_a_closed_terminal_takes_the_wish_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though it sends SIGHUP several times; under nohup none counts, and the job is waited for."""
+    asked: list[int | None] = []
+    nohup = False
+
+    def look(client: object, job_id: int) -> WholeJob:
+        if asked:
+            signal.raise_signal(signal.SIGHUP)
+        shape = Shape(1, 8 if asked and nohup else 1)
+        return WholeJob.of(replace(job_of(shape), state=JobState.RUNNING, held=False, node_list=("n1",)))
+
+    def unheeded(*_: object) -> None:
+        raise AssertionError("the terminal's signal is not handled")
+
+    monkeypatch.setattr(by_hand, "look", look)
+    monkeypatch.setattr(by_hand, "ask", lambda client, job, gpus: asked.append(gpus))
+    monkeypatch.setattr(by_hand, "POLL_S", 0.0)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, unheeded)
+        with pytest.raises(typer.Exit):
+            by_hand.resize(7, "8")
+        assert asked == [8, None] and "the wish was taken back" in capsys.readouterr().err
+        assert signal.getsignal(signal.SIGHUP) is unheeded
+        asked.clear()
+        nohup = True
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        by_hand.resize(7, "8")
+        assert asked == [8, None] and "8 GPUs after" in capsys.readouterr().out
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_an_estimate_is_of_a_job_like_it(monkeypatch: pytest.MonkeyPatch) -> None:

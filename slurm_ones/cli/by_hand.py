@@ -29,6 +29,7 @@ from slurm_ones.cli.common import (
     JsonOption,
     command,
     console,
+    ended_by_signals,
     grid,
     print_json,
     say,
@@ -135,6 +136,7 @@ def _why(job_id: int, asked: float) -> str:
 
 
 @command
+@ended_by_signals()
 def resize(
     job: JobArgument,
     size: SizeArgument,
@@ -150,10 +152,10 @@ def resize(
         )
     ask(client, now, gpus)
     asked = time.time()
-    console.print(f"job {job}: asked for {gpus} GPUs; it has {_gpus_now(now)}. Ctrl-C takes the wish back.")
-    console.print(f"job {job}: {next_look()}", soft_wrap=True)
     begun = shown = time.monotonic()
     try:
+        console.print(f"job {job}: asked for {gpus} GPUs; it has {_gpus_now(now)}. Ctrl-C takes the wish back.")
+        console.print(f"job {job}: {next_look()}", soft_wrap=True)
         while _gpus_now(now) != gpus:
             if time.monotonic() - begun > timeout:
                 raise BadInput(

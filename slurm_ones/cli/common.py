@@ -9,9 +9,11 @@ import inspect
 import math
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +70,27 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", **options)
     return table
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Context in which the first SIGTERM or SIGHUP raises KeyboardInterrupt, as Ctrl-C does. The next are ignored: a
+    terminal that closes sends several. Under nohup SIGHUP stays ignored."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ours = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+
+    def end(*_: object) -> None:
+        for number in ours:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, handlers[number])
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:

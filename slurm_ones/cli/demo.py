@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from slurm_ones.cli.common import command, say
+from slurm_ones.cli.common import command, ended_by_signals, say
 from slurm_ones.cli.report import report
 from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, DemoJob
-from slurm_ones.demo.run import Demo, ended_by_signals, page_file, prepare, samples_line, torch_version
+from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_version
 from slurm_ones.show import page_lacks
 
 TAKES_S = 90

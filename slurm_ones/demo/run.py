@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -84,18 +83,6 @@ def page_file(folder: Path, address: str) -> Path:
         file.write('<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">')
         file.write(f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">The live page</a>\n')
     return path
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 SIMULATED_EVERY_S = 10.0
