@@ -107,6 +107,8 @@ class TestImport:
         command = ("import", "sacct", str(path), "--cluster", "here", "--database", url)
         done = call(*command, "--since", "3d")
         assert done.exit_code == 2 and "is read whole" in done.stderr
+        mixed = call("import", "sacct", str(path), "--database", f"sqlite:///{tmp_path}/mixed.sqlite")
+        assert mixed.exit_code == 2 and "line 4: is of cluster 'x', the line before of 'here'" in mixed.stderr
         done = call(*command)
         assert done.exit_code == 0 and "2 rows, 1 of them bad: 1 jobs new" in done.stdout, done.output
         assert "sacct.txt: line 4: it is of cluster 'x', not here" in done.stderr

@@ -101,6 +101,8 @@ def test_a_requeued_job_has_lost_its_place() -> None:
     assert harness.job(waiting).running
     assert harness.job(job_id).pending
     assert harness.job(job_id).submit_time > submitted
+    harness.owner.requeue_hold(job_id)
+    assert harness.job(job_id).requeue_held
 
 
 # -- updates ---------------------------------------------------------------------------------------------------------

@@ -384,9 +384,15 @@ def sacct_rows(
     path: Path, on_time: Callable[[bool], None] = lambda unix: None, cluster: str = "", *, local: bool = False
 ) -> Iterator[AccountingRow | Rejected]:
     """Yield the rows of a file that `sacct --parsable2` wrote with a header. If `cluster` is given, rows of other
-    clusters are rejected. `on_time` gets True for each time in Unix seconds, else False; other times are `local`, or
-    UTC. Raises `BadInput`."""
+    clusters are rejected; else all must be of one cluster, since each counts its jobs from 1. `on_time` gets True for
+    each time in Unix seconds, else False; other times are `local`, or UTC. Raises `BadInput`."""
+    before = ""
     for line, named in _named_rows(path):
+        its = named.get("Cluster", "")
+        if not cluster and before not in ("", its):
+            advice = "write a file for each cluster; an import also takes --cluster"
+            bad(path, line, f"is of cluster {its!r:.60}, the line before of {before!r:.60}", advice)
+        before = its
         shown = named.get("JobIDRaw") or named["JobID"]
         if "." in shown:
             yield Rejected(line, STEP, "")
