@@ -213,6 +213,8 @@ class CommandClient:
 
     def _queue(self) -> dict[int, SlurmJob]:
         def once() -> dict[int, SlurmJob]:
+            # Slurm may have been upgraded since the last query.
+            self._release = self.version()
             between, names = separator(), columns_of(self._release)
             return parse_queue(self.run(COMMAND, environment={FORMAT: asked(names, between)}), names, between)
 

@@ -148,6 +148,17 @@ def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.Mo
     assert CommandClient().version() == (22, 5)
 
 
+def test_an_upgrade_of_slurm_changes_the_columns(commands: Path) -> None:
+    """A companion runs on meanwhile; 26.05 shows in another column who has nodes to himself."""
+    fake(commands, "squeue", f'echo "$SQUEUE_FORMAT2" >> {commands}/asked')
+    client = CommandClient()
+    for release in ("25.11.4", "26.05.0"):
+        fake(commands, "scontrol", f"echo slurm {release}")
+        assert client._queue() == {}
+    asked = (commands / "asked").read_text().splitlines()
+    assert [name in line for line in asked for name in ("OverSubscribe:", "Exclusive:")] == [True, False, False, True]
+
+
 def test_json_that_is_none(commands: Path) -> None:
     """A Slurm without its JSON plugin is told what is missing."""
     fake(commands, "scontrol", "echo slurm 26.05.5")
