@@ -415,7 +415,8 @@ class _Want(NamedTuple):
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
     """Return the resources that such a job takes of each node on which it could start if nothing ran there."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
-    reserved = {name for one in snapshot.reservations if one.name == reservation for name in one.node_names}
+    own = reservation.split(",")
+    reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}
     found = {}
     for name in snapshot.partitions[want.partition].node_names:
         node = snapshot.nodes.get(name)

@@ -22,8 +22,8 @@ READ_S = 600.0
 """Seconds between two readings of Slurm's quotas."""
 _WORDS = {"cpu": "CPUs", "mem": "MB of memory", "node": "nodes"}
 
-Holder = tuple[str, str, str, str]
-"""Resource, QOS, account and user of one quota; "" matches any."""
+Holder = tuple[str, str, str, str, str]
+"""Resource, QOS, account, user and partition of one quota; "" matches any."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tup
     """Yield each quota that the job uses more of with each added GPU, and the amount."""
     own = one.elastic.job.home
     for queue in one.queues:
-        part = snapshot.partitions.get(queue.partition.partition(",")[0])
-        job = replace(own, qos=queue.qos, account=queue.account)
+        job = replace(own, qos=queue.qos, account=queue.account, partitions=tuple(queue.partition.split(",")))
+        part = snapshot.partitions.get(job.partition)
         for quota in quotas.of(job, part.qos if part is not None else ""):
             if each := _with_each_gpu(one.elastic, quota.resource):
                 yield quota, each
@@ -133,7 +133,7 @@ def _gpus_now(elastic: Elastic) -> int:
 
 
 def _holder(quota: Quota) -> Holder:
-    return quota.resource, quota.qos, quota.account, quota.user
+    return quota.resource, quota.qos, quota.account, quota.user, quota.partition
 
 
 def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
@@ -148,16 +148,20 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
             continue
         if part.account not in above:
             above[part.account] = quotas.above(part.account)
-        whose = _whose(part, of_partition.get(part.partition, ""), above[part.account])
+        association = quotas.association(part.account, part.user, part.partition)
+        whose = _whose(part, of_partition.get(part.partition, ""), above[part.account], association)
         for name in resources:
             amount = amount_of(part, name)
             found.update({key: amount for one in whose if amount and (key := (name, *one)) in wanted})
     return found
 
 
-def _whose(job: SlurmJob, partition_qos: str, above: Collection[str]) -> Sequence[tuple[str, str, str]]:
-    """Return QOS, account and user of each quota that the job counts towards."""
-    own = [("", job.account, ""), ("", job.account, job.user), *(("", account, "") for account in above)]
+def _whose(
+    job: SlurmJob, partition_qos: str, above: Collection[str], association: str
+) -> Sequence[tuple[str, str, str, str]]:
+    """Return QOS, account, user and partition of each quota that the job counts towards."""
+    own = [("", account, "", "") for account in (job.account, *above)]
+    own.append(("", job.account, job.user, association))
     for qos in {job.qos, partition_qos} - {""}:
-        own += [(qos, "", ""), (qos, "", job.user), (qos, job.account, "")]
+        own += [(qos, "", "", ""), (qos, "", job.user, ""), (qos, job.account, "", "")]
     return own

@@ -37,7 +37,8 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
     if part is None:
         return NOTHING_AHEAD
     last = now + START_S + (job.time_limit_s or part.max_time_s or math.inf)
-    soon = [one for one in snapshot.reservations if now < one.start_time < last and one.name != job.reservation]
+    own = job.reservation.split(",")
+    soon = [one for one in snapshot.reservations if now < one.start_time < last and one.name not in own]
     ours = part.node_set
     found = [one for one in soon if not ours.isdisjoint(one.node_names)]
     if not found:

@@ -361,6 +361,8 @@ class Quota(NamedTuple):
     """User whose quota it is; "" for all users of the account or the QOS together."""
     per_job: bool = False
     """True if the quota holds for each job by itself."""
+    partition: str = ""
+    """Partition whose association of the user has the quota; "" for all other partitions."""
 
 
 @dataclass(frozen=True)
@@ -386,26 +388,38 @@ class Quotas:
             name = self.parents.get(name, "")
         return found - {""}
 
+    def association(self, account: str, user: str, partition: str) -> str:
+        """Return the partition if the user's association for this partition has quotas, which then replaces the one
+        for all others; else ""."""
+        return partition if (account, user, partition) in self._of_partitions else ""
+
+    @cached_property
+    def _of_partitions(self) -> frozenset[tuple[str, str, str]]:
+        return frozenset((one.account, one.user, one.partition) for one in self.all if one.partition)
+
     def of(self, job: SlurmJob, partition_qos: str = "") -> tuple[Quota, ...]:
         """Return the quotas that bind the job: of its QOS, its user, its account and all parent accounts. A QOS' quota
         replaces an association's on the same resource. If both QOS limit a resource, both quotas count here; Slurm
         applies one."""
-        key = job.qos, job.account, job.user, partition_qos
+        key = job.qos, job.account, job.user, partition_qos, self.association(job.account, job.user, job.partition)
         if key not in self._bound:
             self._bound[key] = self._binding(*key)
         return self._bound[key]
 
     @cached_property
-    def _bound(self) -> dict[tuple[str, str, str, str], tuple[Quota, ...]]:
-        """Cached quotas by QOS, account, user and partition QOS: thousands of jobs share a few hundred keys."""
+    def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
+        """Cached quotas by QOS, account, user, partition QOS and association's partition. Thousands of jobs share a
+        few hundred keys."""
         return {}
 
-    def _binding(self, job_qos: str, account: str, user: str, partition_qos: str) -> tuple[Quota, ...]:
+    def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:
         above = self.above(account) | {""}
 
         def binds(quota: Quota) -> bool:
             if not (quota.user or quota.qos) and quota.account in above:
                 return True
+            if quota.user and not quota.qos and quota.partition != partition:
+                return False
             its = quota.qos in ("", job_qos, partition_qos) and quota.user in ("", user)
             return its and quota.account in (account, "" if quota.qos else account)
 
@@ -440,12 +454,12 @@ class Snapshot:
     """Number of free licences, by name; {} if no job asks for any."""
 
     def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
-        """Return the next reservation on any of these nodes, except the job's `own`; None for none.
+        """Return the next reservation on any of these nodes, except the job's `own` (`a` or `a,b`); None for none.
 
         Slurm starts no job there whose time limit reaches into the reservation, regardless of its flags. A repeating
         reservation shows its next start.
         """
-        ahead = [one for one in self.reservations if one.start_time > self.time and one.name != own]
+        ahead = [one for one in self.reservations if one.start_time > self.time and one.name not in own.split(",")]
         found = [one for one in ahead if not {*one.node_names}.isdisjoint(names)]
         return min(found, key=lambda one: (one.start_time, one.name), default=None)
 
@@ -484,8 +498,8 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
 
 def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "") -> float:
     """Return the longest time limit, in seconds, of a job of this shape that starts now in the partition. Bounds are
-    MaxTime and the next reservations of nodes with room, or of all nodes if too few have room. `own` is the job's
-    reservation."""
+    MaxTime and the next reservations of nodes with room, or of all nodes if too few have room. `own` is the
+    job's reservation, or several."""
     part = snapshot.partitions.get(partition)
     if part is None:
         return math.inf

@@ -387,8 +387,9 @@ def parse_quotas(text: str) -> Quotas:
             modes[qos] = fields.get("PreemptMode", "").lower()
         if account and not user:
             parents[account] = fields.get("ParentAccount", "").partition("(")[0]
-        found += _quotas(fields.get("GrpTRES"), Quota("", 0, qos=qos, account=account, user=user))
-        found += _quotas(fields.get("MaxTRESPJ"), Quota("", 0, qos=qos, account=account, user=user, per_job=True))
+        own = Quota("", 0, qos=qos, account=account, user=user, partition=_named(fields.get("Partition")))
+        found += _quotas(fields.get("GrpTRES"), own)
+        found += _quotas(fields.get("MaxTRESPJ"), own._replace(per_job=True))
         for name, uid, inside in _OF_QOS.findall(line):
             whose = {"user": name} if uid else {"account": name}
             key = "MaxTRESPU" if uid else "MaxTRESPA"

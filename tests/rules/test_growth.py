@@ -159,6 +159,11 @@ ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
         {"reservations": [Reservation("r", ("n2",), 0.0, NOW + 99)], "unusable": ("n2",)},
         {2},
     ),
+    "i3, one of several": (
+        waits(reason="Reservation", reservation="q,r"),
+        {"reservations": [Reservation("r", ("n2",), 0.0, NOW + 99)], "unusable": ("n2",)},
+        {2},
+    ),
     "j1, whole nodes": (waits(partitions=("whole",)), {}, {4}),
     "j2, three whole nodes": (waits(shape=Shape(3, 0), partitions=("whole",)), {}, {2, 3, 4}),
     "k, --exclusive": (waits(shape=Shape(1, 0), exclusive=True), {}, {4}),

@@ -45,6 +45,8 @@ ROWS: dict[str, tuple[Quota, int]] = {
     "beyond it, since an admin lowered it": (LAB._replace(used=9), 2),
     "of the user's association": (LAB._replace(user="alice"), 6),
     "of another user's": (LAB._replace(user="bob"), 16),
+    "of the user's association for this partition": (LAB._replace(user="alice", partition="gpu"), 6),
+    "for another partition": (LAB._replace(user="alice", partition="long"), 16),
     "GrpTRES of the QOS": (Quota("gres/gpu", 5, 2, qos="normal"), 5),
     "of another QOS": (Quota("gres/gpu", 5, 2, qos="guest"), 16),
     "MaxTRESPU": (Quota("gres/gpu", 3, 2, qos="normal", user="alice"), 3),
@@ -126,6 +128,16 @@ def test_a_partition_bounds_the_nodes_of_a_job() -> None:
     look = replace(look, snapshot=replace(look.snapshot, partitions={"gpu": part}))
     assert most(round_under(look=look)) == 8
     assert most(round_under(look=replace(look, elastic={1: with_guests(look.elastic[1])}))) == 16
+
+
+def test_an_association_for_a_partition_replaces_the_users_other() -> None:
+    """Slurm counts the job there alone; the limits of its account stay."""
+    others = LAB._replace(user="alice", most=3)
+    assert most(round_under(others, others._replace(most=5, partition="gpu"), LAB._replace(most=9))) == 5
+    there = Quotas((others, others._replace(most=5, partition="gpu")), PARENTS)
+    look = seen(running(1, TWO, "n1", **MINE), used={"n1": 2})
+    reading = QuotaReading.of(there, replace(look, snapshot=replace(look.snapshot, jobs={})))
+    assert [quota.used for quota in reading.now(look).all] == [2, 4]
 
 
 def test_what_is_used_follows_the_jobs_that_are_seen() -> None:

@@ -46,6 +46,7 @@ ROWS: dict[str, tuple[Sequence[Reservation], dict[str, Any], bool]] = {
     "the free ones, and it keeps its own": ((maintenance("n2", "n3", "n4"),), {}, True),
     "one after the other": ((maintenance("n1", "n2"), maintenance("n3", name="class")), {}, False),
     "its own reservation": ((maintenance(*FOUR),), {"reservation": "maint"}, True),
+    "one of its own reservations": ((maintenance(*FOUR),), {"reservation": "class,maint"}, True),
     "nodes of another partition": ((maintenance("x1", "x2"),), {}, True),
     "one that has begun": ((maintenance(*FOUR, in_s=-60.0),), {}, True),
 }

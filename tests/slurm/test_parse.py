@@ -115,6 +115,7 @@ def test_the_next_reservation() -> None:
     found = [seen.next_reservation(names, own) for names, own in ((("n1", "n2"), ""), (("n1",), "soon"), (("n2",), ""))]
     assert found == [soon, later, later]
     assert seen.next_reservation(("n2",), "later") is seen.next_reservation(("n3",)) is None
+    assert seen.next_reservation(("n1", "n2"), "later,soon") is None
 
 
 def test_leaf_switches_and_blocks() -> None:
@@ -256,6 +257,7 @@ Association Records
 ClusterName=c Account=root UserName= Partition= ParentAccount= GrpTRES=cpu=N(1),gres/gpu=N(2) MaxTRESPJ= Comment=(null)
 ClusterName=c Account=lab UserName= Partition= ParentAccount=root(1) GrpTRES=cpu=40(1),gres/gpu=12(2) MaxTRESPJ=
 ClusterName=c Account=lab UserName=alice(2001) Partition= ParentAccount= GrpTRES=cpu=N(1) MaxTRESPJ=gres/gpu=4
+ClusterName=c Account=lab UserName=alice(2001) Partition=long ParentAccount= GrpTRES=cpu=7(0) MaxTRESPJ=
 QOS Records
 QOS=normal(1) GrpTRES=cpu=N(1) MaxTRESPJ= PreemptMode=OFF Account Limits= lab={MaxJobsPA=N(1) MaxTRESPA=cpu=9(1)} @
 QOS=guest(2) GrpTRES=mem=N(0),gres/gpu=8(0) MaxTRESPJ= Account Limits=No Accounts User Limits=No Users
@@ -272,10 +274,12 @@ def test_quotas() -> None:
     per_user = Quota("gres/gpu", 6, 2, qos="normal", user="alice")
     cpus = (Quota("cpu", 40, 1, account="lab"), Quota("cpu", 9, 1, qos="normal", account="lab"))
     guests = Quota("gres/gpu", 8, qos="guest")
-    assert {*found.all} == {lab, own, per_user, *cpus, guests}
+    long = Quota("cpu", 7, account="lab", user="alice", partition="long")
+    assert {*found.all} == {lab, own, per_user, *cpus, guests, long}
     assert found.parents == {"root": "", "lab": "root"}
     assert found.modes == {"normal": "off", "guest": ""}
     assert {*found.of(job)} == {lab, own, per_user, *cpus}
+    assert {*found.of(replace(job, partitions=("long",)))} == {lab, long, per_user, *cpus}
     # A quota of the QOS takes the place of the account's.
     assert {*found.of(replace(job, user="bob", qos="guest"))} == {cpus[0], guests}
     assert {*found.of(replace(job, user="bob", account="other"), "guest")} == {guests}

@@ -473,10 +473,10 @@ class SimulatedCluster:
         return Association(job.request.user, job.account, job.qos, job.licenses)
 
     def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
-        """Return the nodes with a reservation other than `own` that begins within `seconds` from now."""
+        """Return the nodes with a reservation, not one of its `own`, that begins within `seconds` from now."""
         found: set[str] = set()
         for one in self.conf.reservations:
-            if one.start_time <= now + seconds and now < one.end_time and one.name != own:
+            if one.start_time <= now + seconds and now < one.end_time and one.name not in own.split(","):
                 found.update(one.node_names)
         return frozenset(found)
 
