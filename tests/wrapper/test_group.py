@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import ones_wrapper
 from ones_wrapper.api import join
 from ones_wrapper.group import Group, RankError, TorchGroup
 from tests.wrapper.forked import Team
@@ -29,7 +30,8 @@ def clean_env(**more: str) -> dict[str, str]:
     """The environment of a fresh run."""
     launchers = ("SLURM_", "ONES_", "PMI", "OMPI_", "MPI_")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
-    return clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TOP)} | more
+    path = os.pathsep.join([str(TOP), *filter(None, sys.path)])
+    return clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | more
 
 
 def under_mpi(*arguments: str, ranks: int = RANKS, **env: str) -> subprocess.CompletedProcess[str]:
@@ -44,6 +46,13 @@ def under_mpi(*arguments: str, ranks: int = RANKS, **env: str) -> subprocess.Com
         text=True,
         timeout=TIMEOUT_S,
     )
+
+
+def test_ranks_run_what_is_tested() -> None:
+    """Protects the checks over MPI from checking another copy, which is installed."""
+    code = "import importlib.util as util; print(util.find_spec('ones_wrapper').origin)"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_env(), cwd=TOP, capture_output=True, text=True)
+    assert Path(done.stdout.strip()) == Path(ones_wrapper.__file__), done.stderr
 
 
 @pytest.mark.parametrize("ranks", [1, RANKS])
