@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.launch import container, main, outside
+from ones_wrapper.process.exit_codes import STOP_CODE
 from ones_wrapper.process.placement import LaunchError
 from tests.marks import nightly
 
@@ -47,13 +48,16 @@ sys.exit(int(rank) * 5)
 """
 
 
+def make_deaf(folder: Path) -> None:
+    (folder / "deaf").write_text(DEAF)
+    (folder / "deaf").chmod(0o755)
+
+
 @pytest.fixture(params=[nightly("deaf"), *[name for name in RUNTIMES if name != "deaf"]])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The words of a container's command, in `tmp_path`."""
     name: str = request.param
-    deaf = tmp_path / "deaf"
-    deaf.write_text(DEAF)
-    deaf.chmod(0o755)
+    make_deaf(tmp_path)
     repository = Path(__file__).resolve().parents[3]
     places = {"python": sys.base_prefix, "here": str(tmp_path), "repository": str(repository)}
     words = RUNTIMES[name].format(**places)
@@ -154,6 +158,18 @@ def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: 
     output = process.communicate(timeout=180)[0]
     assert texts(tmp_path) == ["stop"] * 2 and process.returncode == 5, output
     assert not list((tmp_path / "ones-0").glob(".exit*"))
+
+
+def test_a_stop_does_not_wait_for_imports(tmp_path: Path, start: Start) -> None:
+    """Protects whoever wants the GPUs of a job that has just started. A stop that waited would reach its ranks."""
+    begun = tmp_path / "begun"
+    (tmp_path / "torch.py").write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(300)\n")
+    make_deaf(tmp_path)
+    process = start("./deaf", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
+    wait_for(begun.exists, "import of torch", process)
+    process.terminate()
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == STOP_CODE, output
 
 
 @pytest.mark.slow

@@ -23,12 +23,13 @@ from ones_wrapper.files.job_directory import ExitCodes
 from ones_wrapper.launch.batch_shell import status_of
 from ones_wrapper.launch.container import PYTHON
 from ones_wrapper.launch.rank import end_with_parent
-from ones_wrapper.process.exit_codes import USAGE_ERROR
+from ones_wrapper.process.exit_codes import STOP_CODE, USAGE_ERROR
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import find_task
 
 _LAUNCHER = [b"-m", b"ones_wrapper.launch.node"]
-PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+PASSED = (*_STOPS, signal.SIGUSR1, signal.SIGURG)
 
 TIDY_S = 2.0
 """Time for a runtime's helpers to tidy up after its end."""
@@ -77,6 +78,8 @@ class Outside:
 
     def __init__(self) -> None:
         self._pending: list[int] = []
+        self._stopped = False
+        """True if the launcher was ended before it had ranks."""
         for number in PASSED:
             signal.signal(number, self._handle)
 
@@ -103,18 +106,28 @@ class Outside:
                 self._deliver()
                 time.sleep(_POLL_S)
         self._end_the_rest()
+        if self._stopped:
+            return STOP_CODE
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher, once it is there and listens."""
+        """Signal the launcher, once it is there and listens. A stop ends a launcher that does not listen yet: it has no
+        ranks."""
         if not self._pending:
             return
         launcher = next(filter(_is_launcher, descendants(os.getpid())), None)
-        if launcher is None or not _catches(launcher, self._pending[0]):
+        if launcher is None:
             return
-        while self._pending:
-            _signal(launcher, self._pending.pop(0))
+        for number in tuple(self._pending):
+            if _catches(launcher, number):
+                _signal(launcher, number)
+            elif number in _STOPS:  # not by the signal itself, which the first process of a namespace would ignore
+                self._stopped = True
+                _signal(launcher, signal.SIGKILL)
+            else:
+                continue
+            self._pending.remove(number)
 
     @staticmethod
     def _end_the_rest() -> None:
