@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ones_wrapper.files.places import make_job_directory
-from ones_wrapper.launch import LaunchOptions, main, serve
+from ones_wrapper.launch import LaunchOptions, main, own_environment, serve
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.launchers import Started
 from ones_wrapper.process.placement import STALE, LaunchError, allocation, contract
@@ -72,6 +72,7 @@ def test_resized_job_starts_at_its_present_size() -> None:
         "ONES_LAUNCHED": "5.000",
         "ONES_LAUNCHER": "srun",
         "ONES_ATTEMPT": "0",
+        "ONES_OURS": launch.env["ONES_OURS"],
         **contract(allocation(RESIZED, None), 0, 3),
     }
     assert launch.env["PATH"] == "/bin"
@@ -160,7 +161,8 @@ def test_a_job_that_a_rank_submits_is_another(
     """Protects it from the checkpoints, and from the blocks, of the job whose rank called sbatch."""
     (script := tmp_path / "train.py").write_text("")
     blocks = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
-    ranks = plan(RESIZED | blocks, "train.py", [], job_dir=tmp_path / given).env
+    named = {} if given == "ones-7" else {"ONES_JOB_DIR": given}
+    ranks = plan(RESIZED | blocks | named, "train.py", [], job_dir=tmp_path / given).env
     asked: list[Any] = []
 
     def prepare(*arguments: Any) -> None:
@@ -176,6 +178,19 @@ def test_a_job_that_a_rank_submits_is_another(
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # a rank's own job, which has that directory
     assert main([str(script)]) == 2
     assert asked[0] == tmp_path / given and asked[-1] is not None
+
+
+def test_a_job_that_a_rank_submits_has_options_of_its_own() -> None:
+    """Protects such a job from MPI, a container and a slow backend that only its submitter's command line asked for."""
+    given = LaunchOptions("srun", mpi="pmix", ranks_per_node=3)
+    site = {"ONES_LAUNCHER": "srun", "ONES_JOB_DIR": "/jobs/ones-7"}
+    for env, stays in (({}, set()), (site, {"ONES_LAUNCHER"})):
+        ranks = plan(RESIZED | env, "t.py", [], job_dir=Path("/jobs/ones-7"), options=given, ask=lambda _: "pmix").env
+        nested = plan(ranks, "t.py", [], job_dir=Path("/jobs/ones-7"), options=given, ask=lambda _: "pmix").env
+        for found in (ranks, nested):
+            own = own_environment(found | {"SLURM_JOB_ID": "8", "ONES_OWN_CARD": "1"})
+            assert {name for name in own if name.startswith("ONES_")} == stays
+            assert own_environment(found)["ONES_BACKEND"] == "mpi"
 
 
 def test_an_interface_that_is_none(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ _PREFIXES = (
 )
 """Prefixes of further such variables: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's
 own."""
+_OURS = "ONES_OURS"
+"""Variable with the names of the others that `ones-run` gave its ranks, and no user."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
 """Names of directories that no user chose."""
 
@@ -137,6 +139,7 @@ def plan(
         own["ONES_BACKEND"] = backend
     if options.container:
         own |= container.outside(options.container)
+    own[_OURS] = " ".join(sorted({name for name in own if name not in env} | {*env.get(_OURS, "").split()}))
     clean = without_stale(env) | own
     exported = sorted(
         k for k in clean if k in _EXPORTED or k in own or (k.startswith(_PREFIXES) and k != "CUDA_VISIBLE_DEVICES")
@@ -253,13 +256,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of another job, whose rank submitted this one. A directory that a
-    user chose stays."""
+    """Return the environment without the variables of another job, whose rank submitted this one. What a user chose
+    stays."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
-        for name in ("ONES_BLOCKS", "ONES_FORK", FUSED):
+        for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FUSED, _OURS, *own.get(_OURS, "").split()):
             own.pop(name, None)
-        if _BY_JOB.fullmatch(Path(env.get("ONES_JOB_DIR", "")).name):
+        if _BY_JOB.fullmatch(Path(own.get("ONES_JOB_DIR", "")).name):
             del own["ONES_JOB_DIR"]
     return own
 
