@@ -171,7 +171,7 @@ class Accelerator(accelerate.Accelerator):
         if self._job is None or self.scaler is None:
             return False
         loop = self._job._run.loop
-        return loop.within and loop.part.last and loop.rate is not None and not loop.rate.stepped
+        return loop.within and loop.part.last and not loop.rate.stepped
 
     @contextmanager
     def accumulate(self, *models: Any) -> Iterator[None]:

@@ -229,9 +229,7 @@ class HotFolder:
             "place": _PLACE.fullmatch(leader.place),
         }
         if wrong := [name for name in sound if not sound[name]]:
-            raise ValueError(
-                f"{wrong[0]}: {getattr(leader, wrong[0])!r:.40} is out of range, or not that of term {term}"
-            )
+            raise ValueError(f"{wrong[0]}: {getattr(leader, wrong[0])!r:.40} is no valid {wrong[0]} in term {term}")
         return leader
 
     def _prune(self, newest: int) -> None:
