@@ -436,14 +436,17 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: the newest membership's live tasks, else the running tasks that do not
-    join. If no member runs since its report, as while all wait for a restart, the running tasks are added."""
-    known, running = {task for task, job in array.tasks.items() if is_alive(job)}, _running(array)
+    """Return the tasks that train together: the newest membership's live tasks, without those that join by an earlier
+    start, else the running tasks that do not join. If no member runs since its report, as while all wait for a restart,
+    the running tasks are added."""
+    alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
-    members = starts.keys() & known
-    if members and not any(starts[task] == array.tasks[task].restart for task in members & running):
+    same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}
+    joining = dict(resize.added).keys()
+    members = (starts.keys() & alive) - (joining - same)
+    if members and not same & running:
         return members | running
-    return members or running - dict(resize.added).keys()
+    return members or running - joining
 
 
 def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:

@@ -679,6 +679,24 @@ def test_a_membership_whose_members_slurm_restarted_leaves_nobody_out(
     assert world.order.blocks == (0, 1)
 
 
+def test_a_block_that_trained_before_and_joins_again_is_taken_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects from a released block that nobody counts: the newest report still names its earlier start."""
+    world = make({1: ONE})
+    read = world.machine.reports.membership
+
+    def stale(job: WholeJob, order: int | None = None) -> MembershipRecord | None:
+        found = read(job, order)
+        return found and replace(found, report=replace(found.report, blocks=(0, 1), restarts=(0, 0)))
+
+    world.preempt(1)
+    world.tidy()
+    monkeypatch.setattr(world.machine.reports, "membership", stale)
+    world.drain_all()
+    world.begin({1: ONE})
+    assert world.finish().outcome.code == "queued_too_long"
+    assert world.order.blocks == (0,) and world.tasks[1].held
+
+
 @pytest.mark.parametrize(("other", "code"), [({}, "base_ended"), ({3: ONE}, "blocks_train")], ids=["none", "another"])
 def test_a_guest_does_not_take_the_place_of_a_base_block_that_ends(
     make: Make, other: dict[int, Shape], code: str
