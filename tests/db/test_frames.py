@@ -6,11 +6,13 @@ import ast
 import base64
 import inspect
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 import ones_db
 from ones_db import Database, Store, StoreError, plots
@@ -108,7 +110,11 @@ def test_the_example_draws_throughput_by_size(sqlite_url: str, tmp_path: Path, m
     notebook = nbformat.read(EXAMPLE, as_version=4)
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
     notebook.cells.append(nbformat.v4.new_code_cell("[line.get_xydata().tolist() for line in axes.lines]"))
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    place = {"metadata": {"path": tmp_path}}
+    with tempfile.TemporaryDirectory() as short:
+        # Jupyter chooses ports before it opens them, and another process may take one meanwhile: so by files.
+        files = Config(KernelManager={"transport": "ipc", "ip": f"{short}/kernel"})
+        NotebookClient(notebook, timeout=120, kernel_name="python3", resources=place, config=files).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
     assert [base64.b64decode(picture)[:4] for picture in pictures] == [b"\x89PNG"]
