@@ -440,7 +440,7 @@ def load(path: Path | None = None) -> Settings:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError) and not named:
-            # An ordinary user without any file wants their own jobs looked after, nobody else's.
+            # An ordinary user without any file wants only their own jobs looked after.
             return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     settings = parse(text, str(path))
