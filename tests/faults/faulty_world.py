@@ -456,7 +456,8 @@ class FaultyWorld(World):
         return True
 
     def _note_let_go(self, job_id: int, released: JobKey) -> None:
-        held = [one for one in self.cluster.records.known_of(job_id) if one.pending and one.held_by == "user"]
+        # Slurm's own hold as well: it may have taken the owner's over, as a block ended with an exit code.
+        held = [one for one in self.cluster.records.known_of(job_id) if one.pending and one.held_by]
         tasks = {Task(job_id, task) for one in held for task in one.array_tasks}
         self.block_faults.note_let_go(tasks & {released} if isinstance(released, Task) else tasks)
 

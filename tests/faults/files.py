@@ -6,7 +6,7 @@ import errno
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ones_wrapper.protocol import (
     Order,
     Report,
     Throughput,
+    decode_report,
     directory_name,
     reports_name,
 )
@@ -85,6 +86,17 @@ class FaultyFiles(JobFiles):
         """Seconds by which its clock is ahead."""
         if FaultKind.JOB_CLOCK in flaws:
             self.offset_s = injector.random.choice((-7200.0, -120.0, -20.0, -2.0, 2.0, 20.0, 120.0, 7200.0))
+
+    def readable(self, restart: int) -> Report | None:
+        """The last report of that run of which the whole line stands in the file: no companion can know more."""
+        path, written = self.directory / reports_name(restart), len(self.truth[restart])
+        last: tuple[int, Report | None] = 0, None
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            with suppress(ValueError):
+                number, _, report = decode_report(line)
+                if last[0] < number <= written:
+                    last = number, report
+        return last[1]
 
     @property
     def honest(self) -> bool:

@@ -368,7 +368,7 @@ class FaultRun:
         files, restart = self.world.trainings[job_id].files, self.world.cluster.jobs[job_id].restart
         if not isinstance(files, FaultyFiles):
             return False
-        said = files.truth[restart][-1] if files.truth[restart] else None
+        said = files.readable(restart)
         off = files.offset_s != 0.0 or any(host.clock.offset_s for host in self.hosts)
         return off and isinstance(said, Checkpoint) and said.order == order
 

@@ -1,11 +1,20 @@
-"""The watch over those who wait: it sees a job that waits for guests too long, and no other."""
+"""What fault runs know besides the companion: who waits for guests too long, whose hold it is, what can be read."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ones_wrapper.protocol import Batch, Checkpoint, Spec, reports_name
 from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
+from slurm_ones.slurm.model import Task
+from tests.faults.faulty_world import FaultyWorld
+from tests.faults.files import FaultyFiles
 from tests.faults.harm import HarmWatch
+from tests.faults.injector import FaultInjector
+from tests.faults.kinds import FaultKind
+from tests.faults.plan import FaultPlan
 from tests.simulate.harness import Harness
 
 GUEST = Qos("guest", 0, mode="cancel", grace_s=30.0)
@@ -40,3 +49,33 @@ def test_harm_is_seen(lists: tuple[str, ...], asked: dict[str, object], harmed: 
     harness.running(3, 4, qos="guest", stop_s=20.0)
     harness.submit(**asked)  # type: ignore[arg-type]
     assert bool(found_in(harness, 300)) == harmed
+
+
+@pytest.mark.parametrize("holder", ["user", "exit"])
+def test_an_owner_lets_go_whoever_holds(tmp_path: Path, holder: str) -> None:
+    """Slurm takes the owner's hold over as a block ends with an exit code: letting all go ends that hold as well."""
+    plan = FaultPlan.with_guests(1)
+    world = FaultyWorld(plan, tmp_path, FaultInjector(plan.seed, {}))
+    world.pass_time(max(job.time for job in plan.jobs) + 60.0)
+    record = next(one for one in world.cluster.records.known.values() if one.array_tasks and one.pending)
+    task = Task(record.main_id, record.array_tasks[0])
+    world.block_faults.held.add(task)
+    record.held_by = holder
+    world.held.add(task.array)
+    world.cluster.jobs[task.array].held_by = holder
+    assert world.apply(FaultKind.RELEASED, task.array)
+    assert not record.held_by and task not in world.block_faults.held
+
+
+def test_a_line_that_is_cut_short_tells_nobody(tmp_path: Path) -> None:
+    """A job that trains on may have said so, unread: its checkpoint is then all that a companion can know."""
+    files = FaultyFiles(tmp_path, 1, FaultInjector(1, {}), frozenset(), lambda: 0.0)
+    files.open(0, Spec(32, 32, 32, dataset=100, epochs=1))
+    drained = Checkpoint("step-000000001", 0, 1, 1, 1, 0.0, order=7)
+    for report in (drained, Batch(1, 32, 1.0)):
+        files.report(0.0, report)
+        files.flush()
+        assert files.readable(0) == report
+    path = files.directory / reports_name(0)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert files.readable(0) == drained and files.readable(1) is None
