@@ -335,11 +335,13 @@ def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason 
 def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     if resize.back:
         return _withdrawing(machine, resize, array)
+    seen = machine.reports.membership(array, resize.order_number)
+    if seen is None:  # by the newest report those that left train, and a hold of theirs would not be ours
+        resize = _note_held(machine, resize, {*resize.held, *resize.dropped})
     left = _put_back(machine, array, resize.dropped)
     if left and not machine.late(resize):
         return resize
     why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
-    seen = machine.reports.membership(array, resize.order_number)
     return machine.move(resize, State.DONE, why, pause_s=seen.report.pause_s if seen is not None else None)
 
 
@@ -361,7 +363,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     try:
         if seen is not None and joined and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
-            running = {*seen.blocks} & _running(array)
+            running = ({*seen.blocks, *dict(resize.added)} - {*resize.dropped}) & _running(array)
             _order(machine, resize, array, seen, running, resize.new_batch, machine.orders.next_number(array))
         elif not joined and last == number:
             _order(machine, resize, array, seen, training, resize.old_batch, machine.orders.next_number(array))
@@ -423,16 +425,20 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the newest membership is the ordered one: all joining blocks, with Slurm's restart counts, and no
-    leaving block."""
+    """Tell whether the ordered blocks train: all joining blocks run, and either the newest membership has them, with
+    Slurm's restart counts, and no leaving block; or a member of that membership that was to leave has completed."""
     if seen is None:
         return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
-    for task, _ in resize.added:
-        job = array.tasks.get(task)
-        if job is None or not job.running or restarts.get(task) != job.restart:
-            return False
-    return restarts.keys().isdisjoint(resize.dropped)
+    joining = [array.tasks.get(task) for task, _ in resize.added]
+    if not all(job is not None and job.running for job in joining):
+        return False
+    # Members leave only as the others join. If clocks are hours apart, the report of that is not believed.
+    gone = [job for task in resize.dropped if (job := array.tasks.get(task)) and job.state is JobState.COMPLETED]
+    if any(restarts.get(task_of(job)) == job.restart for job in gone):
+        return True
+    reported = all(job is not None and restarts.get(task_of(job)) == job.restart for job in joining)
+    return reported and restarts.keys().isdisjoint(resize.dropped)
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:

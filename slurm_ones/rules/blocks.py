@@ -118,9 +118,10 @@ def members_of(history: JobHistory | None) -> tuple[int, ...]:
 
 
 def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
-    """Return the guests among `members` that wait in no hold: Slurm starts them again, and they join."""
-    guests = (job for job in elastic.job.blocks if job.pending and not job.held and elastic.job.is_guest(job))
-    return [task for job in guests if (task := task_of(job)) in members]
+    """Return the guests among `members` that end or wait in no hold: Slurm may start them again, and they join."""
+    guests = (job for job in elastic.job.blocks if elastic.job.is_guest(job))
+    again = (job for job in guests if job.completing or (job.pending and not job.held))
+    return [task for job in again if (task := task_of(job)) in members]
 
 
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:

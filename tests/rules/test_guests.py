@@ -204,6 +204,7 @@ def test_slurm_takes_guests_for_a_base_that_waits(
     ("gpus", "waits", "leave"),
     [
         (1, {}, (1, 2)),
+        (1, {"state": JobState.PREEMPTED, "flags": frozenset({"COMPLETING"})}, (1, 2)),
         # No member waits: nobody else leaves, whoever holds the task.
         (1, {"held": True}, (1,)),
         (1, {"qos": ""}, (1,)),
