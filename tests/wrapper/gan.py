@@ -38,7 +38,8 @@ def optimizers(models: dict[str, Any]) -> dict[str, torch.optim.Optimizer]:
 
 def turn(models: dict[str, Any], by: dict[str, Any], x: torch.Tensor, z: torch.Tensor, step: int) -> None:
     """One batch: the discriminator steps twice, the generator at every second batch. What its loss leaves in the
-    discriminator's gradients is zeroed before they are used."""
+    discriminator's gradients is zeroed before they are used. Between batches the discriminator is frozen."""
+    models["d"].requires_grad_(True)
     fake = models["g"](z)
     for _ in range(2):
         loss = (models["d"](x) - 1).square().mean() + models["d"](fake.detach()).square().mean()
@@ -49,6 +50,7 @@ def turn(models: dict[str, Any], by: dict[str, Any], x: torch.Tensor, z: torch.T
         by["g"].zero_grad()
         (models["d"](fake) - 1).square().mean().backward()
         by["g"].step()
+    models["d"].requires_grad_(False)
 
 
 def train(batches: Iterable[list[int]]) -> dict[str, torch.Tensor]:
@@ -75,6 +77,7 @@ def elastic(
 
     job = ones.init(batch=BATCH, max_batch=64, max_local_batch=32, epochs=epochs, scale_lr=False)
     models = {name: job.ddp(model) for name, model in made(job.rank).items()}
+    models["d"].requires_grad_(False)  # as between batches
     own = {"steps": 0, "seen": [0.0], "point": 1 - 2j}
     by, counters = job.register(model=models, optimizer=optimizers(models), counters=own)
     assert counters is own and set(by) == {"g", "d"}

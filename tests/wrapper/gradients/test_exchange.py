@@ -11,9 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.gradients.exchange import DdpExchange
+from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
-from tests.wrapper.steps import Seen, Sizes, in_one_process, local_batch, loss, made, on_ranks, passes_of, step_sizes
+from tests.wrapper.steps import (
+    Seen,
+    Sizes,
+    flat,
+    in_one_process,
+    local_batch,
+    loss,
+    made,
+    on_ranks,
+    passes_of,
+    step_sizes,
+)
 
 OPTIONS: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}]
 
@@ -39,6 +51,35 @@ def test_parameters_that_some_passes_do_not_use(teams: dict[int, Team], view: bo
     options = {"find_unused_parameters": True, "gradient_as_bucket_view": view}
     expected = in_one_process(steps, skip=True)
     for found in teams[3].run(on_ranks, "ddp", steps, options, True, True, True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+def frozen_meanwhile(group: Group, every: bool, sizes: Sizes) -> tuple[bool, Any]:
+    """Whether parameters that were frozen while the ranks changed stay so, and the gradients once they train again."""
+    exchanges = Exchanges()
+    model = exchanges.add(DdpExchange(group, None), made(group.rank), {})
+    parameters = list(model.parameters())
+    frozen = parameters if every else parameters[:4]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    exchanges.ranks_changed()
+    stays = not any(parameter.requires_grad for parameter in frozen)
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    (part,) = passes_of(sizes, group.rank, 0)
+    with exchanges.during(part):
+        loss(model(local_batch(part.start, part.samples))).backward()
+    return stays, flat([parameter.grad for parameter in parameters], parameters)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_parameters_that_were_frozen_as_ranks_changed(teams: dict[int, Team], every: bool) -> None:
+    """Protects a GAN whose discriminator is frozen at the end of each step: its gradients are averaged as before, and
+    no change of ranks ends the job."""
+    sizes = [[2], [3]]
+    (expected,) = in_one_process([sizes])
+    for stays, found in teams[2].run(frozen_meanwhile, every, sizes):
+        assert stays
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
 
 
@@ -87,15 +128,16 @@ def around_the_wrapper(group: Group) -> list[str]:
         with pytest.raises(ValueError) as refused:
             (exchange if wrong.state_dict() else DdpExchange(group, None)).wrap(wrong)
         said.append(str(refused.value))
-    return said
+    with pytest.raises(ValueError) as refused:
+        DdpExchange(group, None).wrap(made(), process_group=torch.distributed.group.WORLD)
+    return [*said, str(refused.value)]
 
 
 def test_wrong_uses_are_said(teams: dict[int, Team]) -> None:
     """Gradients that were not exchanged, or whose samples are not known, never reach the optimizer."""
     for said in teams[2].run(around_the_wrapper):
-        for text, expected in zip(
-            said, ["not exchanged", "outside the loader", "one model", "no parameter"], strict=True
-        ):
+        wanted = ["not exchanged", "outside the loader", "one model", "no parameter", "process_group cannot be given"]
+        for text, expected in zip(said, wanted, strict=True):
             assert expected in text
 
 

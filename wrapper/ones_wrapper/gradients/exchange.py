@@ -243,8 +243,10 @@ class DdpExchange(Exchange):
         """True if the present pass goes through DDP's hook."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        """`options` are those of DistributedDataParallel."""
+        """`options` are those of DistributedDataParallel, but for its ranks."""
         self._first(model)
+        if taken := {"process_group", "device_mesh"} & options.keys():
+            raise ValueError(f"ddp: {taken.pop()} cannot be given: gradients are averaged over all ranks of the job")
         device = self._group.device
         self._options = {"device_ids": [device] if device.type == "cuda" else None, **options}
         self.model = wrapped = DistributedDataParallel(model.to(device), **self._options)

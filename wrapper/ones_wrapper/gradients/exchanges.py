@@ -155,6 +155,20 @@ class Exchanges:
 
     def ranks_changed(self) -> None:
         """Go on with the group's new ranks, none of whose exchanges has begun. Not collective; between two steps."""
-        for exchange in self._all:
-            exchange.ranks_changed()
-            exchange.begun = 0
+        with self.thawed():
+            for exchange in self._all:
+                exchange.ranks_changed()
+                exchange.begun = 0
+
+    @contextmanager
+    def thawed(self) -> Iterator[None]:
+        """Context in which all parameters that `add` found trained require gradients, those too that the script froze
+        since and may train again: DDP would not average them, and torch would not load their optimizer state."""
+        frozen = [parameter for trained in self._trained for parameter in trained if not parameter.requires_grad]
+        try:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)

@@ -99,14 +99,16 @@ class ChangingRanks(FixedRanks):
         assert state is not None
         self._warm_up()
         run.same_data("", "")  # read now, while nobody waits for it
-        content = collect(state, template=True)
+        with exchanges.thawed():
+            content = collect(state, template=True)
 
         def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
             progress = TrainingProgress(**rest["progress"])
             if progress.dataset != samples:
                 raise ValueError(f"those who train have {progress.dataset} samples an epoch, this block {samples}")
             run.same_data(progress.items, "for those who train")
-            restore(state, rest["content"], tensors)
+            with exchanges.thawed():
+                restore(state, rest["content"], tensors)
             run.progress.take_over(progress)
 
         try:

@@ -48,7 +48,7 @@ LEFT = (
 
 GROUPS_ADDED = (
     "{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next start: "
-    "add all groups before, those for later with requires_grad_(False), and unfreeze them later"
+    "add all groups before, and freeze those for later after that (requires_grad_(False))"
 )
 HOLDS_NEXT = (
     "blocks wait until the epoch ends to join or leave: the script asks for its next batch before it trains on the "

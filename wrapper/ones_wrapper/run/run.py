@@ -100,7 +100,8 @@ class Run:
         if self.ranks.joining:
             collect(state)  # what cannot be saved cannot be sent: better now
         else:
-            self.keeping.load(state)
+            with self.loop.exchanges.thawed():
+                self.keeping.load(state)
             progress, world = self.progress, self.group.world
             progress.resizes += int(progress.world not in (0, world))
             progress.world, progress.run_id = world, self.run_id
