@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,6 +75,28 @@ def test_a_newcomer_that_is_no_block_is_ignored_and_said(
     assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
 
 
+def test_the_script_s_thread_gets_news_while_the_leader_looks_at_them(board: Board) -> None:
+    """Protects the membership from an error of the leader's thread: who waits for an answer takes what is pushed."""
+    over, interval = threading.Event(), sys.getswitchinterval()
+
+    def take() -> None:
+        while not over.is_set():
+            for number in range(500):
+                board.news[b"gone-%d" % number] = b"1"
+            board.news.clear()
+
+    thread = threading.Thread(target=take)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(2000):
+            board.heard_of("gone")
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+
+
 def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: Path) -> None:
     """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same. A
     plan without it is there at the next turn, since others wait for it."""
@@ -113,7 +137,7 @@ def test_a_rank_that_ended_is_known_at_once(
 def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects training: it goes on with those that are there."""
+    """Protects training: it goes on with those that are there. A block that was only suspended ends, with its GPUs."""
     join(board, encode(member(7)))
     board.put(f"ready-{member(7).uid}", "1")
     turn()
@@ -124,6 +148,7 @@ def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     assert f"block 7 gave no sign for {DEAD_S:g} s; it does not join" in said
     assert f"membership 1 was dropped: block 7 gave no sign for {DEAD_S:g} s" in said
     assert board.read("verdict-1") == "dropped" and leader.proposal(lambda plan: True) == (0, 0)
+    assert board.read(f"leave-{member(7).uid}") == f"block 7 gave no sign for {DEAD_S:g} s"
     turn()
     assert (leader.lost, board.read("newest")) == ("", "1"), "it is not planned with again"
 
@@ -141,6 +166,23 @@ def test_a_term_is_planned_anew_while_no_step_ends(
         turn()
     assert board.read("newest") == "2" and leader.proposal(lambda plan: True) == (2, 2)
     assert "membership 1 was dropped: no step ended meanwhile" in capsys.readouterr().err
+
+
+def test_a_plan_waits_for_the_end_of_an_evaluation(
+    leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects newcomers whose groups are formed: ranks that evaluate for minutes are no failure of theirs, after which
+    they would wait for minutes more."""
+    join(board, encode(member(7)))
+    board.put(f"ready-{member(7).uid}", "1")
+    turn()
+    for rank in range(2):
+        board.put(f"formed-1-{rank}", "formed 127.0.0.1 1")
+    for _ in range(10 * int(form_s(2) + DEADLINE_S)):
+        board.sign(f"{member(7).uid}-0")
+        turn()
+    assert board.read("newest") == "1" and "dropped" not in capsys.readouterr().err
+    assert leader.proposal(lambda plan: True) == (1, 1)
 
 
 def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, board: Board, turn: Turn) -> None:

@@ -431,9 +431,11 @@ class Blocks:
                 raise StoreLostError(self.link.lost)
             return found
 
-        got = self._receive(
-            state_for(self._board.place, generation, former.rank), receiver, tensors, take_over, verdict
-        )
+        def given_up() -> str:
+            return verdict() or ("it is to end" if self._leaving() else "")
+
+        place = state_for(self._board.place, generation, former.rank)
+        got = self._receive(place, receiver, tensors, take_over, given_up)
         if got is None:
             self._forget()
             return None

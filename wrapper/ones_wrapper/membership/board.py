@@ -61,9 +61,9 @@ class Board(StoreClient):
         return None if value is None else value.decode(errors="replace")
 
     def heard_of(self, kind: str) -> list[str]:
-        """Return the names after the dash of all pushed keys `kind-…`. Only the listening thread may call this."""
-        begin = f"{kind}-".encode()
-        return [key[len(begin) :].decode(errors="replace") for key in self.news if key.startswith(begin)]
+        """Return the names after the dash of all pushed keys `kind-…`."""
+        begin, now = f"{kind}-".encode(), list(self.news)  # a thread that waits for an answer may add some meanwhile
+        return [key[len(begin) :].decode(errors="replace") for key in now if key.startswith(begin)]
 
     def names(self, kind: str) -> set[str]:
         """Return the names after the dash of all the board's keys `kind-…`. Raises `StoreLostError`."""
@@ -102,7 +102,7 @@ class Board(StoreClient):
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)
-        for key in [key for key in self.news if past(key.decode(errors="replace"))]:
+        for key in [key for key in list(self.news) if past(key.decode(errors="replace"))]:
             del self.news[key]
 
     def store(self, name: str, timeout_s: float = ANSWER_S) -> GroupStore:

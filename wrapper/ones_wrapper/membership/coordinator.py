@@ -30,7 +30,8 @@ NAMED_S = 0.2
 UNWANTED_S = 3.0
 """Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds beyond `form_s` after which a published plan is dropped: its groups were not formed, or no step ended."""
+"""Seconds beyond `form_s` after which a published plan is dropped: its groups were not formed, or in a job by terms no
+step ended."""
 
 
 class Coordinator:
@@ -233,13 +234,14 @@ class Coordinator:
         return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Set `lost` if a member is in `whys`, which has reasons by uid, and forget newcomers that are in it."""
+        """Set `lost` if a member is in `whys`, which has reasons by uid, and turn away newcomers that are in it."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
         for uid in whys.keys() & self._registered.keys():
             why = whys[uid].format(self._registered.pop(uid).name)
             log(f"{why}; it does not join")
+            self._board.put(f"leave-{uid}", why)  # one that was only suspended would wait for ever
             self._ready.pop(uid, None)
             if self._plan is not None and self._plan.first_rank(uid) is not None:
                 self._drop(why, failed=False)
@@ -317,6 +319,8 @@ class Coordinator:
                 return
             if None not in told:
                 self._formed = True
+        if self._hot and self._formed:
+            return  # an evaluation may keep the ranks from a boundary for long, which is no fault of the members
         if time.monotonic() - self._published_at > form_s(plan.world) + DEADLINE_S:
             why = "not all ranks could form its groups in time" if self._hot else "no step ended meanwhile"
             self._drop(why, failed=bool(self._hot))
