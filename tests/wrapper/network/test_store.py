@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -208,6 +210,24 @@ def test_a_last_will(network: JobNetwork) -> None:
     members[1].close()
     host.listen(5.0)
     assert host.news == {b"gone-0": b"1"}
+
+
+def test_many_that_end_at_once(network: JobNetwork) -> None:
+    """Protects a job of hundreds of ranks: the store outlives a block whose ranks are all killed, and tells of each."""
+    host = network.client(HOST, "term")
+    members = [network.client(MEMBER, "term") for _ in range(300)]
+    for number, one in enumerate(members):
+        one.follow("gone")
+        one.ask("will", b"gone-%d" % number, b"1")
+        assert one._socket is not None
+        one._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for one in members:
+        one.close(socket.socket.close)
+    until = time.monotonic() + 30.0
+    while len(host.ask("keys", b"gone-")) < len(members):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    host.close()
 
 
 def test_a_connection_that_nobody_uses_rests(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:

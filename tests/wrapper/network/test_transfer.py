@@ -163,6 +163,29 @@ def test_a_newcomer_that_is_slow_and_alive_gets_all(
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state().items())
 
 
+def test_an_average_of_gigabytes_takes_its_time(
+    secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a job with a large average or a wrapped optimizer, whose state goes next to the tensors: no sender gives
+    up while its bytes move, however many there are."""
+    read = transfer._read
+
+    def slowly(connection: socket.socket, count: int) -> bytearray:
+        found = bytearray()
+        while len(found) < count:
+            found += read(connection, min(1 << 20, count - len(found)))
+            time.sleep(0.05)
+        return found
+
+    monkeypatch.setattr(transfer, "_read", slowly)
+    monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
+    newcomer, rest = Newcomer(receiver), {"average": torch.arange(5 << 20)}
+    send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), rest, 0.8)
+    newcomer.end()
+    assert newcomer.error is None and torch.equal(newcomer.rest["average"], rest["average"])
+    assert len(transfer._HEAD.pack(1, 5 << 30)) == transfer._HEAD.size
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_newcomer_that_hangs_is_given_up(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, alive: bool

@@ -72,6 +72,9 @@ class StoreServer:
         self._still = Standstill()
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
+        self._broken: list[_Member] = []
+        """Members whose connections failed, until the turn's end: the ranks of a node end together, and each one's will
+        is sent to all the others."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopped, self._wake = socket.socketpair()
@@ -140,6 +143,8 @@ class StoreServer:
         for member in [one for one in self._waiting if one.until <= now]:
             self._wait_over(member)
             self._answer(member, b"late", *sorted(member.missing))
+        while self._broken:
+            self._leave(self._broken.pop())
         return True
 
     def _enter(self, connection: socket.socket, role: str, name: str) -> None:
@@ -212,14 +217,14 @@ class StoreServer:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._leave(member)
+            self._broken.append(member)
             return
         if not held and sent == len(message):
             return
         member.unsent += b"" if held else message
         del member.unsent[:sent]
         if len(member.unsent) > _MOST_UNREAD:
-            self._leave(member)
+            self._broken.append(member)
         elif held != bool(member.unsent):
             wanted = selectors.EVENT_READ | (0 if held else selectors.EVENT_WRITE)
             self._selector.modify(member.connection, wanted, member)

@@ -45,9 +45,9 @@ Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
-_HEAD = struct.Struct("!II")
+_HEAD = struct.Struct("!IQ")
 _MOST_HEADER = 64 << 20
-_MOST_REST = 1 << 31
+_MOST_REST = 1 << 40
 _VECTOR = 256
 """Most buffers that the kernel gets in one call."""
 
@@ -135,13 +135,13 @@ def send(
         connection.settimeout(timeout_s)
         connection.sendall(_HEAD.pack(len(encoded), len(plain)))
         connection.sendall(encoded)
-        connection.sendall(plain)
+        _send_views(connection, [memoryview(plain)])  # may be gigabytes: `sendall` has one time-out for all of them
         sizes = [_size(tensors[name]) for name in names]
         stretches = _stretches(sizes, to.number, to.count)
         with ThreadPoolExecutor(1, "ones-copy") as copier:
             for views in _ahead(copier, _views([tensors[name] for name in names], stretches)):
                 _send_views(connection, views)
-        _await_answer(connection, to.address[0], patience_s(sum(sizes), timeout_s))
+        _await_answer(connection, to.address[0], patience_s(sum(sizes) + len(plain), timeout_s))
     return sum(last - first for _, first, last in stretches)
 
 
