@@ -86,11 +86,13 @@ def test_fetching_leaves_the_generators_alone(failing: bool) -> None:
     assert draw() == expected
 
 
-def test_what_collating_draws_repeats() -> None:
-    """Protects: a `collate_fn` that draws does the same after a restart, with workers or without."""
+@pytest.mark.parametrize("dataset", [Augmented(), TensorDataset(torch.arange(24))])
+def test_what_collating_draws_repeats(dataset: Dataset[Any]) -> None:
+    """Protects: a `collate_fn` that draws does the same after a restart, with workers or without, also over samples
+    that draw nothing."""
 
     def all_of(workers: int, cursor: int) -> list[Drawn]:
-        feed = Feed(Augmented(), shuffle=True, seed=0, collate_fn=with_a_draw, num_workers=workers)
+        feed = Feed(dataset, shuffle=True, seed=0, collate_fn=with_a_draw, num_workers=workers)
         return [got[1] for _, got in feed.batches(0, cursor, Cut(6, 1, 0, 6))]
 
     assert all_of(0, 0) == all_of(1, 0)

@@ -281,7 +281,7 @@ class Feed:
         if num_workers:
             options["persistent_workers"] = True
         self._loader = DataLoader(
-            _Collated(dataset, seed, keyed and may_draw(dataset), collate_fn or default_collate),
+            _Collated(dataset, seed, keyed, collate_fn or default_collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # lists of indices are all that it says it takes
             generator=self._generator,
             collate_fn=identity,
@@ -405,20 +405,25 @@ class _Collated(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset = dataset
         self._seed = seed
-        self._keyed = keyed
         self._collate = collate
+        self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
+        """True if fetching a sample, or collating samples, needs numbers of its own; torch's collate draws none."""
 
     def __getitems__(self, request: _Request) -> Any:
         epoch, indices, keep = request
-        if not self._keyed:
-            at_once = getattr(self.dataset, "__getitems__", None)
-            return self._collate(at_once(indices) if at_once else [self.dataset[index] for index in indices])
-        with keep_generators() if keep else nullcontext():
-            samples = []
-            for index in indices:
-                seed_all(key(self._seed, epoch, index))
-                samples.append(self.dataset[index])
-            if self._collate is not default_collate:  # which draws nothing
+        with keep_generators() if keep and (self._by_item or self._collates) else nullcontext():
+            samples = self._samples(epoch, indices)
+            if self._collates:
                 # What collating draws cannot follow from one sample: it follows from the first and how many there are.
                 seed_all(key(self._seed, epoch, indices[0], len(indices)))
             return self._collate(samples)
+
+    def _samples(self, epoch: int, indices: list[int]) -> Any:
+        if not self._by_item:
+            at_once = getattr(self.dataset, "__getitems__", None)
+            return at_once(indices) if at_once else [self.dataset[index] for index in indices]
+        samples = []
+        for index in indices:
+            seed_all(key(self._seed, epoch, index))
+            samples.append(self.dataset[index])
+        return samples
