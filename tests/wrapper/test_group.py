@@ -102,8 +102,10 @@ def contract(group: Group) -> None:
     assert group.on_first(lambda: f"from {rank}") == "from 0"
     if isinstance(group, TorchGroup):
         shared = [torch.full((2, 3), float(rank)), torch.tensor(rank), torch.full((4,), rank + 1.0), torch.empty(0)]
+        shared += [torch.full((2,), complex(rank, 1)), torch.full((3,), rank, dtype=torch.int16)]
         group.share(shared)
-        assert [tensor.unique().tolist() for tensor in shared] == [[0.0], [0], [1.0], []], "rank 0's, several as one"
+        wanted = [{0.0}, {0}, {1.0}, set(), {1j}, {0}]
+        assert [{*tensor.flatten().tolist()} for tensor in shared] == wanted, "rank 0's, several as one"
     assert group.here(lambda: f"mine {rank}") == f"mine {rank}"
     last = world - 1
     with pytest.raises(RankError, match=f"rank {last}: ZeroDivisionError"):

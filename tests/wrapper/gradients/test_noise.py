@@ -122,11 +122,14 @@ def test_most_steps_are_not_measured(world: int) -> None:
     assert noise.samples == pytest.approx(8 * 4 / 2 / 4 if world == 1 else 0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
 def test_a_square_without_cublas_is_the_same(dtype: torch.dtype) -> None:
-    """Protects the memory of rank 0's GPU from workspaces on 32 streams."""
-    gradient = torch.linspace(-3.0, 5.0, 60, dtype=dtype).reshape(3, 4, 5)
-    torch.testing.assert_close(noise._square_by_norm(gradient), noise._dot(gradient, gradient))
+    """Protects the memory of rank 0's GPU from workspaces on 32 streams, and a model with complex parameters (a Fourier
+    neural operator) from an error in its first step."""
+    gradient = torch.linspace(-3.0, 5.0, 60).reshape(3, 4, 5).to(dtype) * (1 + 2j if dtype.is_complex else 1)
+    expected = gradient.abs().double().square().sum()
+    for found in (noise._square_by_norm(gradient), noise._dot(gradient, gradient)):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("steps", [4, 20])

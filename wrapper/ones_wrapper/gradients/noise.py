@@ -228,12 +228,18 @@ def _square(gradient: torch.Tensor) -> torch.Tensor:
 
 def _square_by_norm(gradient: torch.Tensor) -> torch.Tensor:
     """Return the square without cuBLAS, which keeps up to 32 MiB for each stream on which gradients arrive."""
+    gradient = _real(gradient)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=wide)
     return norm.square()
 
 
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
+
+
 def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    one, other = _real(one), _real(other)
     if one.dtype in (torch.float32, torch.float64):
         return torch.dot(one.ravel(), other.ravel())
     return torch.dot(one.ravel().float(), other.ravel().float())

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.devices.choice import choose, stay_near
+from ones_wrapper.devices.host_memory import bytes_of
 from ones_wrapper.devices.patience import collective
 from ones_wrapper.group.flat import flattened, together, unflatten
 from ones_wrapper.network import plain, rendezvous
@@ -169,10 +170,11 @@ class TorchGroup(Group):
         """Copy rank 0's values of these tensors to all ranks, many tensors in one message."""
         for some in together(tensors, TOGETHER) if self.world > 1 else ():
             flat = flattened(some)
-            if flat.device.type == "cuda":
-                dist.broadcast(flat, 0)
+            row = bytes_of(flat)  # gloo and NCCL do not know all types
+            if row.device.type == "cuda":
+                dist.broadcast(row, 0)
             else:
-                self.control.broadcast([flat], dist.BroadcastOptions()).wait()
+                self.control.broadcast([row], dist.BroadcastOptions()).wait()
             unflatten(flat, some)
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
