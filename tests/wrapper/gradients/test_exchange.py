@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.gradients.exchanges import Exchanges
+from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import (
@@ -81,6 +82,28 @@ def test_parameters_that_were_frozen_as_ranks_changed(teams: dict[int, Team], ev
     for stays, found in teams[2].run(frozen_meanwhile, every, sizes):
         assert stays
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+def of_words(group: Group, sizes: Sizes) -> torch.Tensor:
+    """The gradient of a sparse embedding after one step."""
+    torch.manual_seed(0)
+    exchange = DdpExchange(group, NoiseScale(group))
+    model = exchange.wrap(torch.nn.Embedding(7, 3, sparse=True))
+    for part in passes_of(sizes, group.rank, 0):
+        with exchange.during(part):
+            loss(model(torch.arange(part.start, part.start + max(part.samples, 1)))).backward()
+    found: torch.Tensor = model.module.weight.grad.to_dense()
+    return found
+
+
+@pytest.mark.parametrize("sizes", [[[5]], [[3], [2]], [[2, 1], [1, 0]]])
+def test_a_sparse_embedding(teams: dict[int, Team], sizes: Sizes) -> None:
+    """Its gradient is averaged as others are; only the noise scale cannot be measured on it."""
+    torch.manual_seed(0)
+    model = torch.nn.Embedding(7, 3)
+    loss(model(torch.arange(sum(map(sum, sizes))))).backward()
+    for found in teams[len(sizes)].run(of_words, sizes):
+        torch.testing.assert_close(found, model.weight.grad)
 
 
 def noise_of(group: Group, sizes: Sizes) -> tuple[list[tuple[float, int, int]], list[float]]:

@@ -309,7 +309,7 @@ class DdpExchange(Exchange):
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Communication hook: turn the bucket into the mean over all samples, in place."""
         self.begun += self._arrived and bucket == 0  # one more of the same pass
-        part, noise = self._now(), self._measured
+        part, noise = self._now(), None if gradient.is_sparse else self._measured
         samples, total = part.share_weight, part.share.total
         if not part.last:
             return known(gradient)
