@@ -204,3 +204,30 @@ def test_two_optimizers_of_one_model_accumulate() -> None:
     for put in testing.run(partial(one_loss, 3)):
         for found, wanted in zip(put.value, one if isinstance(put.value[0], torch.Tensor) else lr, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def words(moves: bool) -> int | None:
+    """A sparse embedding, whose optimizer takes no dense gradients."""
+    job = ones.init(batch=8, epochs=3)
+    torch.manual_seed(0)
+    inner = torch.nn.Embedding(5, 3, sparse=True)
+    model = job.ddp(inner)
+    optimizer = job.register(model=model, optimizer=torch.optim.SparseAdam(list(inner.parameters()), lr=0.1))
+    loader = job.loader(TensorDataset(torch.arange(32) % 5))
+    for epoch in job.epochs():
+        if moves and epoch == 1 and job.world == 1:
+            job.checkpoint()
+            return 2
+        for (part,) in loader:
+            optimizer.zero_grad()
+            model(part).square().mean().backward()
+            optimizer.step()
+    testing.put(inner.weight.detach().clone())
+    return None
+
+
+def test_a_sparse_embedding_goes_on() -> None:
+    """Protects a job with sparse gradients from an error at its first resize, and its optimizer's state."""
+    (still,) = testing.run(partial(words, False))
+    for put in testing.run(partial(words, True)):
+        torch.testing.assert_close(put.value, still.value)

@@ -30,7 +30,10 @@ def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
-    This is so if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure."""
+    This is so if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure or sparse
+    gradients."""
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        return True
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
         return True
     closure = _parameters(optimizer).get("closure")
