@@ -77,7 +77,8 @@ class Started:
 
     def _read(self, which: int, file: IO[str]) -> None:
         with file:
-            self._texts[which] = file.read()
+            for line in file:
+                self._texts[which] += line
 
     def _number(self) -> int:
         """What the process that keeps it says next. Raises `ChildProcessError` where that is gone."""
@@ -107,7 +108,7 @@ class Started:
         for reader in self._readers:
             reader.join(None if until is None else max(0.0, until - time.monotonic()))
             if reader.is_alive():
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0, *self._texts)
         self.wait(None if until is None else max(0.0, until - time.monotonic()))
         return self._texts[0], self._texts[1]
 

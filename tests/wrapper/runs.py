@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,9 +75,10 @@ class Run:
         """Wait for the end; the exit code."""
         try:
             self.output, self.errors = self.process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
+            left = _standing(self.process.pid)
             self.process.kill()
-            raise
+            raise AssertionError(f"still there: {left}; printed: {error.output} {error.stderr}") from error
         return self.process.returncode
 
     def reports(self) -> list[Report]:
@@ -113,6 +115,16 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def _standing(pid: int) -> list[str]:
+    """What a process and those that it started do in the kernel, a line a thread."""
+    lines = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            lines.append(f"{pid}/{thread.name} {state} {(thread / 'wchan').read_text()}")
+    return lines + [line for child in children(pid) for line in _standing(child)]
 
 
 def write_order(job_dir: Path, order: Order) -> None:
