@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def scaling(ones: Database, job_id: int, axes: Axes | None = None) -> Axes:
+def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
     """Plot a job's throughput by its number of GPUs, a line for each global batch, and the ideal line."""
-    found = _some(ones.scaling(job_id=job_id), job_id)
+    found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
     axes.plot(found["gpus"], ideal, linestyle=":", color="gray", label="if each GPU added as much as the first")
@@ -28,9 +28,11 @@ def scaling(ones: Database, job_id: int, axes: Axes | None = None) -> Axes:
     return _finished(axes, "GPUs", "throughput, samples/s", f"Job {job_id}, {smallest['name']}")
 
 
-def learning_curve(ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss") -> Axes:
+def learning_curve(
+    ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss", cluster: str = ""
+) -> Axes:
     """Plot a job's loss, or `y="accuracy"`, by the hours since submission, and the job's GPUs at each epoch's end."""
-    found = _some(ones.query(saved_query("learning_curve"), job_id=job_id), job_id)
+    found = _of_job(ones.query(saved_query("learning_curve"), job_id=job_id), job_id, cluster)
     axes, hours = axes or _axes(), found["since_s"] / 3600.0
     axes.plot(hours, found[y].astype("float64"), marker=".", label=y)
     right = axes.twinx()
@@ -41,33 +43,36 @@ def learning_curve(ones: Database, job_id: int, axes: Axes | None = None, *, y: 
 
 def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
     """Plot the GPUs that jobs held over time, stacked, of blocks by memberships, for jobs as ``user_name="alice"``."""
-    runs, changes = ones.run_timeline(**where), ones.membership_timeline(**where)
-    columns = ["job_id", "start_time", "end_time", "gpus"]
-    rows = [*runs[~runs["job_id"].isin(set(changes["job_id"]))][columns].itertuples(index=False)]
-    rows += changes[columns].itertuples(index=False)
-    times = sorted({at for row in rows for at in (row.start_time, row.end_time) if not _open(at)})
+    from pandas import concat, to_timedelta
+
+    runs = ones.run_timeline(**where).rename(columns={"restart": "term", "running_s": "lasted_s"})
+    changes, run = ones.membership_timeline(**where), [*_JOB, "term"]
+    plain = runs[~runs.set_index(run).index.isin(changes.set_index(run).index)]
+    rows = concat([plain, changes])[[*_JOB, "start_time", "end_time", "lasted_s", "gpus"]]
+    # A run that goes on is drawn as far as it is known.
+    known = rows["start_time"] + to_timedelta(rows["lasted_s"], unit="s")
+    rows["end_time"] = rows["end_time"].fillna(known.dt.as_unit("us"))
+    times = sorted({*rows["start_time"], *rows["end_time"]})
     axes, base = axes or _axes(), [0.0] * len(times)
-    for job_id in dict.fromkeys(row.job_id for row in rows):
-        its = [row for row in rows if row.job_id == job_id]
-        held = [
-            sum(row.gpus for row in its if row.start_time <= at and (_open(row.end_time) or at < row.end_time))
-            for at in times
-        ]
+    for job, its in rows.groupby(_JOB, sort=False):
+        held = [int(its["gpus"][(its["start_time"] <= at) & (at < its["end_time"])].sum()) for at in times]
         top = [low + count for low, count in zip(base, held, strict=True)]
-        axes.fill_between(times, base, top, step="post", label=f"job {job_id}")
+        axes.fill_between(times, base, top, step="post", label=f"job {job[1]}")
         base = top
     return _finished(axes, "", "GPUs", "GPUs over time")
 
 
-def _open(at: Any) -> bool:
-    """Tell whether a time is missing (NaN or NaT): the run goes on."""
-    return bool(at != at)
+_JOB = ["cluster", "job_id", "submit_time"]
 
 
-def _some(found: DataFrame, job_id: int) -> DataFrame:
+def _of_job(found: DataFrame, job_id: int, cluster: str) -> DataFrame:
+    """Return the rows of the newest job with this id."""
+    found = found[found["cluster"] == cluster] if cluster else found
     if found.empty:
         raise QueryError(f"nothing was measured of job {job_id}")
-    return found
+    if len(several := found["cluster"].unique()) > 1:
+        raise QueryError(f"there is a job {job_id} on {', '.join(several)}: name one of them by cluster=")
+    return found[found["submit_time"] == found["submit_time"].max()]
 
 
 def _axes() -> Axes:

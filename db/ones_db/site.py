@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, and_, func, select
+from sqlalchemy import Connection, Select, and_, func, select, text
 
 from ones_db.engine import LeaderRecord, Transactions, add_new, add_or_replace, leader_of, noting, reading
-from ones_db.jobs import among, run_end, started_blocks
+from ones_db.jobs import among, started_blocks
 from ones_db.records import JobRecord, RunRecord
 from ones_db.rows import record_of, row_of
 from ones_db.tables import ACCOUNTING, ACTIONS, CHANGES, HEALTH, JOBS, NODES, RUNS
@@ -307,25 +307,11 @@ class AccountingStore(Transactions):
     @reading
     def past_jobs(self, connection: Connection, since: float, until: float) -> list[PastJob]:
         """Return the ended jobs that were submitted from `since` until before `until`, sorted by submission."""
-        ended = run_end()
-        length = ended - RUNS.c.start_time
-        gpus = RUNS.c.nodes * RUNS.c.gpus_per_node
-        of_job = ("job_id", "name", "user_name", "account", "partition", "state", "submit_time")
-        query = (
-            select(
-                *(JOBS.c[name] for name in of_job),
-                func.min(RUNS.c.start_time),
-                JOBS.c.end_time,
-                func.count(RUNS.c.start_time),
-                func.coalesce(func.sum(length), 0.0),
-                func.coalesce(func.max(gpus), 0),
-                func.coalesce(func.sum(length * gpus), 0.0),
-            )
-            .select_from(JOBS)
-            .outerjoin(RUNS, RUNS.c.job_id == JOBS.c.id)
-            .where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time.is_not(None))
-            .where(JOBS.c.submit_time >= since, JOBS.c.submit_time < until)
-            .group_by(JOBS.c.id)
-            .order_by(JOBS.c.submit_time, JOBS.c.job_id)
+        query = text(
+            "SELECT job_id, name, user_name, account, partition, state, submit_time, start_time, end_time, runs,"
+            " COALESCE(running_s, 0.0), COALESCE(largest_gpus, 0), COALESCE(gpu_hours, 0.0) * 3600.0 FROM job_summary"
+            " WHERE cluster = :cluster AND end_time IS NOT NULL AND submit_time >= :since AND submit_time < :until"
+            " ORDER BY submit_time, job_id"
         )
-        return [PastJob._make(row) for row in connection.execute(query)]
+        given = {"cluster": self.cluster, "since": since, "until": until}
+        return [PastJob._make(row) for row in connection.execute(query, given)]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ones_db import AccountingJob, Imported, JobRecord, RunRecord, Store
 from ones_db.shape import Shape
 from tests.db.make import SPEC, epoch, hello, job, report, run
+from tests.db.test_views import fill_blocks
 
 DAY = 86_400.0
 
@@ -33,6 +36,13 @@ def test_a_job_is_stored_with_its_runs(store: Store) -> None:
     assert tuple(store.runs(7)) == one.runs
     (found,) = store.past_jobs(0.0, 5000.0)
     assert (found.start_time, found.runs, found.run_s, found.gpus, found.gpu_s) == (1010.0, 2, 200.0, 8, 1600.0)
+
+
+def test_a_job_of_blocks_counts_by_its_blocks(store: Store) -> None:
+    """Protects a site's GPU-hours from the size that a job has at its end."""
+    fill_blocks(store)
+    (found,) = store.past_jobs(0.0, 9 * DAY)
+    assert (found.gpus, found.gpu_s) == (5, pytest.approx(200 * 1 + 310 * 4))
 
 
 def test_again(store: Store) -> None:

@@ -18,8 +18,8 @@ import ones_db
 from ones_db import Database, Store, StoreError, plots
 from ones_db.query import QueryError, saved_query
 from ones_db.views import VIEWS
-from tests.db.make import hello, report, run, throughput
-from tests.db.test_views import fill, fill_blocks
+from tests.db.make import hello, job, report, run, throughput
+from tests.db.test_views import DAY, fill, fill_blocks
 
 EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughput.ipynb"
 
@@ -86,6 +86,18 @@ def test_plots_by_one_call(store: Store, url: str) -> None:
         assert list(axes.lines[0].get_ydata()) == list(losses) and axes.get_title() == "Job 7"
         with pytest.raises(QueryError, match="nothing was measured of job 99"):
             plots.scaling(ones, 99)
+        store.record_jobs([job(11)])
+        store.record_runs([run(11, 0, 1, 2, start_time=DAY)])
+        (held,) = plots.gpus(ones, job_id=11).collections
+        times, tops = held.get_paths()[0].vertices.T
+        assert tops.max() == 2.0 and 86_400 * (times.max() - times.min()) == pytest.approx(3600.0), "it runs on"
+        with Store.open(url, "other") as other:
+            fill(other)
+        with pytest.raises(QueryError, match="job 7 on gres, other: name one of them by cluster="):
+            plots.learning_curve(ones, 7)
+        one, *lines = plots.scaling(ones, 7, cluster="other").lines
+        assert [len(line.get_xdata()) for line in (one, *lines)] == [2, 1, 1]
+        assert len(plots.gpus(ones, job_id=7).collections) == 2
 
 
 def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
 -- Whether resizing paid, by user and mechanism (requeue, blocks, or both in one job): the mean JCT of the resized jobs
 -- that completed, and what it would have been at the requested size by each job's own measurement. Jobs that were never
 -- measured at that size are counted, not guessed.
-SELECT user_name, mechanism, COUNT(*) AS resized_jobs, COUNT(predicted_jct_s) AS predicted,
+SELECT cluster, user_name, mechanism, COUNT(*) AS resized_jobs, COUNT(predicted_jct_s) AS predicted,
        AVG(CASE WHEN predicted_jct_s IS NOT NULL THEN jct_s END) AS jct_s, AVG(predicted_jct_s) AS predicted_jct_s,
        SUM(predicted_jct_s - jct_s) / 3600.0 AS saved_hours
 FROM (SELECT w.*, CASE WHEN by_blocks = 0 THEN 'requeue' WHEN by_blocks = resizes THEN 'blocks' ELSE 'both' END
              AS mechanism
       FROM what_if w WHERE resizes > 0) resized
-GROUP BY user_name, mechanism
-ORDER BY user_name, mechanism;
+GROUP BY cluster, user_name, mechanism
+ORDER BY cluster, user_name, mechanism;

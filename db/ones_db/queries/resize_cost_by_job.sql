@@ -1,7 +1,7 @@
 -- What resizing cost a user's jobs, by mechanism: how many resizes took effect while the job ran, how long it stood still
 -- for them in all, and what part of its time that is. Resizes of a job that waited cost it nothing. Parameter user_name.
 --: user_name text
-SELECT j.job_id, j.name, z.mechanism, COUNT(CASE WHEN z.state = 'done' THEN 1 END) AS resizes,
+SELECT j.cluster, j.job_id, j.name, z.mechanism, COUNT(CASE WHEN z.state = 'done' THEN 1 END) AS resizes,
        COALESCE(SUM(z.pause_s), 0.0) AS pause_s,
        COALESCE(SUM(z.pause_s), 0.0) / COUNT(CASE WHEN z.state = 'done' THEN 1 END) AS pause_each_s, j.jct_s,
        COALESCE(SUM(z.pause_s), 0.0) / j.jct_s AS part_of_jct

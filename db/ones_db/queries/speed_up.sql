@@ -1,7 +1,8 @@
 -- How one job scales: throughput at each shape and global batch, and the speed-up over its smallest size.
 -- Parameter job_id, Slurm's own; of ids that were used again, submit_time tells the submissions apart.
 --: job_id int
-SELECT submit_time, name, nodes, gpus_per_node, gpus, batch, measured_s, samples_per_s, speed_up, gpu_efficiency
+SELECT cluster, submit_time, name, nodes, gpus_per_node, gpus, batch, measured_s, samples_per_s, speed_up,
+       gpu_efficiency
 FROM scaling
 WHERE job_id = :job_id
-ORDER BY submit_time, gpus, nodes, batch;
+ORDER BY cluster, submit_time, gpus, nodes, batch;

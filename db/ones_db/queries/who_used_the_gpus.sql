@@ -1,7 +1,7 @@
 -- Who used the GPUs since a day, that day included: GPU-hours by user and account, in days of UTC.
 -- Parameter since.
 --: since day
-SELECT user_name, account, SUM(gpu_hours) AS gpu_hours, COUNT(*) AS days
+SELECT user_name, account, SUM(gpu_hours) AS gpu_hours, COUNT(DISTINCT day) AS days
 FROM gpu_hours
 WHERE day >= :since
 GROUP BY user_name, account
