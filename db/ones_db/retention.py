@@ -1,12 +1,13 @@
 """Retention: rolls up old samples to longer ones and deletes old details, in many small transactions.
 
-A rolled-up sample replaces several: sums of samples and seconds, means of loss and noise, and the position, progress,
-time and number of the last replaced report. So queries and views read rolled-up and other samples alike. The newest few
-samples of each run and batch, which `ones_db.history` reads for learning, stay unchanged.
+A rolled-up sample replaces several: sums of samples and seconds, means of loss, noise and use of GPUs, the most memory.
+Position, progress, time and number are of the last replaced report. So queries and views read rolled-up and other
+samples alike. The newest few samples of each run and batch, which `ones_db.history` reads for learning, stay unchanged.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect
 from collections import Counter, deque
@@ -32,6 +33,7 @@ from ones_db.tables import (
     STEPS,
     THROUGHPUT,
 )
+from ones_db.view import IDLE_USE, LEAST_S, WITHIN
 
 
 class RolledUp(NamedTuple):
@@ -49,8 +51,8 @@ PIECE = 10_000
 """Samples read in one transaction."""
 
 
-Changes = list[tuple[int, tuple[int, ...]]]
-"""Report number and size (nodes, GPUs per node, GPUs) of each membership of a run, ascending."""
+Changes = list[tuple[int, float, tuple[int, ...]]]
+"""Report number, time and size (nodes, GPUs per node, GPUs) of each membership of a run, ascending."""
 
 
 @dataclass
@@ -79,9 +81,9 @@ def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: fl
     rows = connection.execute(query.order_by(THROUGHPUT.c.number).limit(PIECE)).mappings().all()
     work.done = len(rows) < PIECE
     if work.changes is None:
-        columns = (MEMBERSHIPS.c[name] for name in ("number", "nodes", "gpus_per_node", "world"))
+        columns = (MEMBERSHIPS.c[name] for name in ("number", "time", "nodes", "gpus_per_node", "world"))
         changes = select(*columns).where(MEMBERSHIPS.c.run_id == work.run).order_by(MEMBERSHIPS.c.number)
-        work.changes = [(number, tuple(size)) for number, *size in connection.execute(changes)]
+        work.changes = [(number, at, tuple(size)) for number, at, *size in connection.execute(changes)]
     if work.kept is None:
         all_rows = rows if work.done else connection.execute(_KINDS, {"run": work.run}).mappings().all()
         work.kept = _kept(all_rows, work.changes)
@@ -107,7 +109,7 @@ def _kept(rows: Sequence[Any], changes: Changes) -> set[int]:
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
         before = _changes_before(row, changes)
-        kind = row["batch"], changes[before - 1][1] if before else ()
+        kind = row["batch"], changes[before - 1][2] if before else ()
         if row["seconds"] > 0 and of_kind[kind] < KEPT:
             of_kind[kind] += 1
             kept.add(row["number"])
@@ -130,6 +132,7 @@ class _Group:
     def values(self) -> dict[str, Any]:
         counted = [row["nonfinite"] for row in self.rows if row["nonfinite"] is not None]
         progress = [row["progress"] for row in self.rows if row["progress"] is not None]
+        memory = [row["gpu_memory"] for row in self.rows if row["gpu_memory"] is not None]
         return {
             "all_samples": sum(row["samples"] for row in self.rows),
             "all_seconds": sum(row["seconds"] for row in self.rows),
@@ -138,6 +141,7 @@ class _Group:
             "last_progress": progress[-1] if progress else None,
             "all_nonfinite": sum(counted) if counted else None,
             "mean_gpu_use": _mean([(row["gpu_use"], row["seconds"]) for row in self.rows]),
+            "most_gpu_memory": max(memory, default=None),
         }
 
 
@@ -159,15 +163,17 @@ def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
 def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Changes) -> Iterator[_Group]:
     """Yield the groups of consecutive samples that become one, in the order of reports.
 
-    Samples with and without a throughput are never in one group, nor samples with and without noise: so sums over only
-    the measured samples stay the same.
+    Samples that count in the views (`view.MEASURED`) and others are never in one group. Neither are samples with and
+    without noise, or with idle, busy and unknown GPUs: so sums over only some of the samples stay the same.
     """
 
     def together(row: Any) -> tuple[Any, ...]:
         alone = row["number"] if row["number"] in kept else None
-        measured = row["seconds"] > 0 and row["samples"] > 0
-        stretch = _changes_before(row, changes), row["time"] // stretch_s
-        return row["batch"], row["epoch"], stretch, measured, row["noise"] is None, alone
+        before, use = _changes_before(row, changes), row["gpu_use"]
+        begun = changes[before - 1][1] if before else -math.inf
+        measured = row["seconds"] > LEAST_S and row["samples"] > 0 and row["time"] - WITHIN * row["seconds"] >= begun
+        stretch, idle = (before, row["time"] // stretch_s), use is not None and use < IDLE_USE
+        return row["batch"], row["epoch"], stretch, measured, row["noise"] is None, use is None, idle, alone
 
     for _, group in groupby(rows, together):
         yield _Group(list(group))
@@ -191,6 +197,7 @@ _UPDATE = (
         progress=bindparam("last_progress"),
         nonfinite=bindparam("all_nonfinite"),
         gpu_use=bindparam("mean_gpu_use"),
+        gpu_memory=bindparam("most_gpu_memory"),
     )
 )
 

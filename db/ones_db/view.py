@@ -156,9 +156,11 @@ M_AFTER = (
 )
 """SQL for the start of the membership after m; null for the last membership of a run."""
 
-M_BEGAN = f"""CASE WHEN EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
+M_BEGAN = f"""CASE WHEN m.why <> 'first' OR
+            EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""SQL for the time from which a membership m of run r of job j counts; the first counts from the run's start."""
+"""SQL for the time from which a membership m of run r of job j counts; the first counts from the run's start. A user's
+file may lack the first ones."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
@@ -175,8 +177,11 @@ T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
 T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
 """SQL for nodes, GPUs per node and GPUs at which a sample of `SAMPLES` was measured."""
 
-MEASURED = """t.seconds > 1e-6 AND t.samples > 0
-            AND (m.number IS NULL OR t.time - 0.9 * t.seconds >= m.time)"""
+LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
+"""Shortest sample, seconds; share of a sample after a change of blocks; use of GPUs below which they idle."""
+
+MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
+            AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
 """SQL condition on samples of `SAMPLES`: time and samples are above zero, and no blocks changed during the sample. An
 overflow would fail the view for everybody; hence views also sum floats in place of whole numbers."""
 

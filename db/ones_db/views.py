@@ -23,6 +23,7 @@ from ones_db.view import (
     END,
     GPUS,
     HAS_BLOCKS,
+    IDLE_USE,
     JOB,
     JOBS,
     M_AFTER,
@@ -290,7 +291,8 @@ IDLE_GPUS = View(
     f"""
     SELECT p.cluster, p.user_name, p.account, substr(utc(p.day_time), 1, 10) AS day, p.day_time,
         COUNT(DISTINCT p.job) AS jobs, SUM(p.hours) AS gpu_hours, SUM(p.hours * p.gpu_use) / SUM(p.hours) AS gpu_use,
-        SUM(CASE WHEN p.gpu_use < 0.1 THEN p.hours ELSE 0.0 END) AS idle_gpu_hours, MAX(p.gpu_memory) AS gpu_memory
+        SUM(CASE WHEN p.gpu_use < {IDLE_USE} THEN p.hours ELSE 0.0 END) AS idle_gpu_hours,
+        MAX(p.gpu_memory) AS gpu_memory
     FROM (
         SELECT c.name AS cluster, j.user_name, j.account, j.id AS job, t.gpu_use, t.gpu_memory,
             CAST(whole(t.time / 86400.0) * 86400 AS DOUBLE PRECISION) AS day_time,

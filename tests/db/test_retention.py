@@ -15,8 +15,9 @@ from sqlalchemy import select
 from ones_db import ReportLine, RunReports, Store, retention
 from ones_db.retention import Ages, maintain
 from ones_db.tables import THROUGHPUT
+from ones_wrapper.protocol import Membership
 from slurm_ones.learn.learner import Learner
-from tests.db.make import SPEC, decision, epoch, hello, job, report, resize, run, said, throughput
+from tests.db.make import SPEC, decision, epoch, hello, job, line, report, resize, run, said, throughput
 
 DAY = 86_400.0
 END = 50_000.0
@@ -68,6 +69,8 @@ def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: in
                     noise=rng.uniform(450.0, 500.0) if n > 99 else None,
                     progress=320.0 * n,
                     nonfinite=5 if n % 13 == 0 else int(n % 29 == 0),
+                    gpu_use=(None, 0.05, rng.uniform(0.2, 0.9))[n // 70 % 3],
+                    gpu_memory=rng.randrange(99) if n % 5 else None,
                 )
             )
         ends = [epoch(count + 2 + e, e, time=start + 1000.0 * (e + 1)) for e in range(count // 100)]
@@ -123,7 +126,7 @@ def test_learning_reads_the_same_before_and_after(store: Store, url: str, ages: 
 def test_the_views_tell_the_same(store: Store) -> None:
     """Protects what people were told of a job from changing with its age: sums to the rounding, efficiency nearly."""
     train(store, 1, 1)
-    views = ("job_summary", "run_timeline", "gpu_hours", "what_if", "scaling")
+    views = ("job_summary", "run_timeline", "gpu_hours", "idle_gpus", "what_if", "scaling")
     before = {name: view(store, name) for name in views}
     maintain(store, HOURS, now=NOW, sleep=lambda _: None)
     assert len(before["scaling"]) == 3
@@ -133,6 +136,20 @@ def test_the_views_tell_the_same(store: Store) -> None:
                 near = 1e-3 if column in ("statistical_efficiency", "goodput") else 1e-9
                 same = new[column] == old[column] or new[column] == pytest.approx(old[column], rel=near)
                 assert same, (name, column, old[column], new[column])
+
+
+def test_a_sample_in_which_blocks_changed(store: Store) -> None:
+    """Protects the throughput of a size from a sample that is partly of another, which would roll up into it."""
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, start_time=2000.0)])
+    both = Membership(2, (0, 1), (0, 0), 2, 1, 2, 9, 64, 0.25, why="order")
+    found = [throughput(n, time=2000.0 + 10 * n, seconds=10.0, samples=64 * n) for n in range(3, 60)]
+    report(store, 1, 0, hello=hello(), members=line(2, both, 2025.0), samples=found, offset=9, number=60)
+    store.record_jobs([job(1, state="COMPLETED", end_time=END)])
+    before = view(store, "scaling")
+    assert maintain(store, HOURS, now=NOW, sleep=lambda _: None).removed > 0
+    (old,), (new,) = before, view(store, "scaling")
+    assert (new["samples_per_s"], new["measured_s"]) == pytest.approx((old["samples_per_s"], old["measured_s"]))
 
 
 def view(store: Store, name: str) -> list[dict[str, Any]]:

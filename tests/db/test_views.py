@@ -21,6 +21,7 @@ from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import (
     SPEC,
     ask,
+    change,
     decision,
     end_run,
     hello,
@@ -382,6 +383,9 @@ def test_a_job_of_blocks_in_all_views(store: Store, url: str) -> None:
     assert some(cost, "ready_s", "transfer_s", "bytes", "launch_s", "queue_s") == (8.0, 0.2, 600, None, None)
     (paid,) = rows(url, "what_if")
     assert some(paid, "resizes", "by_blocks", "samples_per_s", "measured_s") == (1, 1, 6.4, 10.0)
+    # As in the file that a user sees, which has the newest memberships: what it lacks is not the next one's.
+    change(url, "DELETE FROM memberships WHERE generation = 1")
+    assert [row["lasted_s"] for row in rows(url, "membership_timeline")] == [15.0, 200.0]
 
 
 def test_sizes_of_a_strategy(sqlite_url: str) -> None:
