@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Any, TypeVar
 
 from ones_db import JobSummary, Store
@@ -121,11 +122,14 @@ def usage(
     since: float | None = None,
     until: float | None = None,
 ) -> list[Usage]:
-    """Usage of a cluster's jobs by submission time: one job, one user's, or all that were present in a span.
+    """Usage of a cluster's elastic jobs by submission time: one job, one user's, or all that were present in a span.
 
     Raises `StoreError` if the database cannot be read.
     """
     conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=cluster)
+    if job_id is None:
+        # Imported jobs never opted in.
+        conditions.append("refusal_code <> 'accounting_only'")
     wanted: tuple[tuple[str, str, Any], ...] = (
         ("job_id", "job_id = :job_id", job_id),
         ("user", "user_name = :user", user or None),
@@ -262,8 +266,8 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
         f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {ended} ended{newest}",
         f"  GPU hours  {sum(job.gpu_hours or 0.0 for job in jobs):.1f}",
     ]
-    if waits := sorted(job.queueing_s for job in jobs if job.queueing_s is not None):
-        lines.append(f"  waited     median {seconds(waits[len(waits) // 2])}, longest {seconds(waits[-1])}")
+    if waits := [job.queueing_s for job in jobs if job.queueing_s is not None]:
+        lines.append(f"  waited     median {seconds(median(waits))}, longest {seconds(max(waits))}")
     if running := sum(job.running_s or 0.0 for job in jobs):
         still = _still(sum(job.pause_s for job in jobs), running, "the")
         lines.append(f"  resizes    {sum(job.resizes for job in jobs)}; {still}")

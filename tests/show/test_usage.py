@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ones_db import Store
+from ones_db.reasons import reason
 from slurm_ones.show.usage import (
     RULES,
     Allowed,
@@ -29,6 +30,7 @@ from slurm_ones.show.usage import (
 from tests.cluster import paths
 from tests.commands import call, printed
 from tests.db.make import job
+from tests.db.test_accounting import past
 from tests.db.test_views import fill, fill_blocks
 from tests.test_cli import HOSTILE
 
@@ -121,6 +123,21 @@ def test_a_job(url: str) -> None:
     assert [stretch["gpus"] for stretch in one["gpus_over_time"]] == [1, 5, 4]
     (summed,) = [row for row in printed("report", "--json", "--database", url) if row["job"]["job_id"] == 10]
     assert summed["job"]["gpu_hours"] == one["job"]["gpu_hours"]
+
+
+def test_imported_jobs_are_not_elastic(url: str) -> None:
+    """Protects the sum of elastic jobs from a year of accounting; each is still shown by its id."""
+    before = call("report", "--database", url).stdout.splitlines()[:3]
+    with Store.open(url, "gres") as store:
+        store.add_accounting([past(77, refusal=reason("accounting_only"))])
+    assert call("report", "--database", url).stdout.splitlines()[:3] == before
+    assert "Job 77 rigid" in call("report", "77", "--database", url).stdout
+
+
+def test_the_median_of_two_waits() -> None:
+    """Is between them."""
+    jobs = [Usage(replace(PLAIN, queueing_s=waited)) for waited in (10.0, 30.0)]
+    assert "median 20 s, longest 30 s" in "\n".join(of_jobs(jobs, "All jobs"))
 
 
 def test_jobs_of_a_user_and_a_span(url: str) -> None:
