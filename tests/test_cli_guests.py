@@ -154,6 +154,44 @@ def test_what_the_partitions_lack(
     assert lacking(BY_PARTITION._replace(partitions=partitions), LOW) == ({what}, lines)
 
 
+@pytest.mark.parametrize(
+    ("debug", "mode", "what"),
+    [
+        ({}, "CANCEL", {"bad partition debug"}),
+        ({"preempt_mode": "OFF"}, "CANCEL", set()),
+        ({"preempt_mode": "OFF"}, "OFF", {"bad PreemptMode", "note partition debug"}),  # perhaps not its own word
+        ({"node_names": ("x1",)}, "CANCEL", set()),
+        ({"tier": 10}, "CANCEL", set()),
+    ],
+)
+def test_a_partition_that_lends_nothing(debug: dict[str, Any], mode: str, what: set[str]) -> None:
+    """Protects its jobs from being preempted by those of a partition that guests made higher."""
+    other = replace(SCAVENGE, name="debug", **debug)
+    site = BY_PARTITION._replace(config={**TIERS, "PreemptMode": mode})
+    found, lines = lacking(site._replace(partitions={**site.partitions, "debug": other}), LOW)
+    assert found == what
+    assert ("PartitionName=debug … PreemptMode=OFF" in lines) == any("debug" in one for one in what)
+
+
+def test_the_tier_that_is_asked_for_counts() -> None:
+    """A partition that is level today would be below once the lines are followed."""
+    partitions = {"gpu": replace(GPU, tier=1), "debug": replace(SCAVENGE, name="debug")}
+    found, lines = lacking(BY_PARTITION._replace(partitions=partitions), LOW)
+    assert found == {"bad partition scavenge", "bad partition debug"}
+    assert {"PartitionName=gpu … PriorityTier=10", "PartitionName=debug … PreemptMode=OFF"} < lines
+
+
+def test_two_queues_of_guests() -> None:
+    """Neither QOS is to preempt the other: Slurm refuses a circle of them."""
+    two = Settings(guests={"gpu": GuestSettings(qos="guest", grace_s=60), "old": GuestSettings(qos="spare")})
+    spare = PreemptedQos("spare", 0, (), "cancel", 60.0)
+    normal = QOS["normal"]._replace(preempts=("guest", "spare"))
+    assert lacking(BY_QOS._replace(qos={"normal": normal, "guest": QOS["guest"], "spare": spare}), two) == (
+        set(),
+        set(),
+    )
+
+
 def test_the_guide_has_the_same_lines() -> None:
     """Of a site that has nothing, by QOS and by partition."""
     text = (Path(__file__).parents[1] / "docs/guests.md").read_text()

@@ -6,7 +6,7 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -128,11 +128,12 @@ def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]
         advice = f"add to the companion's settings: [guests.{default}] {word}"
         yield note("settings", "no guests: what follows is for the recipe of the page Guests", advice)
     yield from _general(site, settings, by_qos=any(guest.qos for guest in wanted.values()))
+    lent = {name for guest in wanted.values() for name in (guest.qos, guest.partition)}
     for name, guest in wanted.items():
         if guest.qos:
-            yield from _by_qos(site, guest.qos)
+            yield from _by_qos(site, guest.qos, lent)
         if guest.partition:
-            yield from _by_partition(site, name, guest.partition)
+            yield from _by_partition(site, name, guest.partition, lent)
         yield from _account(site, guest)
 
 
@@ -176,7 +177,8 @@ def _parameters(site: GuestSite) -> SiteFinding:
     return note(name, f"without {', '.join(lacking)}", "", (f"{name}={','.join([*now, *lacking])}",))
 
 
-def _by_qos(site: GuestSite, name: str) -> Iterator[SiteFinding]:
+def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
+    """Check a QOS of guests; `lent` names the QOS and partitions of all guests, which preempt nobody."""
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
         yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
@@ -187,7 +189,7 @@ def _by_qos(site: GuestSite, name: str) -> Iterator[SiteFinding]:
     else:
         yield from _qos_of_guests(site, guest, set_it)
     for qos in site.qos.values():
-        if qos.name != name and name not in qos.preempts:
+        if qos.name not in lent and name not in qos.preempts:
             line = f"sacctmgr -i modify qos {qos.name} set preempt+={name}"
             yield bad(f"QOS {qos.name}", f"does not preempt {name}: its jobs wait for guests", "", (line,))
 
@@ -222,20 +224,21 @@ def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
     return "GraceTime=0", "a job that changes by a checkpoint needs as long as that takes", wanted
 
 
-def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding]:
+def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
     base, guest, what = site.partitions.get(home), site.partitions.get(name), f"partition {name}"
+    tier = base.tier if base is not None else 0
     if base is None:
         yield bad(f"partition {home}", "does not exist", "name one of Slurm's in [guests.PARTITION]")
     elif guest is None:
         nodes = ",".join(base.node_names)
         line = f"PartitionName={name} Nodes={nodes} PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}"
-        tier = (f"PartitionName={home} … PriorityTier=10",) if base.tier <= 1 else ()
-        yield bad(what, "does not exist", "", (line, *tier))
+        raised = (f"PartitionName={home} … PriorityTier={(tier := 10)}",) if base.tier <= 1 else ()
+        yield bad(what, "does not exist", "", (line, *raised))
     else:
         if not {*guest.node_names} <= {*base.node_names}:
             yield bad(what, f"has other nodes than {home}", "guests of a job train with its base there")
         if guest.tier >= base.tier:
-            line = f"PartitionName={home} … PriorityTier={guest.tier + 9}"
+            line = f"PartitionName={home} … PriorityTier={(tier := guest.tier + 9)}"
             yield bad(what, f"its PriorityTier is not below that of {home}", "", (line,))
         mode = guest.preempt_mode or site.value("PreemptMode")
         verdict = "bad" if any(word in mode for word in ("SUSPEND", "GANG", "OFF")) else "ok"
@@ -243,6 +246,21 @@ def _by_partition(site: GuestSite, home: str, name: str) -> Iterator[SiteFinding
         yield SiteFinding(verdict, what, f"PreemptMode={mode}, GraceTime={guest.grace_s:.0f}", "", lines)
         if site.checkpoint and (lacks := _grace(site, guest.grace_s)):
             yield note(what, *lacks[:2], (f"PartitionName={name} … GraceTime={lacks[2]}",))
+    if base is not None:
+        yield from _preempted_too(site, base, tier, lent)
+
+
+def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
+    """Check partitions over the same nodes that lend nothing, once `base` has this tier: the PreemptMode of slurm.conf
+    holds for their jobs too."""
+    over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
+    tiers = {one.name: tier if one.name == base.name else one.tier for one in over}
+    none_yet = site.value("PreemptMode").upper() in ("", "OFF")
+    for one in over:
+        if tiers[one.name] < max(tiers.values()) and (none_yet or "OFF" not in one.preempt_mode.upper()):
+            found = "others over its nodes have a higher PriorityTier: they preempt its jobs, which are no guests"
+            line = f"PartitionName={one.name} … PreemptMode=OFF"
+            yield SiteFinding("note" if none_yet else "bad", f"partition {one.name}", found, "", (line,))
 
 
 def _account(site: GuestSite, guest: GuestSettings) -> Iterator[SiteFinding]:
