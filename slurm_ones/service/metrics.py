@@ -355,15 +355,15 @@ class Metrics:
 def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> float:
     """GPU-seconds that a job held while a resize paused its training.
 
-    By a requeue: old GPUs while the checkpoint is written, new ones from the batch script to the first step. By blocks:
-    the larger size during the pause, and joining GPUs until they are ready.
+    By a requeue: old GPUs while the checkpoint is written, new ones from the batch script to the first step. Without
+    effect the old ones start again. By blocks: the larger size during the pause, and joining GPUs until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:
         joined = sum(shape.gpus for _, shape in resize.added)
         return max(old, new) * phases.get("pause", 0.0) + joined * phases.get("ready", 0.0)
     starting = sum(phases.get(name, 0.0) for name in ("launch", "group", "load", "first_step"))
-    return old * stalled + new * starting
+    return old * stalled + (new if resize.state == RESIZE_DONE else old) * starting
 
 
 def _way(resize: ResizeRecord) -> str:

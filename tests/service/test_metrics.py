@@ -208,6 +208,11 @@ def test_a_resize_is_counted_once_with_its_phases() -> None:
     assert figures.value("resizes_total", way="waiting", state="ended") == 1.0
 
 
+def test_what_a_requeue_loses_without_effect() -> None:
+    """The old GPUs, on which the job starts again."""
+    assert lost(resize("rolled_back"), {"launch": 3.0}, 2.0) == 1 * 2.0 + 1 * 3.0
+
+
 def test_what_blocks_lose() -> None:
     """All GPUs during the pause, and those that join until they train."""
     joins = resize(mechanism="blocks", added=((1, Shape(1, 2)), (2, Shape(1, 1))))
