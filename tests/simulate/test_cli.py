@@ -140,6 +140,8 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
         (["--resize", "hot", "--resize-cost", "9"], "what a requeue costs"),
         (["--arrivals", "never"], "poisson, uniform, diurnal"),
         (["--load", "0"], "load: 0.0"),
+        (["--load", "2", "--hours", "3"], "load 2 and hours 3"),
+        (["--profiles", "."], "for a workload from a file"),
         (["--interval", "0"], "--interval: 0.0"),
         (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
         (["--set", "resize.dwel_s=1"], "resize.dwel_s"),

@@ -220,6 +220,7 @@ def test_figures_of_nothing(small: ElasticityStudy) -> None:
     found = broken.summaries[0].each[1]
     assert found["unfinished"] == 6 and math.isnan(found["mean_jct_s"])
     assert rows(broken.plan, broken.summaries)[-1].title == "unfinished" and broken.verdict() == []
+    assert broken.fidelity().startswith("No job had ended")
     some = replace(small.summaries[0], each={1: small.summaries[0].each[1] | {"unfinished": 2.0}})
     (said,) = replace(small, summaries=[some, small.summaries[1]]).verdict()
     assert "up to 2 jobs had not ended" in said and "not ended" not in small.verdict()[0]

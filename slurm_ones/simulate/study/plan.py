@@ -60,6 +60,10 @@ class Source:
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
         """Return the work of one seed, for a file always the same; `elastic` is for traces. Raises `BadInput`."""
         if self.workload in MIXES:
+            if self.profiles is not None:
+                raise BadInput(
+                    f"--profiles: for a workload from a file; the applications of {self.workload} are our own"
+                )
             options = {name: value for name, value in vars(self).items() if name not in ("workload", "profiles")}
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
         path = Path(self.workload)

@@ -301,6 +301,10 @@ class ElasticityStudy:
                 "take the differences between the shares as a hint, and no figure for itself."
             )
         now = each[0]["mean_wait_s"]
+        if math.isnan(now):
+            return (
+                "No job had ended when the simulation gave up, so that nothing can be compared with what was recorded."
+            )
         text = (
             f"Recorded, jobs waited for {seconds(was)} on average; simulated with no elastic job, for {seconds(now)}."
         )

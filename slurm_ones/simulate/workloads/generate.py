@@ -240,6 +240,8 @@ def _checked(
     for name, value in (("load", load), ("gpus", gpus), ("hours", 1.0 if hours is None else hours)):
         if not (math.isfinite(value) and value > 0):
             raise BadInput(f"{name}: {value} is not above 0")
+    if hours is not None and load != 1.0:
+        raise BadInput(f"load {load:g} and hours {hours:g}: each says how densely jobs come; give one of them")
     for name, value in shares.items():
         if not 0.0 <= value <= 1.0:
             raise BadInput(f"{name}: {value} is not between 0 and 1")
