@@ -425,8 +425,10 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the ordered blocks train: all joining blocks run, and either the newest membership has them, with
-    Slurm's restart counts, and no leaving block; or a member of that membership that was to leave has completed."""
+    """Tell whether the ordered blocks train: all joining blocks run, and the newest membership shows the change.
+
+    It has them, with Slurm's restart counts, and no leaving block, or one of its leaving members has completed.
+    """
     if seen is None:
         return False
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
