@@ -34,6 +34,8 @@ SENTENCES: dict[str, str] = {
     "interactive": "it is interactive, and Slurm requeues only batch jobs: submit it with sbatch",
     "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
     "Requeue=1",
+    "slurm_deadline": "Slurm cancels it if it waits too long to end by its --deadline: submit without it, and write "
+    "deadline=… into the comment",
     "task_counts": "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…",
     "gpus_unknown": "Slurm knows of no GPUs in partition {partition}: name the GPUs of a node in "
     "whole_node_gpus.{partition} of the companion's settings",
@@ -102,6 +104,7 @@ SENTENCES: dict[str, str] = {
     "no_room_under_cap": "it has no room since a cap keeps others at their size",
     # Limits that Slurm has, known before (rules/restart.py, rules/quotas.py), and what growth costs (rules/cost.py)
     "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
+    "partition_closed": "it could not start again while partition {partition} starts no jobs",
     "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",
     "quota": "Slurm lets {whose} hold {most} {what} at once, and {left} are left",
     "quota_of_job": "Slurm lets one job of {whose} hold {most} {what}",
@@ -251,6 +254,7 @@ SITE_LIMITS = frozenset(
         "account_cap",
         "no_room_under_cap",
         "reserved_ahead",
+        "partition_closed",
         "licenses_lost",
         "quota",
         "quota_of_job",
@@ -266,6 +270,7 @@ CAUSES = {
     "partition_share": "capped by the partition's share",
     "no_room_under_cap": "kept in place by a cap of others",
     "reserved_ahead": "with a reservation ahead",
+    "partition_closed": "in a partition that starts no jobs",
     "licenses_lost": "with licences that a requeue would lose",
     "quota": "at a limit of Slurm's",
     "quota_of_job": "at a limit of Slurm's",
@@ -305,6 +310,7 @@ CAUSES = {
     "blocks_many": "more blocks than a job can have",
     "interactive": "interactive",
     "not_requeueable": "not requeueable",
+    "slurm_deadline": "with a deadline of Slurm's",
     "task_counts": "submitted with task counts",
     "gpus_unknown": "in a partition without known GPUs",
     "gpus_per_job": "asking for GPUs per job",

@@ -317,7 +317,8 @@ def commands(
     if change.parks:
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
-        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=change.new_kind)
+        whole, others = change.elastic.whole_nodes, job.first.other_gres
+        reshape = reshape_command(job.job_id, change.new, whole_nodes=whole, kind=change.new_kind, others=others)
         start = "" if job.pending else "now"
         end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
     if job.pending:
@@ -343,8 +344,9 @@ def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int,
         if not tasks[task].pending:
             lines.append(shlex.join(again_command(Task(job_id, task), hold=True)))
         key, whole, queue = Task(job_id, task), change.elastic.whole_nodes, queues.get(task, Queue())
-        queue = queue.other_than(tasks[task])
-        lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind, queue=queue)))
+        queue, others = queue.other_than(tasks[task]), tasks[task].other_gres
+        reshape = reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind, queue=queue, others=others)
+        lines.append(shlex.join(reshape))
     lines.append(order)
     for task, _ in moves.added:
         start = "" if tasks[task].pending and not tasks[task].restart else "now"

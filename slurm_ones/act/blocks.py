@@ -38,6 +38,8 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
         array = _look(machine, resize)
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
+    if machine.is_another(array):
+        return machine.move(resize, State.ENDED, reason("job_unknown"))
     others = _held_by_others(machine, resize, array)
     chosen = others & dict(resize.added).keys()
     # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.

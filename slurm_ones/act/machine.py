@@ -137,6 +137,13 @@ class Machine:
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
+    def is_another(self, job: WholeJob) -> bool:
+        """Tell whether Slurm has given the job's id to a new job, as it does after it lost its state."""
+        known = self.store.jobs([job.job_id]).get(job.job_id)
+        # Of a requeue Slurm shows the new submission before it counts the restart.
+        fresh = not any(block.restart or block.completing for block in job.blocks)
+        return known is not None and fresh and job.submit_time > known.submit_time
+
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
         """Return why a resize of a job at its old size must stop, or None. Raises `NoAnswer` if the job's files cannot
         be read now and the deadline is ahead.

@@ -59,6 +59,8 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
         job = job_of(machine.client, resize)
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
+    if machine.is_another(job):
+        return machine.move(resize, State.ENDED, reason("job_unknown"))
     if job.ended:
         return machine.move(resize, State.ENDED, reason("job_ended", state=job.first.state.value))
     state = State(resize.state)

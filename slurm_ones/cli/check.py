@@ -94,6 +94,7 @@ def examine(text: str) -> Verdict:
 REFUSED = {
     "--ntasks": "Slurm does not let its user change task counts; leave it out",
     "--no-requeue": "Slurm may not requeue it",
+    "--deadline": "Slurm would cancel it as it waits for its restart; write deadline=… into the comment",
     "--gpus": "say how many a node takes: --nodes and --gres=gpu:N",
     "--gpus-per-task": "say how many a node takes: --nodes and --gres=gpu:N",
     "--gpus-per-socket": "say how many a node takes: --nodes and --gres=gpu:N",

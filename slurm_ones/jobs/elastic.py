@@ -417,6 +417,8 @@ def _refusal(
         return reason("interactive")
     if not all(block.requeue for block in live):
         return reason("not_requeueable")
+    if any(block.deadline for block in live) and not (job.by_blocks and job.running):
+        return reason("slurm_deadline")
     if any(block.task_counts for block in live):
         return reason("task_counts")
     partition = job.home.partition

@@ -48,6 +48,10 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 
+AT_ONCE = 1000
+"""Most arrays whose throttle is read in one tick."""
+
+
 class Observer:
     """Observer that reads Slurm and the jobs' reports, and stores both.
 
@@ -76,6 +80,8 @@ class Observer:
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._uses = GpuUses(client, settings.limits)
+        self._throttled: dict[int, int] = {}
+        """Throttle of each array that waits and was asked for, 0 for none."""
         self._silent: dict[int, str] = {}
         """Problem of the file system, by job, for jobs whose files did not respond at the last read."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
@@ -86,7 +92,7 @@ class Observer:
         """Return the observation of one tick. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
         jobs = self._terms.jobs(snapshot)
-        if throttles := self._throttles(jobs):
+        if throttles := self._throttles(jobs, snapshot):
             snapshot = with_throttles(snapshot, throttles)
             jobs = self._terms.jobs(snapshot)
         elastic_jobs: dict[int, Elastic] = {}
@@ -123,16 +129,23 @@ class Observer:
         here = {id_: e for id_, e in seen.items() if not e.job.ended}
         return Observation(snapshot, here, left, self._uses.idle)
 
-    def _throttles(self, jobs: Mapping[int, WholeJob]) -> dict[int, int]:
-        """Read throttles missing in the snapshot, by array id: one call, only for arrays refused because they show no
-        throttle."""
+    def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
+        """Return throttles missing in the snapshot, by array id. One call reads those of arrays of blocks refused
+        because they show none, and once each array that waits next to jobs that opted in."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in jobs.items()
             if one.refusal is not None and one.refusal.code == "blocks_unthrottled"
         }
+        waits = (job for job in snapshot.jobs.values() if job.pending and job.job_id == job.array_id)
+        others = {job.job_id for job in waits if not (job.held or job.throttle or jobs[job.job_id].by_blocks)}
+        self._throttled = {array: most for array, most in self._throttled.items() if array in others}
+        if any(one.running and "ones:" in one.home.comment.lower() for one in jobs.values()):
+            asked |= {array: array for array in sorted(others - self._throttled.keys())[:AT_ONCE]}
         details = self._client.details(list(asked)) if asked else {}
-        return {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked and job.throttle}
+        found = {asked[id_]: job.throttle for id_, job in details.items() if id_ in asked}
+        self._throttled |= {array: found.get(array, 0) for array in others & {*asked}}
+        return {array: most for array, most in (self._throttled | found).items() if most}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
         """Refuse jobs submitted with task counts, which a snapshot does not show. Details of all new jobs are read in

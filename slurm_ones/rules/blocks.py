@@ -142,7 +142,7 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
     drained = {
         task_of(job)
         for job in elastic.job.running_blocks
-        if any(name in nodes and _drains(nodes[name]) for name in job.node_list)
+        if any(name in nodes and drains(nodes[name]) for name in job.node_list)
     }
     return tuple(sorted(ends, key=lambda task: (ends[task], task))) + tuple(sorted(drained - ends.keys()))
 
@@ -169,7 +169,7 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
     return Moves(tuple(zip(spare, shapes, strict=False)), tuple(sorted(map(task_of, old))))
 
 
-def _drains(node: Node) -> bool:
+def drains(node: Node) -> bool:
     """Tell whether the node drains, fails or is down; if reserved, it may be by the job's own reservation."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 

@@ -27,6 +27,7 @@ from slurm_ones.rules.blocks import (
     GuestSizes,
     Moves,
     RunningBlock,
+    drains,
     going,
     guest_gpus,
     hot,
@@ -54,7 +55,7 @@ from slurm_ones.rules.job_rules import (
 )
 from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, reserved_ahead
-from slurm_ones.slurm.model import Partition, Quotas, partition_gpus
+from slurm_ones.slurm.model import Partition, Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
 """Seconds after a resize or a submission within which Slurm has scheduled its queue again."""
@@ -167,6 +168,8 @@ class JobRules:
     """Tasks of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
     """Reservations that would begin during a run begun now."""
+    barred: frozenset[str] = frozenset()
+    """Nodes on which the job's user does not let it start."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -221,6 +224,8 @@ class PartitionRules:
     """Jobs that a resize queued at a shape for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes that accept no more jobs."""
+    draining: frozenset[str] = frozenset()
+    """Nodes of `closed` on which a job that is requeued does not start again."""
     contested: frozenset[str] = frozenset()
     """Nodes on which no job grows, since pending jobs wait for room there."""
     most_guests: int = 0
@@ -310,6 +315,7 @@ class Round:
             self.kinds(name),
             later,
             frozenset(node for node in free if not self.seen.snapshot.nodes[node].usable),
+            frozenset(node for node in free if drains(self.seen.snapshot.nodes[node])),
             frozenset(contested.keys() & free.keys()),
             self.settings.guests[name].most if name in self.settings.guests else 0,
         )
@@ -411,8 +417,8 @@ class Round:
         back = self.growth.back.get(job_id)
         if back is not None:
             resting = None
-        ahead = self._ahead(elastic)
-        rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back, ahead=ahead)
+        ahead, barred = self._ahead(elastic), self._barred(elastic.job.home)
+        rules = JobRules(elastic, history, under_way, untouchable, resting, given_back=back, ahead=ahead, barred=barred)
         if not elastic.job.by_blocks:
             return rules
         blocks = training(elastic, history)
@@ -468,6 +474,11 @@ class Round:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
         return ahead_of(joining, self.seen.snapshot, self.now)
+
+    def _barred(self, job: SlurmJob) -> frozenset[str]:
+        if not (job.excluded_nodes or job.features):
+            return frozenset()
+        return frozenset(name for name, node in self.seen.snapshot.nodes.items() if not node.takes(job))
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
         """Return why the job could not start again after a requeue, or None."""

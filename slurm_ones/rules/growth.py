@@ -44,7 +44,7 @@ MOST = 50
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
 """Slurm's reasons of jobs that wait for room. All other reasons name causes that no growth holds: a hold, a dependency,
 a begin time, a user's own limit, missing hardware."""
-_LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max(?!Jobs|Submit)\w+PerAccount)|(Licenses)")
+_LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
 """Slurm's reasons of jobs that wait for a shared limit, and the job field that names the sharers."""
 
@@ -74,7 +74,10 @@ class WaitingJob:
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether `job` may hold part of the limit."""
+        """Tell whether `job` may hold part of the limit. Of a limit on the number of jobs only a further block does:
+        one of an array."""
+        if "Jobs" in self.job.reason and not job.array_id:
+            return False
         if self.shared == "licenses":
             return not (dict(self.job.licenses).keys() - {ANY_OF[0]}).isdisjoint(dict(job.licenses))
         if "PerAccount" in self.job.reason and self.job.account != job.account:
@@ -85,6 +88,8 @@ class WaitingJob:
         """Return the use of the limit by `job` at this number of GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
+        if "Jobs" in self.job.reason:
+            return Counter({f"jobs of {self.shared} {getattr(self.job, self.shared)}": 1})
         by_gpus = self.job.gpus_each > 0
         name = f"{'GPUs' if by_gpus else 'CPUs'} of {self.shared} {getattr(self.job, self.shared)}"
         return Counter({name: gpus if by_gpus else max(job.cpus, 1)})
@@ -371,6 +376,10 @@ def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, 
         under = _under(shared, round_)
         full = {getattr(quota, shared) for quota in round_.quotas.all if _is_full(quota, shared, job)} - {""}
         return WaitingJob(job, shared=shared, limits=under(job) & full or {getattr(job, shared)}, under=under)
+    if job.gpus_total and not job.gpus_per_node:
+        # Of GPUs in all (--gpus) Slurm shows one node, and takes as many as it needs.
+        of_node = max((round_.seen.snapshot.gpus_of_node.get(name, 0) for name in job.partitions), default=0)
+        job = replace(job, nodes=max(job.nodes, -(-job.gpus_total // max(of_node, 1))))
     found = []
     for part in (round_.seen.snapshot.partitions.get(name) for name in job.partitions):
         too_long = part is not None and 0 < part.max_time_s < job.time_limit_s
@@ -380,8 +389,9 @@ def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, 
         each = Resources(job.gpus_each, -(-job.cpus // max(job.nodes, 1)), job.memory_mb)
         kind = job.kind if job.of_one_kind else ""
         nodes = places(_Want(part.name, whole, each, kind, job.reservation))
-        if job.excluded_nodes:
-            nodes = {name: need for name, need in nodes.items() if name not in job.excluded_nodes}
+        if job.excluded_nodes or job.features:
+            known = round_.seen.snapshot.nodes
+            nodes = {name: need for name, need in nodes.items() if known[name].takes(job)}
         if len(nodes) >= job.nodes > 0 and nodes.keys() >= {*job.requested_nodes}:
             found.append(nodes)
     since = max(job.submit_time, job.eligible_time)

@@ -229,9 +229,8 @@ class _Planner:
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
             return job.ahead.reason
         if job.elastic.job.running:
-            none = not self._room.free.take(
-                change.new, change.elastic.holdings, _open_nodes(job, self._rules, change.new_kind)
-            )
+            own = _own(change, self._rules)
+            none = not self._room.free.take(change.new, own, _open_nodes(job, self._rules, change.new_kind))
         else:
             none = job.elastic.job.by_blocks and change.job_id in (self._without or ())
         return reason("gpus_not_free", shape=str(change.new)) if none else None
@@ -240,7 +239,7 @@ class _Planner:
         """Tell whether a reservation ahead is the only cause of missing room."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
-        kind, own = change.new_kind, change.elastic.holdings
+        kind, own = change.new_kind, _own(change, self._rules)
         only = self._rules.kinds.nodes(kind), _open_nodes(job, self._rules, kind)
         room, rest = (self._room.free.nodes_for(change.new, own, names) is not None for names in only)
         return room and not rest
@@ -295,8 +294,13 @@ def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
 
 
 def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[str] | None:
-    only = rules.kinds.nodes(kind)
-    return (only or frozenset(rules.free)) - job.ahead.nodes if job.ahead.nodes else only
+    only, barred = rules.kinds.nodes(kind), job.ahead.nodes | job.barred
+    return (only or frozenset(rules.free)) - barred if barred else only
+
+
+def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
+    """Return the GPUs of the job's nodes on which it may start again."""
+    return {name: gpus for name, gpus in change.elastic.holdings.items() if name not in rules.draining}
 
 
 def _gained(change: PlannedChange) -> int:

@@ -1,4 +1,4 @@
-"""Guards against requeues after which a job could not start again: reservations ahead, and lost licences.
+"""Guards against requeues after which a job could not start again: closed partitions, reservations, lost licences.
 
 Slurm starts no job whose time limit reaches into a reservation of its nodes. A requeue restarts the job's time limit.
 So a requeued job may find no node, although there was time enough at its first start.
@@ -51,9 +51,11 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """Return the reservation that keeps a running job from starting again at this shape, on its own and free nodes.
-    Return None if the job could start, or if no reservation is to blame."""
+    """Return what keeps a running job from starting again at this shape, on its own and free nodes: its partition, or
+    a reservation. Return None if the job could start, or if neither is to blame."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
+    if part is not None and not part.up:
+        return reason("partition_closed", partition=part.name)
     if not ahead.nodes or part is None:
         return None
     full, whole = partition_gpus(part, snapshot, whole_node_gpus)

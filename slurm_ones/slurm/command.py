@@ -344,7 +344,14 @@ class CommandClient:
             shown = _CPUS_PER_GPU.search(self.run(["scontrol", "-o", "show", "job", str(job.key)]))
             each = int(shown[1]) if shown else 0
         words = reshape_command(
-            job.key, shape, whole_nodes=whole, kind=kind, queue=queue, tasks=tasks, cpus_per_gpu=each
+            job.key,
+            shape,
+            whole_nodes=whole,
+            kind=kind,
+            queue=queue,
+            tasks=tasks,
+            cpus_per_gpu=each,
+            others=job.other_gres,
         )
         self.run(words)
 

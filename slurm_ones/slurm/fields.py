@@ -8,10 +8,13 @@ from typing import Any, NamedTuple, get_type_hints
 
 from ones_wrapper.protocol.hostlist import expand
 
+_GPU = r"(?:gres[/:])?gpu(?![0-9A-Za-z_-])"
 _GPUS = re.compile(
-    r"(?:gres[/:])?gpu(?::(?:\(null\)|(?=[0-9]*[^0-9:=,()])([^:=,()]+)))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])"
+    rf"(?:^|,){_GPU}(?::(?:\(null\)|(?=[0-9]*[^0-9:=,()])([^:=,()]+)))?(?:[:=]([0-9]{{1,9}})(?![0-9A-Za-z_])|(?=$|[,(]))"
 )
-"""Pattern of GPU type and count. A type has at least one character that is not a digit; (null) stands for no type."""
+"""Pattern of GPU type and count. A type has at least one character that is not a digit; (null) stands for no type.
+Without a count it is one GPU, as in --gres=gpu."""
+_OTHER = re.compile(rf"(?:^|,)(?!{_GPU})(?:gres[/:])?([^,]+)")
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -56,13 +59,18 @@ def hosts(text: Any) -> tuple[str, ...]:
 
 def gpus(text: Any) -> int:
     """Return the total of GPUs in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
-    return sum(int(count) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
+    return sum(int(count or 1) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
 
 
 def gpu_kind(text: Any) -> str:
     """Return the type of the GPUs in a TRES or GRES text, several by commas; "" for untyped GPUs."""
     found = _GPUS.findall(text) if isinstance(text, str) else ()
-    return ",".join(sorted({kind for kind, count in found if int(count)}))
+    return ",".join(sorted({kind for kind, count in found if int(count or 1)}))
+
+
+def other_gres(text: str) -> str:
+    """Return all but the GPUs of a GRES text, as `scontrol update Gres=` takes them; "" for none."""
+    return ",".join(_OTHER.findall("" if text in ("N/A", "(null)") else text))
 
 
 def memory_mb(tres: str) -> int:
@@ -198,8 +206,9 @@ UID = Notation(_id, lambda value: number(value, -1), int)
 TIME = Notation(lambda text: float(_count(text)), lambda value: float(number(value)), lambda value: float(value or 0))
 """Unix time in seconds, 0 for none."""
 TIME_LIMIT = Notation(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
-FLAG = Notation("1".__eq__, lambda value: value is True or number(value) != 0, bool)
-SET_FLAG = Notation("1".__eq__, lambda value: value is None or bool(value), bool)
+FLAG = Notation("0".__ne__, lambda value: value is True or number(value) != 0, bool)
+"""Flag; a number above 1 tells more of it, as a batch job's number of failed launches."""
+SET_FLAG = Notation("0".__ne__, lambda value: value is None or bool(value), bool)
 """Flag that counts as set unless the source shows it as not set."""
 NAMES = Notation(_names, _names, _names)
 HOSTS = Notation(hosts, hosts, hosts)

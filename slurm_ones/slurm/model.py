@@ -31,6 +31,7 @@ from slurm_ones.slurm.fields import (
 )
 
 _ONE_KIND = re.compile(r"[A-Za-z0-9_.-]*")
+_FEATURE = re.compile(r"[^&,()\[\]\s]+")
 
 
 class Task(NamedTuple):
@@ -151,6 +152,8 @@ class SlurmJob:
     """Largest number of the array's tasks that may run at once; 0 for no limit, or if not shown."""
     kind: str = ""
     """Type of the requested GPUs, as in `--gres=gpu:TYPE:4`, several by commas; "" for any type."""
+    other_gres: str = ""
+    """Generic resources that the job asks for on each node besides GPUs, as in `--gres`; "" for none."""
     qos: Annotated[str, Field(TEXT, "QOS", "qos", "qos")] = ""
     """QOS of the job; "" without accounting."""
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
@@ -159,7 +162,12 @@ class SlurmJob:
     """Pairs (name, count) of the licences that the job has or asks for; `ANY_OF` comes last if one of them suffices."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
     """Nodes that the job requires (`--nodelist`)."""
+    features: Annotated[str, Field(TEXT, "Feature", "features", "constraints")] = ""
+    """Features that the job's nodes must have (`--constraint`), as its user wrote them."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
+    deadline: Annotated[float, Field(TIME, "Deadline", "deadline", "deadline")] = 0.0
+    """Time (Unix time) by which the job must have ended (`--deadline`); 0 for none. Slurm cancels a job that waits and
+    would end later by its time limit."""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
     """Time at which Slurm began to preempt the job; 0 for never."""
     # Not every source shows those that follow, so they do not count in comparisons.
@@ -310,6 +318,15 @@ class Node:
     memory_mb: int = 0
     memory_used_mb: int = 0
     """Memory allocated to jobs, in MB; 0 if Slurm does not allocate memory."""
+    features: frozenset[str] = frozenset()
+
+    def takes(self, job: SlurmJob) -> bool:
+        """Tell whether the job's user lets it start on this node (`--exclude`, `--constraint`); counts of nodes with a
+        feature (`a*2`) are not followed."""
+        if self.name in job.excluded_nodes:
+            return False
+        ways = (_FEATURE.findall(way) for way in job.features.split("|"))
+        return "*" in job.features or any(self.features.issuperset(way) for way in ways)
 
 
 @dataclass(frozen=True)

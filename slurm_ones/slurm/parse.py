@@ -41,6 +41,7 @@ from slurm_ones.slurm.fields import (
     gpu_kind,
     gpus,
     hosts,
+    other_gres,
     read,
     seconds,
     text_of,
@@ -65,6 +66,7 @@ FIELDS = fields_of(SlurmJob) | {
     "allocated_gpus": Field(ALLOCATED_GPUS, "tres-alloc", "gres_detail"),
     "gres": Field(GRES, "tres-per-node", "tres_per_node", "gres_per_node"),
     "gpus_per_job": Field(GRES, "tres-per-job", "tres_per_job"),
+    "gpus_per_task": Field(GRES, "tres-per-task", "tres_per_task"),
     "tasks_per_node": Field(COUNT, "NTPerNode", "tasks_per_node", "ntasks_per_node"),
     "exact_tasks": Field(EXACT_TASKS, "", "flags", "submit_line"),
     "array_task": Field(TASK, "", "array_task_id", "array_task_id"),
@@ -138,7 +140,7 @@ def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset
 
 
 # Of thousands of jobs many ask for the same.
-_gpus, _gpu_kind = lru_cache(4096)(gpus), lru_cache(4096)(gpu_kind)
+_gpus, _gpu_kind, _other_gres = lru_cache(4096)(gpus), lru_cache(4096)(gpu_kind), lru_cache(4096)(other_gres)
 
 
 @lru_cache(4096)
@@ -158,6 +160,7 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         allocated,
         gres,
         per_job,
+        per_task,
         per_node,
         exact,
         task,
@@ -204,7 +207,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         requeue_held=requeue_held,
         gpus_per_node=gpus_per_node,
         kind=_gpu_kind(gres),
-        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job),
+        other_gres=_other_gres(gres),
+        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job) or _gpus(per_task) * tasks,
         # Without task counts Slurm counts one task a node (of the most, if an update was refused half-way).
         task_counts=exact or per_node > 0 or tasks > max(nodes, most) > 0,
         priority=priority or 0,
@@ -326,6 +330,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
                 cpus_used=_figure(fields.get("CPUAlloc")),
                 memory_mb=_figure(fields.get("RealMemory")),
                 memory_used_mb=_figure(fields.get("AllocMem")),
+                features=frozenset(_named(fields.get("ActiveFeatures")).split(",")) - {""},
             )
     return nodes
 

@@ -17,7 +17,7 @@ from slurm_ones.act.holds import StaleHolds
 from slurm_ones.act.transitions import TRANSITIONS, Stage, State
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Refused, Unreachable
-from slurm_ones.slurm.model import JobKey, JobState
+from slurm_ones.slurm.model import JobKey, JobState, SlurmJob
 from slurm_ones.untrusted_files import NoAnswer, run_by
 from tests.act.plain_job import PlainJob, PlainReports, Slurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
@@ -435,6 +435,22 @@ def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: Stage)
     reach(world, state)
     world.slurm.forget(world.job_id)
     assert str(world.finish().outcome) == "Slurm no longer knows the job"
+
+
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_new_job_with_the_same_id_is_left_alone(make_world: Make, state: Stage) -> None:
+    """Slurm lost its state while no companion ran, and counts from the beginning again."""
+    world = make_world(running=state != Stage(State.HOLDING))
+    reach(world, state)
+    read, asked = world.slurm.job, len(world.calls)
+
+    def other(job_id: JobKey) -> SlurmJob:
+        return replace(read(job_id), submit_time=world.clock() + 60.0, restart=0, comment="", user="bob")
+
+    world.slurm.job = other  # type: ignore[method-assign]
+    world.tick()
+    assert (world.resize.state, str(world.resize.outcome)) == ("ended", "Slurm no longer knows the job")
+    assert len(world.calls) == asked
 
 
 @pytest.mark.parametrize("state", OPEN, ids=str)

@@ -194,6 +194,7 @@ def test_blocks_that_the_job_itself_moved_are_its_guests() -> None:
         ({"reason": "DependencyNeverSatisfied"}, "blocks_depend"),
         ({"task_counts": True}, "task_counts"),
         ({"requeue": False}, "not_requeueable"),
+        ({"deadline": 9e9}, ""),
         ({"gpus_per_node": 0}, "gpus_per_job"),
         ({"kind": "a100,v100"}, "several_gpu_types"),
         ({"partitions": ("gpu", "whole")}, ""),
@@ -205,6 +206,17 @@ def test_what_cannot_be_blocks_is_refused_by_name(changes: dict[str, Any], code:
         waiting = [task(1), task(2)]
         waiting[number] = replace(waiting[number], **changes)
         assert refused(task(0, "n1"), *waiting) == code
+
+
+def test_a_job_with_a_deadline_of_slurms_is_not_stopped() -> None:
+    """Slurm cancels what waits and would end too late; blocks may join and leave as the others train."""
+    late = {"deadline": 9e9}
+    for changes in (late, {**late, "state": JobState.PENDING}):
+        plain = job_of(Shape(1, 1), comment="ones: gpus=1-4", **changes)
+        one = elastic_job(WholeJob.of(plain), Snapshot(0.0, {plain.job_id: plain}, NODES, PARTITIONS), {}, None)
+        assert one is not None and one.refusal is not None and one.refusal.code == "slurm_deadline"
+    assert refused(task(0, "n1", **late), task(1, **late)) == ""
+    assert refused(*(task(number, held=False, throttle=1, **late) for number in (0, 1))) == "slurm_deadline"
 
 
 def test_a_dependency_of_the_whole_array_is_no_hindrance() -> None:

@@ -300,6 +300,27 @@ def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store)
     assert asked == [{1}]
 
 
+def test_the_throttle_of_other_arrays_is_read_once(tmp_path: Path, store: Store) -> None:
+    """Squeue's columns do not show it: of ten tasks that wait, two may start. Nobody asks where no elastic job runs."""
+    queue = Queue()
+    waits = job(50, comment="", state=JobState.PENDING, array_id=50, array_tasks=(3, 4, 5), node_list=())
+    queue.jobs = {50: waits, 60: replace(waits, job_id=60, array_id=60)}
+    asked = []
+
+    def details(job_ids: Collection[int]) -> dict[int, SlurmJob]:
+        asked.append({*job_ids})
+        return {job_id: replace(queue.jobs[job_id], throttle=2 * (job_id == 50)) for job_id in job_ids}
+
+    queue.details = details  # type: ignore[method-assign]
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    assert observer.observe().snapshot.jobs[50].throttle == 0 and asked == []
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    for _ in range(2):
+        seen = observer.observe().snapshot.jobs
+        assert (seen[50].throttle, seen[60].throttle) == (2, 0)
+    assert asked == [{50, 60}, {1}]
+
+
 def test_a_job_that_reports_more_after_its_checkpoint_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for its requeue in silence: no clock need tell when its minute is over."""
     found = (3, 995.0, Checkpoint("step-1", 0, 0, 1, 0, 0.0, order=7))

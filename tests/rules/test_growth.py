@@ -84,7 +84,8 @@ def round_with(
         busy = sum(part.cpus // len(part.node_list) for part in here)
         state = Node(name, "", name not in unusable, 4, gpus, tuple(OVER), not here, cpus=cpus, cpus_used=busy)
         kind = "slow" if name in ("n1", "n2") else "fast"
-        nodes[name] = replace(state, memory_mb=memory_mb, memory_used_mb=used, kind=kind)
+        more = {"kind": kind, "features": frozenset({kind, "ib"})}
+        nodes[name] = replace(state, memory_mb=memory_mb, memory_used_mb=used, **more)
     partitions = {
         name: Partition(
             name,
@@ -125,6 +126,10 @@ ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
     "b5, of one that no node has": (waits(kind="h100"), {}, set()),
     "b6, of several": (waits(kind="h100,slow"), {}, {4}),
     "b3, GPUs in all": (waits(shape=Shape(2, 0), gpus_total=6), {}, {3, 4}),
+    "b8, nodes with features": (waits(features="ib&(slow|none)"), {}, {2}),
+    "b9, none has both": (waits(features="slow&fast"), {}, set()),
+    "b10, some of each": (waits(features="[slow*1&fast*1]"), {}, {4}),
+    "b7, GPUs in all, more than a node's": (waits(shape=Shape(1, 0), gpus_total=8), {}, {3, 4}),
     "c1, CPUs of a node": (waits(shape=Shape(1, 0), cpus=4), {}, {4}),
     "c2, CPUs alone": (waits(shape=Shape(1, 0), cpus=2), {}, {4}),
     "d, a node by name": (waits(requested_nodes=("n3",)), {}, {3}),
@@ -146,6 +151,8 @@ ROWS: dict[str, tuple[SlurmJob, dict[str, Any], set[int]]] = {
     "g1, more of it": (waits(shape=Shape(1, 5), reason="AssocGrpGRES", account="a"), {}, {3, 4}),
     "g2, CPUs of it": (waits(shape=Shape(1, 0), cpus=5, reason="AssocGrpCpuLimit", account="a"), {}, {3, 4}),
     "g3, another account": (waits(reason="AssocGrpGRES", account="b"), {}, set()),
+    "g6, the number of its jobs": (waits(shape=FOUR, reason="AssocGrpJobsLimit", account="a"), {}, {4}),
+    "h7, of its account's in its QOS": (waits(reason="MaxJobsPerAccount", account="a", qos="normal"), {}, {4}),
     "h, the limit of its QOS": (waits(reason="QOSGrpGRES", qos="normal"), {}, {4}),
     "h2, of another QOS": (waits(reason="QOSGrpGRES", qos="high"), {}, set()),
     "g4, of an account above": (waits(reason="AssocGrpGRES", account="b"), {"quotas": ABOVE}, {4}),
@@ -267,6 +274,14 @@ def test_a_plain_job_goes_back_to_what_was_asked_at_once(job: SlurmJob, shape: S
     assert (back.shape if back is not None else None) == shape
     if back is not None and job.requested_nodes:
         assert "n1" not in back.nodes
+
+
+@pytest.mark.parametrize(("cause", "goes"), [("AssocGrpJobsLimit", False), ("AssocGrpGRES", True)])
+def test_a_plain_job_holds_no_more_jobs_for_its_growth(cause: str, goes: bool) -> None:
+    """Whatever its size it is one job: it keeps its growth, and may go on growing."""
+    plain = changed(replace(elastic(1, Shape(4, 4), *NAMES), gpus_per_node=4), cpus=16, account="a")
+    found = round_with([plain], waits(reason=cause, account="a")).growth
+    assert (1 in found.back, 1 in found.limited) == (goes, goes)
 
 
 @pytest.mark.parametrize(

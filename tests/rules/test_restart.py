@@ -116,6 +116,41 @@ def test_a_resize_under_way_sees_a_new_reservation(whole: bool) -> None:
     assert found is not None and dict(found.arguments) == {"name": "maint", "minutes": 30.0}
 
 
+@pytest.mark.parametrize("own", [{"excluded_nodes": ("n2",)}, {"features": "big|fast"}])
+def test_nodes_on_which_its_user_does_not_let_it_start(own: dict[str, Any]) -> None:
+    """They are free, and no room for it: it would wait for others, and then go back."""
+    look = site(**own)
+    nodes = {
+        name: replace(node, features=frozenset({"fast"} if name != "n2" else ()))
+        for name, node in look.snapshot.nodes.items()
+    }
+    look = replace(look, snapshot=replace(look.snapshot, nodes=nodes))
+    assert [planned(look, shape).outcomes[1].code for shape in (Shape(2, 4), Shape(3, 4))] == [
+        "begins",
+        "gpus_not_free",
+    ]
+    assert planned(site(), Shape(3, 4)).outcomes[1].code == "begins"
+
+
+def test_no_requeue_in_a_partition_that_starts_no_jobs() -> None:
+    """Before maintenance, say: what runs there may run on, and would wait until it opens."""
+    shut = site()
+    partitions = {"gpu": replace(shut.snapshot.partitions["gpu"], up=False)}
+    shut = replace(shut, snapshot=replace(shut.snapshot, partitions=partitions))
+    made = planned(shut, Shape(1, 1))
+    assert (made.begin, made.outcomes[1].code) == ((), "partition_closed")
+    assert "partition_closed" in SITE_LIMITS and reserved_ahead(shut.snapshot.jobs[1], TWO, shut.snapshot, {}, NOW)
+
+
+@pytest.mark.parametrize(("state", "begins"), [("MIXED+DRAIN", False), ("MIXED+RESERVED", True)])
+def test_no_requeue_onto_a_node_of_its_own_that_drains(state: str, begins: bool) -> None:
+    """It could not go back there, and no other has room; a node that is reserved may be so for it."""
+    look = seen(running(1, TWO, "n1", start_time=NOW - 600.0), used={"n1": 2, "n2": 4, "n3": 4, "n4": 4})
+    nodes = {**look.snapshot.nodes, "n1": replace(look.snapshot.nodes["n1"], state=state, usable=False)}
+    made = planned(replace(look, snapshot=replace(look.snapshot, time=NOW, nodes=nodes)), Shape(1, 1))
+    assert bool(made.begin) == begins and made.outcomes[1].code == ("begins" if begins else "gpus_not_free")
+
+
 @pytest.mark.parametrize(
     ("release", "loses"),
     [((22, 5, 8), False), ((24, 11, 5), False), ((25, 5, 0), True), ((25, 11, 6), True), ((25, 11, 7), False)],

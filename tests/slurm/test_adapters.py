@@ -114,6 +114,9 @@ def facts(draw: st.DrawFn) -> Facts:
         "requested": draw(st.sampled_from(["", "n[1-2]"])),
         "reservation": draw(st.just("") | TEXT),
         "preempted": draw(st.none() | TIME),
+        "deadline": draw(st.none() | TIME),
+        "features": draw(st.sampled_from(["", "a100&ib", "[a100|h100]"])),
+        "others": draw(st.sampled_from(["", "nvme:2"])),
     }
 
 
@@ -123,7 +126,8 @@ def reason(f: Facts) -> str:
 
 
 def gres(f: Facts) -> str:
-    return f"gres/gpu:{f['type']}{f['gpus']}" if f["gpus"] else ""
+    gpus = f"gres/gpu:{f['type']}{f['gpus']}" if f["gpus"] else ""
+    return ",".join(filter(None, (gpus, f["others"] and f"gres/{f['others']}")))
 
 
 def tres(f: Facts) -> str:
@@ -163,6 +167,7 @@ def by_fields(f: Facts, *, old: bool) -> SlurmJob:
         "MaxNodes": f["most"] if f["most"] is not None else f["nodes"] if old else 0,
         "tres-per-node": gres(f) or "N/A",
         "tres-per-job": "N/A",
+        "tres-per-task": "N/A",
         "tres-alloc": tres(f),
         "NumTasks": f["tasks"],
         "NTPerNode": "N/A" if f["tasks_per_node"] is None else f["tasks_per_node"],
@@ -183,8 +188,10 @@ def by_fields(f: Facts, *, old: bool) -> SlurmJob:
         "Licenses": f["licenses"] or "(null)",
         "ReqNodes": f["requested"],
         "ExcNodes": "",
+        "Feature": f["features"] or "(null)",
         "Reservation": f["reservation"] or "(null)",
         "PreemptTime": f["preempted"] or "N/A",
+        "Deadline": f["deadline"] or "N/A",
         "Exclusive": "NO",
         "OverSubscribe": "OK",
     }
@@ -249,8 +256,10 @@ def by_json(f: Facts, *, old: bool) -> SlurmJob:
         "cpus": number(f["cpus"]),
         "licenses": f["licenses"],
         "required_nodes": f["requested"],
+        "features": f["features"],
         "resv_name": f["reservation"],
         "preempt_time": number(f["preempted"]),
+        "deadline": number(f["deadline"]),
     }
     (job,) = parse.parse_jobs(json.loads(json.dumps({"jobs": [entry]}))).values()
     return job
@@ -258,6 +267,7 @@ def by_json(f: Facts, *, old: bool) -> SlurmJob:
 
 def by_pyslurm(f: Facts, pyslurm: ModuleType) -> SlurmJob:
     """As PySlurm's attributes give it."""
+    gpus = (f"gpu:{f['type']}".rstrip(":"), f["gpus"]) if f["gpus"] else None
     raw = SimpleNamespace(
         id=f["id"],
         name=f["name"],
@@ -272,7 +282,7 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> SlurmJob:
         is_requeueable=f["requeue"],
         num_nodes=f["nodes"],
         max_nodes=f["most"],
-        gres_per_node={f"gpu:{f['type']}".rstrip(":"): f["gpus"]} if f["gpus"] else {},
+        gres_per_node=dict(filter(None, (gpus, f["others"] and ("nvme", 2)))),
         ntasks=f["tasks"],
         ntasks_per_node=f["tasks_per_node"],
         submit_line="sbatch --nodes=2 job.sbatch",
@@ -297,8 +307,10 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> SlurmJob:
         licenses=f["licenses"].split(",") if f["licenses"] else [],
         required_nodes=f["requested"] or None,
         excluded_nodes=None,
+        constraints=f["features"].split(",") if f["features"] else [],
         reservation=f["reservation"] or None,
         preempt_time=f["preempted"],
+        deadline=f["deadline"],
         memory=None,
     )
     read: Callable[[Any], dict[int, SlurmJob]] = pyslurm.jobs_of

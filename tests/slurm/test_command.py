@@ -61,6 +61,8 @@ def test_commands_keep_to_what_slurm_takes() -> None:
         *same,
         "Gres=gpu:a100:4",
     ]
+    typed = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100", others="nvme:2,tmp")
+    assert typed[-1] == "Gres=gpu:a100:4,nvme:2,tmp"
     counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
     assert counted[3:] == [*same, "NumTasks=2"]
     counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="", tasks=True, cpus_per_gpu=3)

@@ -216,6 +216,13 @@ def test_numbers_in_every_form(value: Any, number: int) -> None:
         ("", 0, ""),
         (None, 0, ""),
         ("fpga:2", 0, ""),
+        ("vgpu:2", 0, ""),
+        ("gres/gpumem:40G", 0, ""),
+        # `--gres=gpu` is one.
+        ("gpu", 1, ""),
+        ("gres:gpu", 1, ""),
+        ("gres/gpu:a100", 1, "a100"),
+        ("gres/gpu,gres/nvme:2", 1, ""),
         ("gres/gpu:a100:4", 4, "a100"),
         ("gres/gpu:a100=2", 2, "a100"),
         ("gpu:v100:8(S:0-1)", 8, "v100"),
@@ -229,6 +236,23 @@ def test_numbers_in_every_form(value: Any, number: int) -> None:
 def test_gpus_and_their_types_in_every_form(text: str | None, count: int, kind: str) -> None:
     """GRES and TRES, with types, sockets and indices; several types are all named."""
     assert (fields.gpus(text), fields.gpu_kind(text)) == (count, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("gres/gpu:4,gres/nvme:100", "nvme:100"),
+        ("gres:tmp:fast:2,gres:gpu:a100:4,gres:nvme", "tmp:fast:2,nvme"),
+        ("gpu,vgpu:2", "vgpu:2"),
+        ("gres/gpu:4", ""),
+        ("gres/gpu", ""),
+        ("N/A", ""),
+        ("(null)", ""),
+        ("", ""),
+    ],
+)
+def test_what_a_job_asks_for_besides_gpus(text: str, others: str) -> None:
+    assert fields.other_gres(text) == others
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ RUNNING = {
     "MaxNodes": "2",
     "tres-per-node": "gres/gpu:2",
     "tres-per-job": "N/A",
+    "tres-per-task": "N/A",
     "tres-alloc": "cpu=2,mem=8000M,node=2,billing=2,gres/gpu=4,gres/gpu:a100=4",
     "NumTasks": "2",
     "NTPerNode": "0",
@@ -52,8 +53,10 @@ RUNNING = {
     "Licenses": "matlab:2,abaqus",
     "ReqNodes": "n1",
     "ExcNodes": "n[3-4]",
+    "Feature": "(null)",
     "Reservation": "(null)",
     "PreemptTime": "N/A",
+    "Deadline": "N/A",
     "Exclusive": "NODE",
 }
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200)
@@ -80,6 +83,19 @@ def test_a_job_that_runs() -> None:
     assert (job.requested_nodes, job.excluded_nodes, job.exclusive) == (("n1",), ("n3", "n4"), True)
     assert (job.reservation, job.preempt_time, read(PreemptTime="1795292330").preempt_time) == ("", 0.0, 1795292330.0)
     assert (job.priority, read(exit_code="N/A").exit_code) == (4294901759, 0)
+
+
+def test_what_a_job_asks_for_in_other_forms() -> None:
+    """GPUs of each task, or one GPU without a number; a number above 1 that a batch job's failed launches leave."""
+    waits = {"State": "PENDING", "NodeList": "", "NumTasks": "8"}
+    each = read(**waits, **{"tres-per-node": "N/A", "tres-per-task": "cpu=2,gres/gpu=1"})
+    assert (each.gpus, each.gpus_per_node, each.gpus_each) == (8, 0, 4)
+    one = read(**waits, **{"tres-per-node": "gres/gpu,gres/nvme:2"})
+    assert (one.gpus, one.gpus_per_node, one.other_gres) == (2, 1, "nvme:2")
+    again = read(BatchFlag="2", Requeue="2")
+    assert again.batch and again.requeue
+    assert not read(BatchFlag="0").batch and not read(Requeue="0").requeue
+    assert (read(Deadline="1795292330").deadline, read().deadline) == (1795292330.0, 0.0)
 
 
 def test_tasks_of_an_array() -> None:

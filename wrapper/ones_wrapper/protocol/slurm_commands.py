@@ -68,9 +68,11 @@ def reshape_command(
     queue: QueueWords = UNCHANGED,
     tasks: bool = False,
     cpus_per_gpu: int = 0,
+    others: str = "",
 ) -> list[str]:
-    """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for: without it
-    Slurm would take any type. With `tasks` the number of tasks changes, too; with `cpus_per_gpu` the CPUs are counted.
+    """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for, `others` its
+    further GRES: without them Slurm would take any type, and no others. With `tasks` the number of tasks changes, too;
+    with `cpus_per_gpu` the CPUs are counted.
 
     Nodes are given as N-N, since a job submitted with -N1 also has a maximum. CPUs must change as well: Slurm raises
     their number with the nodes and leaves it there. Back on one node the job might ask for more CPUs than a node has. A
@@ -80,7 +82,8 @@ def reshape_command(
     cpus = max(shape.nodes, shape.nodes * shape.gpus_per_node * cpus_per_gpu)
     words = [f"NumNodes={shape.nodes}-{shape.nodes}", f"NumCPUs={cpus}"]
     words += [f"NumTasks={shape.nodes}"] if tasks else []
-    words += [] if whole_nodes else [f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
+    gpus = f"gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"
+    words += [] if whole_nodes else [f"Gres={','.join(filter(None, (gpus, others)))}"]
     return move_command(job, queue, *words)
 
 
