@@ -476,6 +476,14 @@ class FaultyWorld(World):
                     return True
         return False
 
+    def guests_alone(self) -> bool:
+        """Whether a job trains on guests only: its next base block is still to come."""
+        for job_id, training in self.trainings.items():
+            blocks = [self.cluster.records.get(Task(job_id, task)) for task in training.blocks if training.hot]
+            if blocks and all(map(is_guest, blocks)):
+                return True
+        return False
+
     def recover(self) -> None:
         """Everybody gives back what they took: nodes, holds, the stop file."""
         for name in self.cluster.nodes.names():

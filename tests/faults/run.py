@@ -223,7 +223,7 @@ class FaultRun:
             if job_id not in opened:
                 self.world.block_faults.note_looked_at(elastic.job.blocks if elastic.job.by_blocks else ())
         quiet = self.quiet and not tick.begun and not opened and not self._deferred()
-        quiet = quiet and not self.world.block_just_ended(12 * SURE_S)
+        quiet = quiet and not (self.world.block_just_ended(12 * SURE_S) or self.world.guests_alone())
         self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
         if self._quiet_ticks >= QUIET_TICKS:
             for host in self.hosts:
