@@ -61,13 +61,11 @@ check: style
 		-m 'not cluster and not slow and not nightly')
 
 # All tests but those marked nightly. More workers than a small machine has cores: two of them begin with what waits for
-# a Slurm, each on clusters of its own (tests/workers.py). In a fresh clone tests are collected once before, so that not
-# every worker compiles all of them.
+# a Slurm, each on clusters of its own (tests/workers.py).
 WORKERS ?= 4
 CHOSEN := -m 'not nightly'
 test: style
-	@$(call with_types,[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet > /dev/null; \
-		$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN))
+	@$(call with_types,$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN))
 
 # Everything: what takes minutes, 200 examples of each property instead of 20, and fresh seeds. What is found becomes an
 # explicit example of its test. The contract of strategies runs on the oldest processor's instructions, too.

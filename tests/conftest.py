@@ -82,6 +82,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return workers.scheduler(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Any) -> None:
+    workers.fork(config, specs)
+
+
 def pytest_report_header() -> str:
     return f"seed of faults and hostile inputs: {SEED}={os.environ[SEED]}"
 

@@ -1,21 +1,26 @@
 """Which of pytest's workers runs which file, and when: some wait for a Slurm while others compute.
 
 Two workers begin with what needs a real Slurm, whose tests mostly wait, and have clusters; the others begin with the
-wrapper's. So the machine is neither idle for the first third of the time nor crowded for the others, and two processes
-rather than four prepare what ranks are forked from, which takes 20 s of the processor each.
+wrapper's. So the machine is neither idle for the first third of the time nor crowded for the others.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
+from execnet import XSpec
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+from tests import forks, loaded
 from tests.cluster.paths import REPOSITORY
 
 BY_FIXTURE = "tests/slurm/contract/"
@@ -76,3 +81,12 @@ class Mixed(LoadFileScheduling):
 def scheduler(config: pytest.Config, log: Producer) -> Mixed | None:
     """For `--dist loadfile`; None leaves it to xdist."""
     return Mixed(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def fork(config: pytest.Config, specs: Sequence[XSpec]) -> None:
+    """Have workers be forks of a process that has imported the tests: each would do it for 10 s of the processor."""
+    loaded.start(config.args)
+    command = [sys.executable, forks.__file__, str(loaded.folder() / loaded.ALL)]
+    command += [str(os.getuid()), str(os.getgid()), str(Path.cwd()), "--", loaded.WORKER]
+    for spec in specs:
+        spec.python = shlex.join(command)

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.slow
 
 FORKS = multiprocessing.get_context("fork")
 """A candidate need not import what is here: that takes longer than most of what it does."""
-ME = f"{socket.gethostname()}:{os.getpid()}"
+
+
+def me() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def file_of(url: str) -> Path:
@@ -41,10 +44,10 @@ def test_one_leads_and_terms_count(url: str) -> None:
     with LeaderLock(url, "gres") as one, LeaderLock(url, "gres") as other, Store.open(url, "gres") as store:
         assert store.leader() is None
         assert (one.take(10.0), other.take(11.0)) == (1, None)
-        assert store.leader() == LeaderRecord(1, ME, 10.0, 10.0)
+        assert store.leader() == LeaderRecord(1, me(), 10.0, 10.0)
         one.beat(12.0)
         one.check()
-        assert store.leader() == one.leader() == LeaderRecord(1, ME, 10.0, 12.0)
+        assert store.leader() == one.leader() == LeaderRecord(1, me(), 10.0, 12.0)
         with pytest.raises(NotLeader):
             other.check()
         with pytest.raises(NotLeader):
@@ -54,7 +57,7 @@ def test_one_leads_and_terms_count(url: str) -> None:
         assert other.take(15.0) == 2
         with pytest.raises(NotLeader):
             one.check()
-        assert store.leader() == LeaderRecord(2, ME, 15.0, 15.0)
+        assert store.leader() == LeaderRecord(2, me(), 15.0, 15.0)
 
 
 def test_each_cluster_has_a_leader(url: str) -> None:
@@ -107,7 +110,7 @@ def test_an_older_term_writes_nothing(url: str) -> None:
         old.record_jobs([job(1)])
         one.leave(2.0)
         new = stack.enter_context(Store.open(url, "gres", term=other.take(3.0)))
-        with pytest.raises(NotLeader, match=rf"term 1 is lost: {ME} leads since, in term 2"):
+        with pytest.raises(NotLeader, match=rf"term 1 is lost: {me()} leads since, in term 2"):
             old.record_jobs([job(2)])
         with pytest.raises(NotLeader):
             old.set_deferral(1, 5.0)

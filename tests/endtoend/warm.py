@@ -1,4 +1,4 @@
-"""A cluster in whose box commands of ours are forked (`tests.endtoend.forks`)."""
+"""A cluster in whose box commands of ours are forked (`tests.forks`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.cluster import Cluster, ClusterError, paths
 from tests.cluster.box import START_SECONDS, Box
 from tests.waiting import until
 
-FORKS = Path(__file__).with_name("forks.py")
+FORKS = Path(__file__).parents[1] / "forks.py"
 SOCKET = "/run/forks"
 COMMANDS = frozenset(
-    {"run", "jobs", "why", "status", "report", "check", "doctor", "import"}
+    {"run", "jobs", "why", "status", "report", "check", "doctor", "import", "plugin"}
     | {"resize", "pin", "release", "estimate", "rehearse"}
 )
 """Of `slurm-ones`; named by its path, it is the real program."""
@@ -44,7 +44,7 @@ class WarmBox(Box):
 
     def _serve(self) -> None:
         if self._server is None:
-            command = [self._python, "-m", "tests.endtoend.forks", "serve", SOCKET]
+            command = [self._python, "-m", "tests.forks", "serve", SOCKET]
             self._server = super().popen(command, cwd=paths.REPOSITORY, env=self._environment)
             listens, server = self.root / SOCKET.lstrip("/"), self._server
             until(lambda: listens.exists() or server.poll() is not None, "forks of commands", START_SECONDS)

@@ -513,11 +513,11 @@ def own(tmp_path: Path) -> SlurmJob:
     return job(7, tmp_path)
 
 
-@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
+@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{{pid}}"], ids=["in force", "being written"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "file", "dangling link"])
 def test_an_order_is_written_through_nothing(own: SlurmJob, tmp_path: Path, planted: str, kind: str) -> None:
     """What the user left under its name, or under the one it is written under first, is replaced and not written to."""
-    victim, path = tmp_path / "victim", tmp_path / "ones-7" / planted
+    victim, path = tmp_path / "victim", tmp_path / "ones-7" / planted.format(pid=os.getpid())
     victim.write_bytes(b"mine")
     {
         "link": lambda: path.symlink_to(victim),
@@ -534,9 +534,10 @@ def test_an_order_is_written_through_nothing(own: SlurmJob, tmp_path: Path, plan
     assert [entry.name for entry in (tmp_path / "ones-7").iterdir()] == [ORDERS]
 
 
-@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
+@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{{pid}}"], ids=["in force", "being written"])
 def test_an_order_that_cannot_be_put_there(own: SlurmJob, tmp_path: Path, planted: str) -> None:
     """A directory in its place: it is said, nothing is left behind, and it costs that job its order alone."""
+    planted = planted.format(pid=os.getpid())
     (tmp_path / "ones-7" / planted / "full").mkdir(parents=True)
     with pytest.raises(OrderError, match="ones-7"):
         write_order(own, Order(5, 0, 64), None)

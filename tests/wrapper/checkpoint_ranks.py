@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ones_wrapper.api import join
 from ones_wrapper.checkpoint import SavedState
 from ones_wrapper.group import Group
-from tests.wrapper.forked import FORKS
+from tests.wrapper.forked import Forked
 
 
 def _rank(
@@ -32,16 +32,9 @@ def _rank(
     group.close()
 
 
-def start(function: Callable[..., Any], arguments: tuple[Any, ...], world: int, store: Path) -> list[tuple[Any, Any]]:
-    """Start `function(group, *arguments)` on `world` ranks; (process, end of a pipe for the outcome) of each."""
-    started = []
-    for rank in range(world):
-        mine, theirs = FORKS.Pipe(duplex=False)
-        process = FORKS.Process(target=_rank, args=(rank, world, str(store), function, arguments, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        started.append((process, mine))
-    return started
+def start(function: Callable[..., Any], arguments: tuple[Any, ...], world: int, store: Path) -> list[Forked]:
+    """Start `function(group, *arguments)` on `world` ranks; its outcome comes to the end of each."""
+    return [Forked(_rank, rank, world, str(store), function, arguments) for rank in range(world)]
 
 
 class Net(torch.nn.Module):

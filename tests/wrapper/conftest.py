@@ -1,4 +1,5 @@
-"""Ranks that tests of several files share: to start them takes longer than most of what they do."""
+"""Ranks that the tests of a file share: to start them takes longer than most of what they do. They do not stay longer:
+each of gloo's threads wakes up a hundred times a second, also where nobody trains."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class Teams(dict[int, Team]):
             team.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def teams() -> Iterator[Teams]:
     found = Teams()
     yield found

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import select
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group
+from tests import forks, loaded
 
 TIMEOUT_S = 240.0
 
-# A server without threads forks them: the test process may have run a backward pass, after which torch cannot fork.
-FORKS = multiprocessing.get_context("forkserver")
-# What each rank would import otherwise: an optimizer's first step takes half a second for torch._dynamo, and a test's
-# module as long. A process has one such server: nothing else may say what it imports.
-FORKS.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor.parallel",
-        "ones_wrapper.api",
-        "numpy",
-        "pytest",
-        "hypothesis.strategies",
-    ]
-)
+
+class Forked:
+    """A process that calls a module's function, which gets the other end of `end` last; it dies with this one.
+
+    It is no fork of this one, which may have run a backward pass, after which torch cannot fork.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.end, theirs = Pipe()
+        place = str(loaded.folder() / loaded.ALL)
+        files = (theirs.fileno(), 1, 2)
+        self.pid, self._life = forks.ask(place, os.getuid(), os.getgid(), str(Path.cwd()), [loaded.RANK], files)
+        theirs.close()
+        self.end.send((function, arguments))
+
+    def is_alive(self) -> bool:
+        return not select.select([self._life], [], [], 0)[0]
+
+    def kill(self) -> None:
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.join()
+
+    def join(self) -> int:
+        """Wait for its exit code."""
+        return forks.exit_code(self._life)
 
 
 class Team:
@@ -40,23 +56,18 @@ class Team:
         self.world = world
         self._folder = tempfile.TemporaryDirectory()  # they meet at a file: a port may be taken by others
         meet = f"{self._folder.name}/meet"
-        self._ends, others = zip(*(FORKS.Pipe() for _ in range(world)), strict=True)
-        self._ranks = [
-            FORKS.Process(target=_serve, args=(rank, world, meet, others[rank]), daemon=True) for rank in range(world)
-        ]
-        for rank in self._ranks:
-            rank.start()
+        self._ranks = [Forked(_serve, rank, world, meet) for rank in range(world)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a module's function returns on each rank. Raises AssertionError with the trace where one fails."""
-        for end in self._ends:
-            end.send((function, arguments))
+        for rank in self._ranks:
+            rank.end.send((function, arguments))
         answers = []
-        for rank, end in enumerate(self._ends):
-            if not end.poll(TIMEOUT_S):
+        for number, rank in enumerate(self._ranks):
+            if not rank.end.poll(TIMEOUT_S):
                 self.close()
-                raise AssertionError(f"rank {rank} hangs in {function.__name__}{arguments}")
-            answers.append(end.recv())
+                raise AssertionError(f"rank {number} hangs in {function.__name__}{arguments}")
+            answers.append(rank.end.recv())
         failed = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(answers) if error]
         assert not failed, "\n".join(failed)
         return [value for value, _ in answers]
@@ -65,7 +76,6 @@ class Team:
         """End the ranks."""
         for rank in self._ranks:
             rank.kill()
-            rank.join()
         self._folder.cleanup()
 
 

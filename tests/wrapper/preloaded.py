@@ -1,11 +1,11 @@
 """`ones-run` forked from a process that has imported torch: what `python -m ones_wrapper.launch` is, without the two
 seconds of the processor that each start of a node launcher takes to import.
 
-One such process serves all tests of a pytest process. `ones-run` is a fork of it, and forks its node launcher where it
-would start a Python; both go through their `main` with the environment, folder, signals, session and files that they
-would have. What is not the real thing: the interpreter is not taken down at the end of `ones-run` and of the node
-launcher, all starts hash strings alike, and what torch reads of the environment while it is imported is that of the
-tests. `forkable` says which environments would make a difference; tests/wrapper/launch has the true command.
+One such process serves all tests (`tests.loaded` starts it). `ones-run` is a fork of it, and forks its node launcher
+where it would start a Python; both go through their `main` with the environment, folder, signals, session and files
+that they would have. What is not the real thing: the interpreter is not taken down at the end of `ones-run` and of the
+node launcher, all starts hash strings alike, and what torch reads of the environment while it is imported is that of
+the tests. `forkable` says which environments would make a difference; tests/wrapper/launch has the true command.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from ones_wrapper import launch
+from ones_wrapper.files.places import make_job_directory
 from ones_wrapper.launch import node, supervise
 from ones_wrapper.launch.rank import preload
+from ones_wrapper.network.job_network import STORE
+from tests import loaded
 
 _ROOT = Path(__file__).parents[2]
 NODE = ["-m", "ones_wrapper.launch.node"]
@@ -51,19 +54,23 @@ def forkable(env: Mapping[str, str]) -> bool:
 
 
 class Started:
-    """An `ones-run`, with what the tests use of `subprocess.Popen`; its output is text, or is added to a log."""
+    """An `ones-run`, or its node launcher alone if `main` is `node`, with what the tests use of `subprocess.Popen`; its
+    output is text, or is added to a log."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], env: Mapping[str, str], log: Path | None = None, main: str = "run"
+    ) -> None:
         self.args = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
         self.returncode: int | None = None
         status = os.pipe()
         pipes = [] if log else [os.pipe(), os.pipe()]
         written = [os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)] * 2 if log else [end for _, end in pipes]
         self._status = os.fdopen(status[0], "rb", buffering=0)
-        request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(Path.cwd())}).encode()
-        server = _server()
-        socket.send_fds(server, [len(request).to_bytes(8, "little")], [*written, status[1]])
-        server.sendall(request)
+        request = json.dumps([main, list(arguments), dict(env), str(Path.cwd())]).encode()
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(loaded.folder() / loaded.RUNS))
+            socket.send_fds(server, [len(request).to_bytes(8, "little")], [*written, status[1]])
+            server.sendall(request)
         for end in {*written, status[1]}:
             os.close(end)
         self.pid = self._number()
@@ -122,59 +129,58 @@ class Started:
         self.send_signal(signal.SIGKILL)
 
 
-_known: dict[int, tuple[socket.socket, subprocess.Popen[bytes]]] = {}
-"""Of this process, by its id, the way to its server and the server."""
-
-
-def _server() -> socket.socket:
-    """The way to this process's server, which ends with it."""
-    here = os.getpid()
-    if here not in _known:  # a fork of a process that has one needs its own
-        ours, theirs = socket.socketpair()
-        env = _DEFAULT | os.environ
-        command = [sys.executable, "-m", "tests.wrapper.preloaded", str(theirs.fileno())]
-        with theirs:
-            _known[here] = ours, subprocess.Popen(command, env=env, cwd=_ROOT, pass_fds=[theirs.fileno()])
-    return _known[here][0]
-
-
-def serve(way: socket.socket) -> None:
-    """Answer requests until nobody is there to ask."""
+def load() -> None:
     # Most examples read their data with the second: a second of the processor for each rank.
     preload({"ONES_PRELOAD": "sklearn.datasets"})
+
+
+def serve(asked: socket.socket) -> None:
+    """Answer requests until standard input is closed."""
+    supervise.subprocess = _Subprocess  # type: ignore[assignment]
     # Of the tests, a fresh start has none.
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
         del sys.modules[name]
-    while True:
-        size, files, _, _ = socket.recv_fds(way, 8, 3)
-        if not size:
-            return
-        request = json.loads(way.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+    while select.select([asked, 0], [], [])[0] == [asked]:
+        way, _ = asked.accept()
+        load()
         if os.fork() == 0:
-            way.close()
-            _keep(request, *files)
-        for file in files:
-            os.close(file)
+            asked.close()
+            size, files, _, _ = socket.recv_fds(way, 8, 3)
+            with way:
+                request = json.loads(way.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
+            _keep(*request, *files)
+        way.close()
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
-def _keep(request: dict[str, Any], out: int, err: int, status: int) -> None:
-    """Fork one `ones-run`, and say its process and then its exit code."""
+def _keep(main: str, arguments: list[str], env: dict[str, str], cwd: str, out: int, err: int, status: int) -> None:
+    """Fork one `ones-run` or node launcher, and say its process and then its exit code."""
     pid = os.fork()
     if pid == 0:
         os.dup2(out, 1)
         os.dup2(err, 2)
         os.closerange(3, 1024)
-        os.chdir(request["cwd"])
-        _run(request["env"], lambda: launch.main(request["arguments"]))
+        os.chdir(cwd)
+        _run(env, lambda: _MAINS[main](arguments))
     os.close(out)
     os.close(err)
     os.write(status, pid.to_bytes(8, "little", signed=True))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.write(status, code.to_bytes(8, "little", signed=True))
     os._exit(0)
+
+
+def _node_alone(arguments: list[str]) -> int:
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    directory = Path(os.environ["ONES_JOB_DIR"])
+    make_job_directory(directory)
+    os.environ[STORE] = launch.serve(directory, {})
+    return node.main(arguments)
+
+
+_MAINS = {"run": launch.main, "node": _node_alone}
 
 
 def _folders(env: Mapping[str, str]) -> list[str]:
@@ -255,8 +261,3 @@ class _Subprocess:
     """The module `subprocess` as `ones-run` sees it, where a node launcher is a fork."""
 
     DEVNULL, TimeoutExpired, run, Popen = subprocess.DEVNULL, subprocess.TimeoutExpired, subprocess.run, _popen
-
-
-if __name__ == "__main__":
-    supervise.subprocess = _Subprocess  # type: ignore[assignment]
-    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -33,7 +33,7 @@ def test_second_job_in_a_directory_is_refused(
 ) -> None:
     """Protects a job's checkpoints from another job that was started in its directory; not from its own next run."""
     monkeypatch.setattr(lock, "WAIT_S", 0.3)
-    ((process, _),) = start(holding, (tmp_path, job_id), 1, tmp_path / "store")
+    (process,) = start(holding, (tmp_path, job_id), 1, tmp_path / "store")
     try:
         while not (tmp_path / "there").exists():
             assert process.is_alive()
@@ -48,7 +48,6 @@ def test_second_job_in_a_directory_is_refused(
             Checkpoints(tmp_path, group, job_id, 1)  # its own run before may hang on a node that is gone
     finally:
         process.kill()
-        process.join()
     box = Checkpoints(tmp_path, group, 8, 0)
     assert box._folder.names() == ["step-000000001"]
     box.close()

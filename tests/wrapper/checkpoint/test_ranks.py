@@ -272,10 +272,10 @@ def test_killed_at_any_moment_what_is_there_is_complete(teams: dict[int, Team], 
         while names(folder) == there and time.monotonic() - begun < 60:  # until this run has saved something
             time.sleep(0.01)
         time.sleep(chance.random() * 0.4)
-        for process, _ in ranks if attempt % 2 else ranks[::-1]:
+        for process in ranks if attempt % 2 else ranks[::-1]:
             os.kill(process.pid, signal.SIGKILL)
             time.sleep(chance.random() * 0.02)
-        for process, _ in ranks:
+        for process in ranks:
             process.join()
         bad, step, weight = teams[1].run(verify, tmp_path)[0]
         assert not bad, f"seed {seed}"

@@ -7,6 +7,6 @@ import pytest
 from tests.wrapper.forked import Team
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def team(teams: dict[int, Team]) -> Team:
     return teams[4]

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.files.job_directory import MEMORY
+from ones_wrapper.group import Group
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
 from ones_wrapper.run.memory import DoesNotFitError, classify_error, device_name, is_out_of_memory, look_up, remember
-from tests.wrapper.forked import FORKS
+from tests.wrapper.forked import Team
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
 
@@ -80,21 +81,16 @@ def test_what_was_found_never_rises(tmp_path_factory: pytest.TempPathFactory, fa
     assert find(directory, 128, GPU) == min(failures) // 2
 
 
-def fail_often(folder: Path) -> None:
+def fail_often(group: Group, folder: Path) -> None:
     for _ in range(50):
         remember(folder, 64, 64, "cpu")
         assert find(folder, 64, "cpu") == 32
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_at_once(tmp_path: Path) -> None:
+def test_ranks_that_fail_at_once(teams: dict[int, Team], tmp_path: Path) -> None:
     """Protects the file from torn writes, and the size from being halved once for each rank."""
-    ranks = [FORKS.Process(target=fail_often, args=(tmp_path,)) for _ in range(3)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0] * 3
+    teams[4].run(fail_often, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [MEMORY]
 
 

@@ -5,16 +5,15 @@ A row is one mistake: what of a script that is right is replaced by what, the ex
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ones_wrapper.protocol import Bye, Hello, decode_report
+from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import Run
 
 SCRIPT = """import sys
@@ -108,17 +107,8 @@ LONG = {
 """What else these scripts need to show it."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.wrapper.mistakes_server"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-
-
 @pytest.fixture
-def run(server: subprocess.Popen[str], tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def run(tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Runs a script with two ranks: its exit code and log."""
 
     def start(text: str, restart: int = 0) -> tuple[int, str]:
@@ -134,12 +124,8 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Callable[..., tuple[in
             "MASTER_PORT": "1",  # nothing listens there: ranks meet at the store
             "SLURM_RESTART_COUNT": str(restart),
         }
-        case = {"command": [str(tmp_path / "train.py")], "env": env, "log": str(tmp_path / f"log-{restart}")}
-        assert server.stdin is not None and server.stdout is not None
-        server.stdin.write(json.dumps(case) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        return code, (tmp_path / f"log-{restart}").read_text()
+        log = tmp_path / f"log-{restart}"
+        return Started([str(tmp_path / "train.py")], os.environ | env, log, "node").wait(), log.read_text()
 
     return start
 

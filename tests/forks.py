@@ -1,12 +1,12 @@
-"""Commands of ours as forks of a process in the box that has imported them: a start takes a tenth of a second of the
-processor instead of two.
+"""Commands as forks of a process that has imported them: a start takes a tenth of a second of the processor instead of
+two. Commands of ours are forked in a box, pytest's workers on the host (`tests.workers`).
 
     forks.py serve SOCKET                               in the box, as root
     forks.py SOCKET UID GID CWD -- COMMAND...           on the host, in the place of `tests/cluster/enter.py`
 
 The second stands for its command as `enter.py` does: signals reach the command, it ends as the command ended, and a
 command whose stand-in was killed is killed. What is not the real thing: imports, and that all starts hash strings
-alike. `tests.endtoend.warm` says which commands are forked; services and jobs never are.
+alike. `tests.endtoend.warm` says which commands are forked in a box; services and jobs never are.
 """
 
 import json
@@ -15,13 +15,14 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
 MODULES = (
     *(
         f"slurm_ones.cli.{name}"
-        for name in ("run", "jobs", "status", "report", "check", "doctor", "by_hand", "import_")
+        for name in ("run", "jobs", "status", "report", "check", "doctor", "by_hand", "import_", "plugin")
     ),
     *("slurm_ones.slurm.connect", "ones_db.migrate", "alembic.command", "sqlalchemy.dialects.sqlite"),
     *("scipy.optimize", "scipy.special", "tests.endtoend.killed", "tests.endtoend.scripted"),
@@ -30,24 +31,36 @@ MODULES = (
 CREDENTIALS = struct.Struct("3i")
 
 
-def stand_in(path: str, uid: str, gid: str, cwd: str, command: "list[str]") -> None:
-    """Have the server fork a command, and be it until it ends."""
-    passed_on = {getattr(signal, name) for name in PASSED_ON}
-    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+def ask(
+    path: str, uid: int, gid: int, cwd: str, command: "list[str]", files: "tuple[int, int, int]" = (0, 1, 2)
+) -> "tuple[int, socket.socket]":
+    """Have the server fork a command. Returns its process, and where its exit code comes; who closes that kills it."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Slurm's number of a process in a box is another than the host's: this has the kernel say the host's.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     server.connect(path)
-    request = json.dumps([int(uid), int(gid), cwd, command, dict(os.environ)]).encode()
-    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    request = json.dumps([uid, gid, cwd, command, dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], files)
     server.sendall(request)
     _, ancillary, _, _ = server.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size))
-    pid, _, _ = CREDENTIALS.unpack(ancillary[0][2])
+    return CREDENTIALS.unpack(ancillary[0][2])[0], server
+
+
+def exit_code(server: socket.socket) -> int:
+    """Wait for a command's exit code, -n after signal n."""
+    said = server.recv(8)
+    return int.from_bytes(said, "little", signed=True) if said else -signal.SIGKILL
+
+
+def stand_in(path: str, uid: str, gid: str, cwd: str, command: "list[str]") -> None:
+    """Have the server fork a command, and be it until it ends."""
+    passed_on = {getattr(signal, name) for name in PASSED_ON}
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
+    pid, server = ask(path, int(uid), int(gid), cwd, command)
     for number in passed_on:
         signal.signal(number, lambda number, frame: _signal(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
-    said = server.recv(8)
-    status = int.from_bytes(said, "little", signed=True) if said else -signal.SIGKILL
+    status = exit_code(server)
     if status < 0:
         if -status != signal.SIGKILL:  # which nobody may handle
             signal.signal(-status, signal.SIG_DFL)
@@ -60,20 +73,36 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def serve(path: str) -> "list[str]":
-    """Answer requests for ever; returns in each fork, with its command."""
-    import gc
+def load() -> None:
     import importlib
 
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+def listening(path: str) -> socket.socket:
     asked = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     asked.bind(path)
     asked.listen(64)
-    for name in MODULES:
-        importlib.import_module(name)
-    gc.freeze()
+    return asked
+
+
+def serve(asked: socket.socket, load: "Callable[[], None]", end: "int | None" = None) -> "list[str]":
+    """Answer requests until somebody closes `end`; returns in each fork, with its command."""
+    import gc
+    import select
+
+    loaded = False
     keepers: list[int] = []
+    waited_for = [asked] if end is None else [asked, end]
     while True:
+        if end in select.select(waited_for, [], [])[0]:
+            sys.exit()
         way, _ = asked.accept()
+        if not loaded:
+            load()
+            gc.freeze()
+            loaded = True
         keepers.append(os.fork())
         if keepers[-1] == 0:
             asked.close()
@@ -118,9 +147,10 @@ def _become(
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.closerange(3, 1024)
-    os.setgroups([gid])
-    os.setgid(gid)
-    os.setuid(uid)
+    if uid != os.getuid() or gid != os.getgid():
+        os.setgroups([gid])
+        os.setgid(gid)
+        os.setuid(uid)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -150,6 +180,6 @@ def run(command: "list[str]") -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        run(serve(sys.argv[2]))
+        run(serve(listening(sys.argv[2]), load))
     else:
         stand_in(*sys.argv[1:5], sys.argv[6:])
