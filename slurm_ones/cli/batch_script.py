@@ -348,7 +348,8 @@ def requeues_itself(found: list[Command]) -> int:
     """Line in which the script requeues the job or submits itself again; 0 for none."""
     for one in found:
         text = " ".join(one.words)
-        if re.search(r"\bscontrol\s+requeue", text) or (_is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b", text)):
+        again = _is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b|:\$\{?SLURM_(ARRAY_)?JOB_?ID\b", text)
+        if re.search(r"\bscontrol\s+requeue", text) or again:
             return one.line
     return 0
 

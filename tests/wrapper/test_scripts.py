@@ -229,7 +229,7 @@ def test_who_made_fewer_passes_is_named(mine: tuple[int, ...], other: tuple[int,
     """Protects from a rank that is taken for the one that skipped."""
     from ones_wrapper.script.stuck import Standpoint, unequal
 
-    why = unequal(Standpoint(1, *mine, " (a.py:3)"), [Standpoint(0, *other, " (a.py:9)")])
+    why = unequal(Standpoint(1, *mine, "", " (a.py:3)"), [Standpoint(0, *other, "", " (a.py:9)")])
     assert bool(why) == culprit
     assert not culprit or ("rank 1 made 1" in why and "(a.py:3)" in why and "(a.py:9)" in why)
 
@@ -706,7 +706,10 @@ def test_a_handler_that_ends_the_script_waits_for_the_checkpoint() -> None:
         flags.armed = True
         flags.keep()
         os.kill(os.getpid(), 15)
-        assert seen == [15] and flags.stop
+        assert flags.stop and not seen  # it waits for the checkpoint
+        flags.call_waiting()
+        flags.call_waiting()
+        assert seen == [15]
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)

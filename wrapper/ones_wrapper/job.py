@@ -113,6 +113,7 @@ class Job:
         A formula of the script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`).
         """
         progress = self._run.progress
+        self._run.loop.first_steps.counts_by_job = True
         return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
 
     @property
@@ -300,7 +301,7 @@ class Job:
             raise RuntimeError("prepare, register: the optimizer was given; give all that training carries at once")
         check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.sizes.spec.max_passes == 1)
         accumulation = Accumulation()
-        schedules = Schedules(run.sizes.spec.base_batch, accumulation.due)
+        schedules = Schedules(run.sizes.spec.base_batch, accumulation.due, run.group.gather)
         extras = {
             name: mapped(thing, partial(schedules.wrap, known=name == "scheduler")) for name, thing in others.items()
         }
@@ -389,6 +390,7 @@ class Job:
         All ranks then leave the step out together: if one rank skipped its backward pass, the others would wait for it.
         Synchronises all ranks, and waits for the GPU.
         """
+        self._run.loop.first_steps.together("job.any")
         self._run.loop.first_steps.skipped = found = bool(self._run.group.maximum([int(bool(bad))])[0])
         return found
 
@@ -398,6 +400,7 @@ class Job:
         The sum is in double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError
         if no rank had any.
         """
+        self._run.loop.first_steps.together("job.mean")
         sums = self._run.group.total([float(total), float(count)])
         if not sums[1]:
             raise ValueError("mean: no rank counted a sample")
@@ -431,7 +434,7 @@ class Job:
         over = run.finished_before
         if not over:
             run.begin()
-        while not over and (run.sizes.spec.epochs == 0 or run.progress.epoch < run.sizes.spec.epochs):
+        while not (over or run.left) and (run.sizes.spec.epochs == 0 or run.progress.epoch < run.sizes.spec.epochs):
             epoch, run.loop.in_epochs = run.progress.epoch, True
             try:
                 yield epoch
@@ -457,6 +460,7 @@ class Job:
         It also serves before work that should not wait for the next turn. All ranks call it; it is a step boundary, and
         synchronises them.
         """
+        self._run.loop.first_steps.together("job.epoch_end")
         self.report(accuracy=accuracy, loss=loss)
         self._run.end_epoch(self._found.get("loss"), self._found.get("accuracy"))
         self._found = {}
@@ -504,4 +508,5 @@ class Job:
         """
         if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
+        self._run.loop.first_steps.together("job.checkpoint")
         return self._run.keeping.save("that the script asked for", 0)

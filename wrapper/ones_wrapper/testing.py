@@ -236,7 +236,11 @@ class Start:
     def fork(self, body: Callable[[], int | None], env: Mapping[str, str]) -> None:
         """Fork the ranks."""
         listener, parent = listen(_LOCAL), os.getpid()
-        place = {"MASTER_PORT": str(free_port()), STORE: f"{_LOCAL}:{listener.getsockname()[1]}"}
+        place = {
+            "MASTER_PORT": str(free_port()),
+            STORE: f"{_LOCAL}:{listener.getsockname()[1]}",
+            "ONES_LAUNCHED": str(time.time()),
+        }
         hot = Path(env.get("ONES_JOB_DIR", self._directory / "job")) / HOT
         hot.mkdir(0o700, parents=True, exist_ok=True)
         secret = JobSecret.make(hot)
@@ -283,7 +287,6 @@ class Start:
             "SLURM_RESTART_COUNT": self._number,
             "ONES_NODES": 1,
             "ONES_GPUS_PER_NODE": self._world,
-            "ONES_LAUNCHED": time.time(),
             "ONES_JOB_DIR": self._directory / "job",
             "OMP_NUM_THREADS": 1,
         }

@@ -26,6 +26,11 @@ from ones_wrapper.data.fingerprint import fingerprint
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, seed_all
 from ones_wrapper.data.shares import Shares
 
+LENGTH = (
+    "loader: the dataset has {now} samples, and had {before} when it was given to the job: each epoch has the same. "
+    "Keep its length, and choose by the epoch what a sample is, or submit each stage as a job "
+    "(--resume-from)"
+)
 PLANNED = 32
 """Number of passes planned at a time."""
 
@@ -297,8 +302,10 @@ class Feed:
         return self._fingerprint
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The epoch's permutation."""
+        """The epoch's permutation. Raises ValueError if the dataset's length has changed."""
         if self._order is None or self._order[0] != epoch:
+            if (now := len(self._given[0])) != self._held:
+                raise ValueError(LENGTH.format(before=self._held, now=now))
             order = permutation(self._held, self._seed, epoch, self._shuffle)
             self._order = epoch, order[: self.samples]
         return self._order[1]

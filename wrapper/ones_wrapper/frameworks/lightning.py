@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import BaseFinetuning, GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, IterableDataset
@@ -52,6 +52,10 @@ REFUSED = {
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
     "optimization, write the loop yourself, as the example gan.py does"
+)
+FINETUNING = (
+    "a callback for finetuning adds parameters to the optimizer while it trains, so no checkpoint would fit the next "
+    "start: give the optimizer all of them, and freeze some by requires_grad_(False) in on_train_epoch_start"
 )
 DATA = (
     "an elastic job trains on one torch DataLoader over a dataset with a length, whose batch_size is a number; "
@@ -191,6 +195,8 @@ class ElasticStrategy(ParallelStrategy):
                 raise ValueError(f"Trainer({name}={found!r}): an elastic job cannot do that; {why}")
         if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
             raise ValueError("GradientAccumulationScheduler: how often to accumulate depends on the GPUs; leave it out")
+        if any(isinstance(one, BaseFinetuning) for one in trainer.callbacks):
+            raise ValueError(FINETUNING)
         if not trainer.lightning_module.automatic_optimization:
             raise ValueError(MANUAL)
 

@@ -20,11 +20,12 @@ NEVER = 1 << 62
 class Carried:
     """State of Lightning's callbacks, such as early stopping, which a checkpoint carries through a resize."""
 
-    carries_averages = True
-    """True since a callback with an average of the weights saves it by its hooks."""
+    carries_counts = True
+    """True since callbacks and module save what they count by their hooks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._objects = [one for one in trainer.callbacks if _saves(type(one))]
         self._limits = [trainer.max_epochs, trainer.max_steps]
         self.over = False
         """True if training has come to its end; not if the script has other limits by now."""
@@ -74,6 +75,11 @@ class Carried:
             one.on_load_checkpoint(trainer, module, checkpoint)
             if name in state["callbacks"]:
                 one.load_state_dict(state["callbacks"][name])
+
+
+def _saves(kind: type[Callback]) -> bool:
+    """Return True if callbacks of this class have a state that checkpoints hold."""
+    return any(getattr(kind, hook) is not getattr(Callback, hook) for hook in ("state_dict", "on_save_checkpoint"))
 
 
 class Boundaries(Callback):

@@ -119,7 +119,8 @@ class Exchange(ABC):
         if not self._arrived and self._shows:
             raise RuntimeError(
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
-                "the job returned, not the one inside it, and run within the loader's loop"
+                "the job returned, not the one inside it, and run within the loader's loop. If it leaves out some "
+                "parameters, write job.ddp(model, find_unused_parameters=True)"
             )
         if self.watch is not None:
             self.watch.exchanged()
@@ -237,6 +238,9 @@ class DdpExchange(Exchange):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._options: dict[str, Any] = {}
+        self._learns: list[torch.nn.Parameter] = []
+        self._frozen: list[bool] = []
+        """Which of `_learns` DDP knows as frozen."""
         self._looked = 0
         """Number of passes of a single rank that were checked, so that it fails at once as several ranks would."""
         self._hooked = True
@@ -251,7 +255,18 @@ class DdpExchange(Exchange):
         self._options = {"device_ids": [device] if device.type == "cuda" else None, **options}
         self.model = wrapped = DistributedDataParallel(model.to(device), **self._options)
         self._hook(wrapped)
+        self._learns = [p for p in wrapped.parameters() if p.requires_grad]
+        self._frozen = [False] * len(self._learns)
+        wrapped.register_forward_pre_hook(lambda *_: self._look_for_frozen())
         return wrapped
+
+    def _look_for_frozen(self) -> None:
+        """Make DDP again if the script froze some of the parameters that learn, or unfroze them: DDP would wait for
+        their gradients."""
+        frozen = [not p.requires_grad for p in self._learns]
+        if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
+            self._frozen = frozen
+            self.ranks_changed()
 
     def _hook(self, wrapped: DistributedDataParallel) -> None:
         # A lambda, since DDP judges a function's annotations and takes no strings.

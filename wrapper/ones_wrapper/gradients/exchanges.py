@@ -23,6 +23,7 @@ class Exchanges:
         """The models as the script gave them."""
         self._trained: list[frozenset[torch.nn.Parameter]] = []
         """Parameters whose gradients each exchange handles."""
+        self._frozen: list[tuple[str, torch.nn.Parameter]] = []
         self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
         """Number of groups of each optimizer, and the exchanges of its parameters."""
 
@@ -45,6 +46,7 @@ class Exchanges:
         self._all.append(exchange)
         self._inside.append(model)
         self._trained.append(frozenset(p for p in wrapped.parameters() if p.requires_grad))
+        self._frozen += [(name, p) for name, p in wrapped.named_parameters() if not p.requires_grad]
         return wrapped
 
     @property
@@ -64,15 +66,13 @@ class Exchanges:
     def check(self) -> None:
         """Check for parameters that are not exchanged. Raises ValueError for a trained parameter that was frozen in
         `add`."""
-        for exchange, trained in zip(self._all, self._trained, strict=True):
-            named = exchange.model.named_parameters() if exchange.model is not None else ()
-            for name, parameter in named:
-                if parameter.requires_grad and parameter not in trained:
-                    raise ValueError(
-                        f"{name} did not require a gradient when its model was given to the job, so its gradient would "
-                        "not be averaged over the ranks: call requires_grad_(False) after job.prepare or job.ddp, or "
-                        "leave it trained"
-                    )
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"{name} did not require a gradient when its model was given to the job, so its gradient would "
+                    "not be averaged over the ranks: call requires_grad_(False) after job.prepare or job.ddp, or "
+                    "leave it trained"
+                )
 
     @property
     def begun(self) -> int:
@@ -123,6 +123,7 @@ class Exchanges:
 
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Check, before an optimizer's step, that its gradients were exchanged. See `Exchange.finish`."""
+        self.check()
         groups, its = self._of.get(optimizer, (-1, []))
         if groups != len(optimizer.param_groups):
             held = {p for group in optimizer.param_groups for p in group["params"]}

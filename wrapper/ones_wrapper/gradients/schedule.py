@@ -80,8 +80,14 @@ def is_scheduler(thing: Any) -> bool:
 class Schedules:
     """The schedulers of a job, and the script's present step, which the wrapped schedulers share."""
 
-    def __init__(self, base_batch: int, due: Callable[[], bool] = lambda: True) -> None:
-        """`due` says whether the step ends with this accumulation step."""
+    def __init__(
+        self,
+        base_batch: int,
+        due: Callable[[], bool] = lambda: True,
+        of_ranks: Callable[[float], list[float]] = lambda value: [value],
+    ) -> None:
+        """`due` says whether the step ends with this accumulation step; `of_ranks` returns every rank's value."""
+        self.of_ranks = of_ranks
         self.base_batch = base_batch
         self.due = due
         self.samples = 0
@@ -161,12 +167,15 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step.
+        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step;
+        a metric is that of all ranks, which all make it.
 
         Raises RuntimeError for an argument (metric, epoch) inside the loop, since progress gives none.
         """
         schedules = self._schedules
         if not schedules.within:
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                args, kwargs = (self._alike(*args, **kwargs),), {}
             self.scheduler.step(*args, **kwargs)
             return
         name = type(self.scheduler).__name__
@@ -181,6 +190,11 @@ class ProgressScheduler:
             if not self._over():
                 self.scheduler.step()
         self.mark()
+
+    def _alike(self, metrics: Any, epoch: Any = None) -> float:
+        """Return the mean of the ranks' metrics, by which all of them take the same rate. Collective."""
+        found = self._schedules.of_ranks(float(metrics))
+        return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
     def _over(self) -> bool:
         """True if the schedule is at its end, beyond which some schedulers (OneCycleLR) raise an error."""

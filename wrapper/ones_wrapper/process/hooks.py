@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -48,17 +49,26 @@ class Flags:
         self._quiet_until = 0.0
         self.scripts: dict[int, Callable[[int, FrameType | None], object]] = {}
         """The script's own handlers, by signal, which are called after ours."""
+        self.called = False
+        """True once a handler of the script was called."""
+        self._waiting: list[int] = []
+        """Signals whose handlers of the script wait for a step boundary."""
         self._calling = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. Sets little but flags, since it may run between any two lines of the script."""
+        waits = self.armed and number not in LOOK
         if number in CHECKPOINT:
             self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
+            waits = waits and self.checkpoint
         elif number in LOOK:
             self.look = True
         else:
             self.stop = True
-        self._call_script(number, frame)
+        if not waits:
+            self._call_script(number, frame)
+        elif not self._calling and number not in self._waiting:
+            self._waiting.append(number)
         if self.stop and not self.armed and number not in CHECKPOINT + LOOK:
             raise SystemExit(STOP_CODE)
 
@@ -67,7 +77,7 @@ class Flags:
         handler = self.scripts.get(number)
         if handler is None or self._calling:  # the latter where it calls the handler that it found: ours
             return
-        self._calling = True
+        self._calling = self.called = True
         try:
             handler(number, frame)
         except (SystemExit, KeyboardInterrupt):
@@ -76,6 +86,15 @@ class Flags:
             self.stop = True
         finally:
             self._calling = False
+
+    def call_waiting(self) -> None:
+        """Call the script's handlers of signals that came while it trained: after the checkpoint that they ask for.
+
+        A script whose handler only notes the signal would otherwise leave its loop at another step on each rank.
+        """
+        waiting, self._waiting = self._waiting, []
+        for number in waiting:
+            self._call_script(number, None)
 
     def checkpoint_taken(self) -> None:
         """Clear the request for a checkpoint after the checkpoint was written."""
@@ -148,6 +167,8 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 def run_exit_hooks(code: int, note: str) -> None:
     """Call the exit hooks, since the script ended; later calls do nothing."""
+    with suppress(SystemExit, KeyboardInterrupt):
+        FLAGS.call_waiting()
     callbacks = _callbacks[:]
     drop_exit_hooks()
     for callback in reversed(callbacks):

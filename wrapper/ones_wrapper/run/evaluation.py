@@ -9,6 +9,7 @@ from typing import Any
 from ones_wrapper.data.feed import AccumulationStep, Feed
 from ones_wrapper.process import hang_detector
 from ones_wrapper.run.run import Run
+from ones_wrapper.script import gathered
 
 
 class Evaluation:
@@ -44,9 +45,12 @@ class Evaluation:
                 f"batches of {self._batch} are not as many batches for each of {replicas} ranks: take batch=2 or more, "
                 "and a dataset with a sample for each rank"
             )
+        first, parts = run.loop.first_steps, self._parts()
+        first.together("job.evaluate")
+        gathered.evaluates(gathered.BatchShares(sum(part.samples for part in parts), True, first.say))
         try:
             with exchanges.evaluating():
-                for local in self._feed.fetch(self._parts()):
+                for local in self._feed.fetch(parts):
                     yield local
                     hang_detector.beat()
         finally:

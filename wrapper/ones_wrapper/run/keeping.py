@@ -53,6 +53,11 @@ class Keeping:
         self.load_s = self._saved_at - started
         self._progress.take_over(loaded.progress)
 
+    def load_again(self) -> None:
+        """Load the same checkpoint, if there was one, over what the script has loaded since."""
+        if self.loaded and self.state is not None:
+            self._checkpoints.load(replace(self.state, own={}))
+
     def due(self) -> bool:
         """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""
         every_s, progress = self._settings.checkpoint_every_s, self._progress

@@ -14,11 +14,12 @@ import torch
 
 from ones_wrapper.data.coreset import Floats, Ints, select
 from ones_wrapper.data.coreset_feed import CoresetFeed
-from ones_wrapper.data.feed import AccumulationStep, Pass, weigh
+from ones_wrapper.data.feed import AccumulationStep, Feed, Pass, weigh
 from ones_wrapper.data.randomness import keep_generators, seed_step
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
 from ones_wrapper.process.log import log
+from ones_wrapper.run.evaluation import Evaluation
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
 
@@ -95,6 +96,9 @@ class Loader:
         A step then ends when the batch after the next is asked for, or with the epoch.
         """
         run = self._run
+        if run.over and isinstance(run.loop.feed, Feed):  # `update_bn` of an average: nothing is counted
+            yield from Evaluation(run, run.loop.feed, run.sizes.spec.max_local_batch)
+            return
         run.begin()
         loop, progress = run.loop, run.progress
         feed, first = loop.feed, loop.first_steps

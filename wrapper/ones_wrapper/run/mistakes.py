@@ -45,6 +45,15 @@ LEFT = (
     "restart trains again from the one before. Leave the loop by break"
 )
 
+OTHERS_LEFT = (
+    "another rank left job.epochs(), so this one does, too: decide by a figure that all ranks have alike, as that of "
+    "job.mean"
+)
+SIGNALLED = (
+    "the script left job.epochs() after a signal, so the training is not taken for finished: the next start trains on. "
+    "A checkpoint at a signal, and the job's requeue, are ones-run's: the script need do nothing"
+)
+
 
 GROUPS_ADDED = (
     "{name}.add_param_group was called after job.prepare or job.register, so no checkpoint would fit the next start: "

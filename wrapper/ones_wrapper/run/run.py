@@ -39,6 +39,7 @@ from ones_wrapper.run.settings import Common, Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from ones_wrapper.script import gathered, stuck
 from ones_wrapper.script.first_steps import FirstSteps
+from ones_wrapper.script.loads import Loads
 from ones_wrapper.script.optimizers import stepper
 
 
@@ -70,9 +71,12 @@ class Run:
         self._run_id = group.on_first(lambda: run_id(directory, env, identity.job_id))
         self.begun = False
         """True once training has begun."""
+        self.left = 0
+        """1 once the script has left the loop over epochs on any rank, 2 if it did after a signal."""
         self.ended = False
         """True once the script has ended."""
         self._watch: stuck.Watch | None = None
+        self._loads: Loads | None = None
         self._reason = "stopped"
         """Reason in the bye if the script ends now by itself."""
         FLAGS.install()
@@ -128,6 +132,7 @@ class Run:
 
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(before_step)
+        self._loads = Loads(state.model, optimizers)
         its = list(state.optimizers.values())
         self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
 
@@ -136,6 +141,11 @@ class Run:
         if self.begun or self.ranks.join():
             return
         samples, progress, boundary = self.complete(), self.progress, self.control.boundary
+        assert self._loads is not None
+        if self.group.maximum([len(self._loads.found)])[0]:
+            self.keeping.load_again()
+            for text in self._loads.found if self.group.rank == 0 else ():
+                log(text)
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self.keeping.loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
@@ -176,6 +186,8 @@ class Run:
         FLAGS.keep()
         if why := requeue_conflict():
             raise RuntimeError(why)
+        if self._loads is not None:
+            self._loads.close()
         self.begun = True
         self.sizes.complete(self.loop.feed.samples)
         return self.loop.feed.samples
@@ -206,13 +218,13 @@ class Run:
         def counts() -> stuck.Counts:
             return self.progress.step, self.loop.exchanges.begun, self.loop.begun_before, self.records.meter.step_s
 
-        def end(why: str) -> None:
+        def end(why: str, code: int) -> None:
             log(why)
-            self.records.bye("error", 1, why[:300])
-            leave(1)
+            self.records.bye("error", code, why[:300])
+            leave(code)
 
         meeting = stuck.meeting(os.environ, self.sizes.generation)
-        self._watch = stuck.Watch(self.directory, self.group.rank, meeting, counts, end)
+        self._watch = stuck.Watch(self.directory, self.group.rank, self.group.world, meeting, counts, end)
 
     def commit(self, total: int) -> None:
         """Complete a step of `total` samples. Not collective."""
@@ -231,15 +243,20 @@ class Run:
         if agreed is not None:
             self.control.carry_out(agreed)
             self.ranks.agreed(agreed)
+            if agreed.checkpoint:
+                FLAGS.call_waiting()
         self.control.propose()
         self.loop.at_boundary = False
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
         self._end_epoch(loss, accuracy)
-        self.act()
+        if not self.left:
+            self.act()
 
-    def _end_epoch(self, loss: float | None, accuracy: float | None) -> None:
+    def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
+        """`leaves` is 1 if the script has left the loop over epochs on this rank, 2 if it may go on at the next start.
+        If it has on any rank, it shall on all."""
         self.begin()
         loop, progress = self.loop, self.progress
         loop.end_open()
@@ -250,7 +267,10 @@ class Run:
         loop.at_boundary = True
         mine = self.records.meter.take_epoch()
         total, samples = self.group.total([float(mine.total), float(mine.samples)])
-        nonfinite = self.group.maximum([int(mine.nonfinite)])[0]
+        nonfinite, left = self.group.maximum([int(mine.nonfinite), leaves])
+        if left and not leaves:
+            log(mistakes.OTHERS_LEFT)
+        self.left = left
         self.records.epoch(at, Losses(total, samples, nonfinite), loss, accuracy)
 
     @property
@@ -260,15 +280,22 @@ class Run:
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over
 
+    @property
+    def over(self) -> bool:
+        """True once training has come to its end. Not collective."""
+        return self._reason == "finished"
+
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
         """Finish training once the script has left the loop over epochs early, on all ranks.
 
         An epoch whose samples are all used counts.
         """
         self.loop.end_open()
+        # A handler of the script may have it leave, to go on at the next start.
+        self.left = 2 if FLAGS.stop or FLAGS.called else 1
         if self.loop.passed == self.progress.epoch:
-            self._end_epoch(loss, accuracy)  # nothing is acted on: who joined now would find nobody in the next epoch
-        self.progress.left = self.sizes.spec.epochs
+            # Nothing is acted on: who joined now would find nobody in the next epoch.
+            self._end_epoch(loss, accuracy, self.left)
         self.finish()
 
     def finish(self) -> None:
@@ -280,6 +307,10 @@ class Run:
             # No hello: nothing begins.
             self.records.bye("finished", 0, text)
         else:
+            if self.left == 1:
+                self.progress.left = self.sizes.spec.epochs
+            elif self.left and self.rank == 0:
+                log(mistakes.SIGNALLED)
             self.control.boundary.finish_agreement()  # what it says comes too late
             self.loop.exchanges.settle()
             self.keeping.save("at the end")

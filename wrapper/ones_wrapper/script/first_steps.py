@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.modules import module as registers
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
-from ones_wrapper.script.line import line
+from ones_wrapper.script.counts import counts
+from ones_wrapper.script.line import by_rank, frames, line
 from ones_wrapper.script.optimizers import INNER, shown
 
 LOOK = 20
@@ -44,14 +48,43 @@ AVERAGE = (
     "torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
 )
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
-_AVERAGE = re.compile(r"ema(?![a-z])|averag|swa", re.IGNORECASE)
+_AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
 """Attributes in which wrappers (ours, frameworks') and schedulers hold registered objects."""
-_SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR")
+_SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR|[Nn]oam")
 FORGOTTEN = (
     "{name} {what} and is not registered, so it begins again at each resize: give it to job.prepare, together with "
     "model and optimizer, or to accelerator.{call}"
 )
+METHODS = (
+    ". It needs state_dict and load_state_dict (a callback of the Trainer: ExportableState); a dict of tensors is "
+    "carried as it is"
+)
+COPY = (
+    "a second {name} is not registered: if training changes it (an average, a target network), it begins again at each "
+    "resize. Give it to job.prepare, together with model and optimizer, or to accelerator.register_for_checkpointing"
+)
+COUNTS = (
+    "{names}{line}: what the script counts in variables of its own begins again at each resize. Keep it in a dict that "
+    "job.prepare carries (`kept = {{'best': 0.0}}`), and count steps by job.base_steps"
+)
+RATE = (
+    "the script sets the learning rate at each step{line}, and no schedule is registered: take job.base_steps as the "
+    "iteration, since the script's own counts, and its place in an epoch, begin again at each resize"
+)
+TOGETHER = (
+    "{name}{line} is made under a condition on the rank: all ranks make it together, or those that do wait for the "
+    "others at another number of GPUs. Put only printing and files there; what one rank does by itself takes "
+    "job.unwrap(model)"
+)
+GROWN = (
+    "{name} of the model was made or changed after job.prepare or job.register, so no checkpoint would fit the next "
+    "start. Make it before, by a forward pass where a layer makes it, or register_buffer(..., persistent=False)"
+)
+_FEW = 100
+"""Most objects of one class that are searched; of samples there may be millions."""
+_LONG = 10_000
+"""Longest list or dict that is searched."""
 
 
 class FirstSteps:
@@ -66,12 +99,14 @@ class FirstSteps:
     ) -> None:
         """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
+        buffers = speaks and isinstance(model, DistributedDataParallel) and any(True for _ in model.buffers())
+        self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
         """Samples of each forward pass of the present step, counted only in a run's first steps."""
         self._speaks = speaks
         self._optimizers = optimizers
         self._carried = list(carried)
-        self._averages = any(getattr(one, "carries_averages", False) for one in self._carried)
+        self._saves = any(getattr(one, "carries_counts", False) for one in self._carried)
         self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self._carried)
         self._shown = list(dict.fromkeys(p for one in optimizers for p in shown(one)))
         for parameter in self._shown:
@@ -82,6 +117,16 @@ class FirstSteps:
         """True if the ranks agreed to leave the step out."""
         self._steps = 0
         self._said: set[str] = set()
+        self._model = model
+        self._shapes = _shapes(model)
+        self._grown = False
+        """True if a module, parameter or buffer was added somewhere."""
+        for kind in ("module", "parameter", "buffer") if optimizers else ():
+            getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
+        self.counts_by_job = False
+        """True once the script asked for `Job.base_steps`."""
+        self._rates: list[list[float]] = []
+        """Learning rates after each of a run's first steps."""
 
     def begin(self) -> None:
         """Begin a step, or the loop over an epoch."""
@@ -92,22 +137,49 @@ class FirstSteps:
         given = (one for one in tree_leaves((args, options)) if isinstance(one, torch.Tensor) and one.ndim)
         self._parts += [len(one) for one in islice(given, 1)]
 
+    def together(self, name: str) -> None:
+        """Note a call of `name`, which all ranks make together. Raises RuntimeError if the script makes it on rank 0
+        only, on one GPU, too."""
+        if self._speaks and by_rank():
+            raise RuntimeError(TOGETHER.format(name=name, line=line()))
+
+    def _evaluates(self, model: torch.nn.Module, args: Any) -> None:
+        if not model.training and self._evaluation is not None:
+            self._evaluation.remove()
+            if by_rank():
+                self.say(TOGETHER.replace("{name}", "a forward pass of a model with buffers"))
+
     def _accumulated(self, parameter: torch.Tensor) -> None:
         self.touched = True
 
+    def _registers(self, module: torch.nn.Module, name: str, thing: Any) -> None:
+        places = (module._modules, module._parameters, module._buffers)
+        self._grown = self._grown or not any(name in one for one in places)
+
     def end(self, stepped: bool, samples: int) -> None:
-        """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass."""
+        """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass. Raises
+        RuntimeError if the model's state has got other names or shapes."""
         self._steps += 1
+        if self._grown:
+            self._grown = False
+            if other := {*self._shapes.items()} ^ {*_shapes(self._model).items()}:
+                raise RuntimeError(GROWN.format(name=min(other)[0]))
         if len(self._parts) > 1 and sum(self._parts) == samples:
             self.say(PARTS)
         if not stepped and not self.touched:
             self.say(SKIPPED)
         elif not stepped and self._steps <= LOOK and not self._scaled and self._left():
             self.say(UNUSED)
+        if not self._speaks or self._steps > LOOK:
+            return
+        self._rates.append([group["lr"] for one in self._optimizers for group in one.param_groups])
         if self._steps == FORGOTTEN_AT and self._forward is not None:
             self._forward.remove()
             for text in self._forgotten():
                 log(text)
+        scheduled = self._saves or self.counts_by_job or any(hasattr(one, "scheduler") for one in self._carried)
+        if len(self._rates) > 2 and not scheduled and self._rates[-3] != self._rates[-2] != self._rates[-1]:
+            self.say(RATE)
 
     def say(self, text: str) -> None:
         """Log a sentence once, with the script's line."""
@@ -120,15 +192,32 @@ class FirstSteps:
 
     def _forgotten(self) -> list[str]:
         """Return sentences on the script's objects that have a state and are not registered."""
-        carried = {id(part) for thing in self._carried for part in _reached(thing, _PARTS)}
-        stateful: dict[int, bool] = {}
+        parts = [part for thing in self._carried for part in _reached(thing, _PARTS)]
+        held = [one for part in parts for one in getattr(part, "__dict__", {}).values()]
+        modules = [
+            one for it in (self._model, *parts, *held) if isinstance(it, torch.nn.Module) for one in it.modules()
+        ]
+        carried = {id(one) for one in (*parts, *held, *modules)}
+        copied = {type(one): [p.shape for p in one.parameters()] for one in _inside(self._model)}
+        seen: Counter[int] = Counter()
         found = []
         for thing in gc.get_objects():
             kind = type(thing)
-            if id(kind) not in stateful:
-                stateful[id(kind)] = _stateful(kind)
-            if stateful[id(kind)] and id(thing) not in carried and (what := self._lost(thing)):
-                found.append(FORGOTTEN.format(name=kind.__name__, what=what[0], call=what[1]))
+            seen[id(kind)] += 1
+            if seen[id(kind)] > _FEW or id(thing) in carried or not (kind in copied or _stateful(kind)):
+                continue
+            if what := self._lost(thing):
+                needs = "" if callable(getattr(kind, "load_state_dict", None)) else METHODS
+                found.append(FORGOTTEN.format(name=kind.__name__, what=what[0], call=what[1]) + needs)
+            elif kind in copied and not self._saves and [p.shape for p in thing.parameters()] == copied[kind]:
+                found.append(COPY.format(name=kind.__name__))
+        stack = list(frames(sys._getframe(1)))
+        for name, value in (pair for frame in stack for pair in {**frame.f_globals, **frame.f_locals}.items()):
+            if type(value) in (list, tuple, dict) and id(value) not in carried and self._has_shapes(_flat([value])):
+                found.append(FORGOTTEN.format(name=name, what="has a state", call="register_for_checkpointing"))
+        known = [name for one in held if isinstance(one, dict) for name in one]
+        if not self._saves and (names := counts(stack, self._model.modules(), carried, known)):
+            found.append(COUNTS.format(names=names, line=line()))
         return list(dict.fromkeys(found))
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
@@ -140,20 +229,51 @@ class FirstSteps:
         if isinstance(thing, torch.amp.GradScaler):
             lost = thing.is_enabled()
         else:
-            lost = not self._averages and (isinstance(thing, AveragedModel) or self._is_average(thing))
+            lost = isinstance(thing, AveragedModel) or self._is_average(thing)
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
         """Return True if an object is an average of weights: by its class's name, or by tensors in the shapes of all
         trained parameters."""
-        values = (vars(thing) if hasattr(thing, "__dict__") else {}).values()
-        lists = (one if isinstance(one, list) else one.values() if isinstance(one, dict) else (one,) for one in values)
-        held = list(chain.from_iterable(lists))
+        held = _flat((vars(thing) if hasattr(thing, "__dict__") else {}).values())
         if _AVERAGE.search(type(thing).__name__):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
-        shapes = Counter(p.shape for one in self._optimizers for group in one.param_groups for p in group["params"])
-        its = Counter(one.shape for one in held if isinstance(one, torch.Tensor))
-        return bool(shapes) and not isinstance(thing, torch.nn.Module) and shapes <= its
+        return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
+
+    def _has_shapes(self, held: list[Any]) -> bool:
+        """Return True if tensors among these have the shapes of all trained parameters, and are neither these nor their
+        gradients."""
+        trained = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        tensors = [one for one in held if isinstance(one, torch.Tensor)]
+        if not trained or len(tensors) < len(trained):
+            return False
+        own = {id(one) for p in trained for one in (p, p.grad)}
+        its = Counter(one.shape for one in tensors if id(one) not in own)
+        return Counter(p.shape for p in trained) <= its
+
+
+def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """Return values, and those in lists and dicts instead of these; data is longer than a model's list."""
+    found: list[Any] = []
+    for one in values:
+        inner = isinstance(one, (list, tuple, dict)) and len(one) <= _LONG
+        found += (one.values() if isinstance(one, dict) else one) if inner else [one]
+    return found
+
+
+def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the models of layers that a script made, without wrappers around them."""
+    for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
+        while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):
+            if inner is one:
+                break
+            one = inner
+        if any(True for _ in one.children()):
+            yield one
 
 
 def averages(others: Iterable[Any], batch: int) -> list[str]:
@@ -163,12 +283,12 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _stateful(kind: type) -> bool:
-    """Return True if objects of this type have a state to carry: torch's types, or the script's own classes."""
+    """Return True if objects of this type may have a state to carry: torch's types, or classes of the script and of
+    packages that it uses."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
-    methods = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
-    script = str(kind.__module__).split(".")[0] not in _FRAMEWORKS
-    return methods and script and not issubclass(kind, torch.optim.Optimizer)
+    known = {*_FRAMEWORKS, *sys.stdlib_module_names}
+    return str(kind.__module__).split(".")[0] not in known and not issubclass(kind, torch.optim.Optimizer)
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:

@@ -2,30 +2,78 @@
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
+import linecache
+import re
 import sys
 import sysconfig
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import TypeGuard
 
+_MAIN = re.compile(r"main_process$|is_main$|is_master$|global_zero$")
 _OURS = str(Path(__file__).parents[1])
 _DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER") if name in dis.opmap}
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 
 
-def line(frame: FrameType | None = None, deep: int = 0) -> str:
-    """Return the script's innermost line in a call stack, as ` (train.py:12)`; empty for none. Lines of this and of
-    installed packages do not count. `deep` is the number of frames to search, 0 for all."""
+def is_script(code: CodeType | None) -> TypeGuard[CodeType]:
+    """Return True for code of the script, rather than of this or an installed package."""
+    return code is not None and not code.co_filename.startswith(("<", _OURS, *_LIBRARIES))
+
+
+def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]:
+    """Yield the script's frames of a call stack, the innermost first. `deep` is the number of frames to search, 0 for
+    all."""
     left = deep or 1 << 30
     frame = frame or sys._getframe(1)
     while frame is not None and left:
         left -= 1
-        name = frame.f_code.co_filename
-        if not name.startswith(("<", _OURS, *_LIBRARIES)):
-            return f" ({Path(name).name}:{frame.f_lineno})"
+        if is_script(frame.f_code):
+            yield frame
         frame = frame.f_back
-    return ""
+
+
+def line(frame: FrameType | None = None, deep: int = 0) -> str:
+    """Return the script's innermost line in a call stack, as ` (train.py:12)`; empty for none. `frame` and `deep` as in
+    `frames`."""
+    found = next(frames(frame or sys._getframe(1), deep), None)
+    return f" ({Path(found.f_code.co_filename).name}:{found.f_lineno})" if found is not None else ""
+
+
+def by_rank() -> bool:
+    """Return True if a line of the script's call stack is under an `if` that asks for the rank."""
+    return any(
+        first <= frame.f_lineno <= last
+        for frame in frames(sys._getframe(1))
+        for first, last in _ranges(frame.f_code.co_filename)
+    )
+
+
+@cache
+def _ranges(path: str) -> list[tuple[int, int]]:
+    """Return the first and last lines that depend on the rank in a file of the script."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return []
+    asks = [one for one in ast.walk(tree) if isinstance(one, ast.If) and any(map(_asks, ast.walk(one.test)))]
+    return [(one.body[0].lineno, one.end_lineno or 0) for one in asks]
+
+
+def _asks(node: ast.AST) -> bool:
+    """Return True for `rank == 0`, `rank != 0`, `not rank`, and names such as `is_main_process`."""
+    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
+        return node.comparators[0].value == 0 and bool(
+            re.search(r"(?:^|[_.])rank(\(\))?$", ast.unparse(node.left).lower())
+        )
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return bool(re.search(r"(?:^|[_.])rank$", ast.unparse(node.operand).lower()))
+    return bool(_MAIN.search(getattr(node, "attr", getattr(node, "id", ""))))
 
 
 def script() -> str:

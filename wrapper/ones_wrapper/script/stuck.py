@@ -17,9 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ones_wrapper.process.exit_codes import HUNG
 from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
+LOOKS = 12
+"""Looks in a row at which all ranks wait at different places before that counts as for ever."""
 STILL_S = 4.0
 """Seconds without progress after which a rank writes its counts; three of its steps if these take longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
@@ -49,9 +52,24 @@ class Standpoint(NamedTuple):
     """Exchanges of gradients since the ranks met."""
     done: int
     """Exchanges of gradients in the completed steps."""
+    waits: str
+    """Where this rank waits for others: `EXCHANGE`, another function's name, or empty."""
     line: str
 
 
+EXCHANGE = "_engine_run_backward"
+_WAITS = (
+    "autograd/graph.py",
+    "ones_wrapper/group/__init__.py",
+    "torch/distributed/distributed_c10d.py",
+    "nn/parallel/distributed.py",
+)
+"""Ends of the paths of files in whose functions a rank waits."""
+APART = (
+    "rank {mine.rank} waits{mine.line} for other ranks, and rank {other.rank} elsewhere{other.line}: what all ranks do "
+    "together (job.evaluate, job.mean, job.checkpoint, the end of job.epochs(), a forward pass with buffers) stands "
+    "under no condition on the rank. What one rank does by itself takes job.unwrap(model)"
+)
 Counts = tuple[int, int, int, float]
 """Completed steps, exchanges begun, exchanges in completed steps, and the seconds of a step."""
 
@@ -62,14 +80,23 @@ class Watch:
     POLL_S = 1.0
 
     def __init__(
-        self, directory: Path, rank: int, meeting: str, now: Callable[[], Counts], end: Callable[[str], None]
+        self,
+        directory: Path,
+        rank: int,
+        world: int,
+        meeting: str,
+        now: Callable[[], Counts],
+        end: Callable[[str, int], None],
     ) -> None:
-        """`meeting` names the ranks of this start, `now` returns this rank's counts, and `end` ends the process."""
+        """`meeting` names the `world` ranks of this start, `now` returns this rank's counts, and `end` ends the process
+        with a message and a code."""
+        self._world = world
         self._directory, self._rank, self._meeting, self._now, self._end = directory, rank, meeting, now, end
         self._own = directory / f"{PREFIX}{rank}"
         self._main = threading.main_thread().ident
         self._stop = threading.Event()
-        self._written = False
+        self._written, self._looks = False, 0
+        self._at: Standpoint | None = None
         self._forget()
         threading.Thread(target=self._run, name="ones-places", daemon=True).start()
 
@@ -89,36 +116,44 @@ class Watch:
         while not self._stop.wait(self.POLL_S) and os.getpid() == mine:
             *here, step_s = self._now()
             if here != [*last]:
-                last, since = (here[0], here[1], here[2]), time.monotonic()
+                last, since, self._looks = (here[0], here[1], here[2]), time.monotonic(), 0
                 if self._written:
                     self._forget()
             elif last[1] and time.monotonic() - since > max(STILL_S, 3 * step_s):
-                place = Standpoint(self._rank, *last, self._line())
-                if not self._written:
+                place = Standpoint(self._rank, *last, *self._place())
+                if not self._written or place != self._at:
                     self._write(place)
-                if why := unequal(place, self._others()):
-                    self._end(why)
+                others = self._others()
+                if why := unequal(place, others):
+                    self._end(why, 1)
+                    return
+                why = apart([place, *others], self._world)
+                self._looks = self._looks + 1 if why else 0
+                if self._looks > LOOKS:
+                    self._end(why, HUNG)  # from the last checkpoint again: the network may have stood still
                     return
 
-    def _line(self) -> str:
+    def _place(self) -> tuple[str, str]:
         frame = sys._current_frames().get(self._main or 0)
-        return line(frame) if frame is not None else ""
+        if frame is None:
+            return "", ""
+        return frame.f_code.co_name if frame.f_code.co_filename.endswith(_WAITS) else "", line(frame)
 
     def _write(self, here: Standpoint) -> None:
         new = self._own.with_name(f"{self._own.name}.new")
         with suppress(OSError):
             new.write_text("\n".join((self._meeting, *map(str, here))))
             new.replace(self._own)
-            self._written = True
+            self._written, self._at = True, here
 
     def _others(self) -> list[Standpoint]:
         found = []
         for path in self._directory.glob(f"{PREFIX}*"):
             with suppress(OSError, ValueError):
-                meeting, *numbers, place = path.read_text(errors="replace")[:1000].split("\n")
+                meeting, *numbers, waits, place = path.read_text(errors="replace")[:1000].split("\n")
                 if meeting == self._meeting and path != self._own and "\x1b" not in place:
                     rank, steps, begun, done = map(int, numbers)
-                    found.append(Standpoint(rank, steps, begun, done, place))
+                    found.append(Standpoint(rank, steps, begun, done, waits, place))
         return found
 
 
@@ -137,3 +172,13 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
             fewer = (other.begun - mine.begun) if ahead else (other.done - mine.done)
             return UNEQUAL.format(mine=mine, other=other, fewer=fewer)
     return ""
+
+
+def apart(all_: list[Standpoint], world: int) -> str:
+    """Return the error if all ranks wait at different places, not all of them for an exchange of gradients; else
+    empty."""
+    waiting = sorted((one for one in all_ if one.waits), key=lambda one: one.rank)
+    if len(waiting) < world or {one.waits for one in waiting} == {EXCHANGE}:
+        return ""
+    other = next((one for one in waiting if (one.waits, one.line) != (waiting[0].waits, waiting[0].line)), None)
+    return APART.format(mine=waiting[0], other=other) if other is not None else ""

@@ -1,0 +1,429 @@
+"""What scripts do besides the documented loop, second part: state that they keep by themselves, calls of some ranks."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ones_wrapper as ones
+from ones_wrapper import testing
+from ones_wrapper.process.hooks import FLAGS
+from tests.wrapper.test_scripts import Loop, Numbers, logged
+
+START = "SLURM_RESTART_COUNT"
+
+
+class Net(nn.Module):
+    """A model of the script's own class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.first(x))
+        return found
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def notes(number: int) -> int | None:
+    FLAGS.tested = False
+    asked: list[int] = []
+    signal.signal(number, lambda *_: asked.append(number))
+    loop = Loop(epochs=2)
+    first = os.environ[START] == "0"
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            if first and loop.job.progress.step == 2:
+                os.kill(os.getpid(), number)
+            if asked:
+                break
+        if asked:
+            break
+    testing.put(loop.job.progress.step)
+    return 1 if first else None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_handler_that_notes_a_signal_ends_no_training(ranks: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects a training whose script leaves its loop after a signal: on all ranks at the same step, and the next
+    start trains on."""
+    put, log = logged(partial(notes, signal.SIGUSR1), capfd, ranks)
+    assert len({*put[:ranks]}) == 1 and put[0] < 10 and put[-1] == 10
+    assert log.count("the next start trains on") == 1
+
+
+def test_a_handler_is_called_after_the_checkpoint_of_a_stop() -> None:
+    """Protects the ranks from a script that leaves its loop before all of them have saved."""
+    seen: list[int] = []
+
+    def body() -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+        loop = Loop(epochs=2)
+        with pytest.raises(SystemExit):
+            for _ in loop.job.epochs():
+                for batch in loop.loader:
+                    loop.step(batch)
+                    if loop.job.progress.step == 2:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    assert not seen
+        assert list((loop.job._run.directory / "checkpoints").glob("step-*"))
+        FLAGS.call_waiting()
+        assert seen == [signal.SIGTERM]
+
+    testing.run(body)
+
+
+# -- a state that the script loads -------------------------------------------------------------------------------------
+
+
+def resumes(path: Path, resized: bool) -> int | None:
+    loop = Loop(epochs=2)
+    if os.environ[START] == "0":
+        torch.save((loop.model.module.state_dict(), loop.optimizer.state_dict()), path)
+    weights, state = torch.load(path)
+    loop.model.module.load_state_dict(weights)
+    loop.optimizer.load_state_dict(state)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if resized and loop.job.progress.step == 6 and os.environ[START] == "0":
+                loop.job.checkpoint()
+                return 2
+            loop.step(batch)
+    testing.put(loop.weights)
+    return None
+
+
+def test_a_load_after_the_jobs_own_is_undone_and_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects what was trained from weights that the script loads at each start."""
+    (still,), log = logged(partial(resumes, tmp_path / "a.pt", False), capfd)
+    assert log.count("Linear.load_state_dict was called after job.prepare or job.register (test_more_scripts.py:") == 1
+    moved, log = logged(partial(resumes, tmp_path / "a.pt", True), capfd)
+    assert all(one == pytest.approx(still, abs=2e-5) for one in moved)
+    assert log.count("SGD.load_state_dict was called") == 2
+
+
+# -- averages, copies and counts ---------------------------------------------------------------------------------------
+
+
+class Plain:
+    """An average without state_dict, whose name does not say what it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+class EarlyStopping:
+    def __init__(self) -> None:
+        self.best_score: float | None = None
+        self.counter = 0
+
+    def __call__(self, loss: float) -> bool:
+        if self.best_score is None or loss < self.best_score:
+            self.best_score = loss
+        else:
+            self.counter += 1
+        return self.counter > 3
+
+
+class Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def keeps(how: str) -> None:
+    net = Counting() if how == "model" else Net()
+    kept: dict[str, Any] = {"best_loss": 9.0, "shadow": [one.detach().clone() for one in net.parameters()]}
+    target = copy.deepcopy(net).requires_grad_(False)
+    average = Plain(net) if how == "class" else None
+    copied = [one.detach().clone() for one in net.parameters()] if how == "list" else []
+    stopping = EarlyStopping() if how == "stopping" else None
+    if how != "copy":
+        del target
+    global_step = best_loss = 0.0
+    loop = Loop(model=net, epochs=2, kept=kept)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if how == "rate":
+                loop.optimizer.param_groups[0]["lr"] *= 0.9
+            if how == "rate by the job":
+                loop.optimizer.param_groups[0]["lr"] = 0.9**loop.job.base_steps
+            loop.step(batch)
+            if how == "variable":
+                global_step += 1
+            kept["best_loss"] = min(kept["best_loss"], 1.0)
+    del average, copied, stopping, global_step, best_loss
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("class", "Plain has a state and is not registered"),
+        ("list", "copied has a state and is not registered"),
+        ("copy", "a second Net is not registered"),
+        ("stopping", "EarlyStopping.best_score, EarlyStopping.counter (test_more_scripts.py:"),
+        ("variable", "global_step"),
+        ("model", "Counting.calls"),
+        ("rate", "the script sets the learning rate at each step"),
+        ("rate by the job", ""),
+    ],
+)
+def test_what_a_script_keeps_by_itself_is_named(how: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects averages, target networks, best values and counts that no checkpoint holds."""
+    _, log = logged(partial(keeps, how), capfd)
+    assert log.count(said) == 1 if said else "learning rate" not in log
+    assert ("registered" in log) == (how in ("class", "list", "copy", "rate"))
+    assert "best_loss" not in log
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("ModelEmaV2", True), ("EMAModel", True), ("model_ema", True), ("Schema", False), ("Remapping", False)],
+)
+def test_names_of_averages(name: str, found: bool) -> None:
+    from ones_wrapper.script.first_steps import _AVERAGE
+
+    assert bool(_AVERAGE.search(name)) == found
+
+
+# -- a model or data that changes --------------------------------------------------------------------------------------
+
+
+class Lazy(Net):
+    """Makes a mask when it first sees how long the samples are."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.persistent = persistent
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "mask"):
+            self.register_buffer("mask", torch.ones(4), persistent=self.persistent)
+        return super().forward(x * self.mask)
+
+
+def trains(model: Callable[[], nn.Module], at: Callable[[Loop], None] = lambda loop: None) -> None:
+    loop = Loop(model=model(), epochs=1)
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            if loop.job.progress.step == 2:
+                at(loop)
+            loop.step(batch)
+
+
+def test_a_model_that_grows_is_refused_when_it_does() -> None:
+    """Protects a job from an end at its next resize."""
+    testing.run(partial(trains, lambda: Lazy(False)))
+    with pytest.raises(testing.RankFailed, match=r"module\.mask of the model was made or changed after job\.prepare"):
+        testing.run(partial(trains, lambda: Lazy(True)))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_layers_may_be_frozen_later(ranks: int) -> None:
+    """Protects what the page says of layers that do not learn at all times, at any number of ranks."""
+
+    def freeze(loop: Loop) -> None:
+        loop.model.module.first.requires_grad_(False)
+
+    def body() -> None:
+        net = Net()
+        loop = Loop(model=net, epochs=3)
+        for epoch in loop.job.epochs():
+            net.first.requires_grad_(epoch != 1)
+            before = net.first.weight.clone()
+            for batch in loop.loader:
+                loop.step(batch)
+            assert torch.equal(before, net.first.weight) == (epoch == 1)
+        testing.put(loop.weights)
+
+    testing.run(partial(trains, Net, freeze), ranks=ranks)
+    put = [one.value for one in testing.run(body, ranks=ranks)]
+    assert all(one == put[0] for one in put)
+
+
+def averaged() -> int | None:
+    FLAGS.tested = False
+    job = ones.init(batch=8, epochs=1, noise_scale=False)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    data = [Numbers()[index][1] for index in range(20)]
+    model, optimizer, average = job.prepare(net, optimizer, average)
+    loader = job.loader(data)  # type: ignore[arg-type]
+    for _ in job.epochs():
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        average.update_parameters(model)
+    torch.optim.swa_utils.update_bn(loader, average)
+    testing.put((job.progress.epoch, job.progress.step, int(average.module[1].num_batches_tracked)))
+    return 1 if os.environ[START] == "0" else None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_loader_after_the_last_epoch(ranks: int) -> None:
+    """Protects `update_bn` of an average, in a start after the end, too: nothing is trained or counted."""
+    put = [one.value for one in testing.run(averaged, ranks=ranks)]
+    assert put == [(1, 3, 3 if ranks == 1 else 2)] * ranks + [(1, 3, 3)]
+
+
+def test_what_is_unfrozen_in_an_epoch_is_refused_at_once() -> None:
+    """Protects ranks from weights that drift apart until the epoch ends."""
+
+    def half_frozen() -> nn.Module:
+        net = Net()
+        net.first.requires_grad_(False)
+        return net
+
+    def unfreeze(loop: Loop) -> None:
+        loop.model.module.first.requires_grad_(True)
+
+    with pytest.raises(testing.RankFailed, match=r"first\.weight did not require a gradient"):
+        testing.run(partial(trains, half_frozen, unfreeze))
+
+
+def test_a_dataset_that_grows_is_refused() -> None:
+    """Protects a curriculum from training on its first stage in all epochs."""
+
+    def body() -> None:
+        data = Numbers(12)
+        loop = Loop(data=data, epochs=2)
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                loop.step(batch)
+            data.samples = 16
+
+    with pytest.raises(testing.RankFailed, match="the dataset has 16 samples, and had 12"):
+        testing.run(body)
+
+
+# -- what ranks decide by themselves -----------------------------------------------------------------------------------
+
+
+def stops_alone() -> int | None:
+    FLAGS.tested = False
+    loop = Loop(epochs=3)
+    trained = 0
+    for epoch in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            trained += 1
+        if epoch == 1 and loop.job.rank == 1:
+            break
+    testing.put((loop.job.progress.step, trained))
+    return 2 if os.environ[START] == "0" else None
+
+
+def test_one_rank_that_stops_early_stops_all(capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects the others from waiting for a rank whose own figure told it to stop."""
+    put, log = logged(stops_alone, capfd, 2)
+    assert put == [(10, 10), (10, 10), (10, 0), (10, 0)]
+    assert log.count("another rank left job.epochs()") == 1
+
+
+def by_own_loss() -> None:
+    job = ones.init(batch=4, epochs=3)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    model, optimizer, plateau, loader = job.prepare(model, optimizer, plateau, Numbers())
+    for epoch in job.epochs():
+        for _, x, _ in loader:
+            optimizer.zero_grad()
+            model(x).mean().backward()
+            optimizer.step()
+        plateau.step(float(3 * epoch if job.rank else -epoch))
+    testing.put(optimizer.param_groups[0]["lr"])
+
+
+def test_ranks_take_the_same_rate_on_a_plateau() -> None:
+    """Protects ranks from rates by their own losses, with which their weights drift apart."""
+    rates = [one.value for one in testing.run(by_own_loss, ranks=2)]
+    assert rates == [pytest.approx(0.001)] * 2
+    assert [one.value for one in testing.run(by_own_loss)] == [0.1]
+
+
+# -- what all ranks do together ----------------------------------------------------------------------------------------
+
+
+def only_first(how: str) -> None:
+    from ones_wrapper.script import stuck
+
+    FLAGS.tested = how != "break"
+    stuck.STILL_S, stuck.Watch.POLL_S = 0.3, 0.05
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    loop = Loop(model=net, epochs=1)
+    job, model = loop.job, loop.model
+    for _ in job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            if job.rank == 0 and job.progress.step == 1:
+                if how == "mean":
+                    job.mean(1.0, 1.0)
+                if how == "evaluate":
+                    list(job.evaluate(Numbers()))
+                if how == "forward":
+                    model.eval()
+                    model(batch[1])
+                    model.train()
+                if how == "inner":
+                    job.unwrap(model).eval()(batch[1])
+                    model.train()
+                if how == "break":
+                    break
+
+
+@pytest.mark.parametrize("how", ["mean", "evaluate"])
+def test_a_call_of_all_ranks_on_one_is_refused(how: str) -> None:
+    """Protects a job of one GPU from a hang at its first resize."""
+    said = rf"job\.{how} \(test_more_scripts.py:\d+\) is made under a condition on the rank"
+    with pytest.raises(testing.RankFailed, match=said):
+        testing.run(partial(only_first, how))
+
+
+@pytest.mark.parametrize("how", ["forward", "inner"])
+def test_a_forward_pass_of_one_rank_is_said(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    _, log = logged(partial(only_first, how), capfd)
+    assert log.count("is made under a condition on the rank") == (how == "forward")
+
+
+@pytest.mark.parametrize(
+    ("test", "asks"),
+    [
+        ("job.rank == 0", True), ("0 < epoch and rank == 0", True), ("dist.get_rank() != 0", True), ("not rank", True),
+        ("accelerator.is_main_process", True), ("lora_rank == 8", False), ("ranking", False), ("main", False),
+    ],
+)  # fmt: skip
+def test_conditions_on_the_rank(test: str, asks: bool, tmp_path: Path) -> None:
+    from ones_wrapper.script.line import _ranges
+
+    (tmp_path / "a.py").write_text(f"x = 1\nif {test}:\n    x = 2\n    x = 3\n")
+    assert _ranges(str(tmp_path / "a.py")) == ([(3, 4)] if asks else [])
+
+
+@pytest.mark.parametrize("how", ["forward", "break"])
+def test_ranks_that_wait_for_each_other_are_named(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects ranks from waiting half an hour, deaf to signals."""
+    with pytest.raises(testing.RankFailed) as failed:
+        testing.run(partial(only_first, how), ranks=2, timeout_s=20)
+    log = str(failed.value) + capfd.readouterr().err
+    assert re.search(r"rank 0 waits \(test_.*:\d+\) for other ranks, and rank 1 elsewhere \(test_", log), log
