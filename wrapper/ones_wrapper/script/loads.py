@@ -29,7 +29,9 @@ class Loads:
             if id(thing) in watched and text not in found:
                 found.append(text)
 
-        self._handles: list[Any] = [one.register_load_state_dict_post_hook(loaded) for one in modules]
+        self._handles: list[Any] = []
+        for one in modules:
+            self._handles.append(one.register_load_state_dict_post_hook(loaded))  # type: ignore[no-untyped-call]
         for optimizer in optimizers:
             if hasattr(optimizer, "_optimizer_load_state_dict_post_hooks"):  # classes of scripts may lack them
                 self._handles.append(optimizer.register_load_state_dict_post_hook(loaded))
