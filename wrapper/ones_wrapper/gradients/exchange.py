@@ -256,7 +256,7 @@ class DdpExchange(Exchange):
         self.model = wrapped = DistributedDataParallel(model.to(device), **self._options)
         self._hook(wrapped)
         self._learns = [p for p in wrapped.parameters() if p.requires_grad]
-        self._frozen = [False] * len(self._learns)
+        self._frozen = [False for _ in self._learns]
         wrapped.register_forward_pre_hook(lambda *_: self._look_for_frozen())
         return wrapped
 
@@ -265,7 +265,6 @@ class DdpExchange(Exchange):
         their gradients."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
-            self._frozen = frozen
             self.ranks_changed()
 
     def _hook(self, wrapped: DistributedDataParallel) -> None:
@@ -280,6 +279,7 @@ class DdpExchange(Exchange):
         options = {**self._options, "init_sync": False}
         DistributedDataParallel.__init__(wrapped, wrapped.module, **options)
         vars(wrapped).update(kept)
+        self._frozen = [not p.requires_grad for p in self._learns]
         self._hook(wrapped)
 
     @contextmanager
