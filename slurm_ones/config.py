@@ -16,7 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ones_db.engine import names_password
 
@@ -49,7 +58,16 @@ YEAR_S = 365 * 86400.0
 """Largest time that a setting accepts, s; sums with clock times then remain valid dates."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
 Days = Annotated[float, Field(le=100 * 365)]
-File = Annotated[Path, Field(strict=False)]
+
+
+def _absolute(path: Path) -> Path:
+    # Each process would find another file; a stop file that the companion does not find stops nothing.
+    if not path.is_absolute():
+        raise ValueError("write the whole path, from /")
+    return path
+
+
+File = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 
 class _Section(BaseModel):
@@ -443,8 +461,12 @@ def load(path: Path | None = None) -> Settings:
             # An ordinary user without any file wants only their own jobs looked after.
             return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    settings = parse(text, str(path))
-    if names_password(settings.database) and path.stat().st_mode & 0o077:
+    settings, mode = parse(text, str(path)), path.stat().st_mode
+    if mode & 0o002:
+        raise ConfigError(
+            f"{path}: everybody may write it, and so name programs that would run as you; chmod o-w {path}"
+        )
+    if names_password(settings.database) and mode & 0o077:
         raise ConfigError(
             f"{path}: others may read it, and database names a password; put that URL into a file of its own "
             f"(database_url_file), or chmod 600 {path}"

@@ -382,6 +382,22 @@ def test_a_slip_of_the_finger_is_answered() -> None:
     assert all(group in text for group in ("Your jobs", "Before you submit", "A site", "Studies"))
 
 
+def test_a_locale_without_a_names_letters(empty_url: str) -> None:
+    """Protects whoever lists jobs where the encoding is not UTF-8 from a name that it cannot write."""
+    with Store.open(empty_url, "gres") as store:
+        store.record_jobs([job(7, name="gr\u00fcn\u2192\u6a5f")])
+    command = [sys.executable, "-m", "slurm_ones.cli", "jobs", "--database", empty_url]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=True)
+    assert b"gr\xfcn\\u2192\\u6a5f" in done.stdout
+
+
+def test_streams_that_are_closed(filled: str) -> None:
+    """A script of cron's may have closed them: the answer is still the exit code."""
+    command = f"{sys.executable} -m slurm_ones.cli jobs --database {filled}"
+    for closed in ("<&-", ">&-", "<&- >&- 2>&-"):
+        assert subprocess.run(f"{command} {closed}", shell=True, stderr=subprocess.PIPE, check=True).stderr == b""
+
+
 def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are those of the commands themselves; without a database nothing is completed, and nothing is said."""
     monkeypatch.setenv("HOME", str(tmp_path))

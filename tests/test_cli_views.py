@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -231,9 +232,16 @@ def test_a_report_on_others_says_that_they_are_not_shown(site: Path, monkeypatch
     assert "jobs of bob cannot be seen here" in done.stderr and done.exit_code != 0
 
 
-def test_a_users_own_database_is_theirs_alone(tmp_path: Path) -> None:
-    """A site's is as its account's umask says, since it may let others read."""
-    before = os.umask(0o022)
+def test_a_users_own_database_is_theirs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first byte, since who has it open reads on. A site's is as its account's umask says, since it may let
+    others read."""
+    before, connect = os.umask(0o022), sqlite3.connect
+
+    def connected(address: str, **options: Any) -> sqlite3.Connection:
+        assert scope == "all" or (tmp_path / scope).stat().st_mode & 0o777 == 0o600
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
     try:
         modes = []
         for scope in ("own", "all"):

@@ -106,6 +106,9 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
         ("[notify.hook]\nown = ['https://h/x']", "notify.hook: Value error, own: write addresses that end with /"),
         ("[notify.hook]\nurl = 'smtp://h'", 'notify.hook: Value error, form = "mail" goes with smtp:// addresses'),
         ("[notify.hook]\nurl = 'https://h/x'\nevents = ['all']", "notify.hook.events.0: Input should be 'resized'"),
+        ('stop_file = "stop"', "stop_file: Value error, write the whole path, from /, not 'stop'"),
+        ('spool = "~/spool"', "spool: Value error, write the whole path"),
+        ("[notify.hook]\nurl_file = 'secret'", "notify.hook.url_file: Value error, write the whole path"),
         ("tick_s = nan", "tick_s: "),
         ("timeout_s = inf", "timeout_s: "),
         ("tick_s = 1e300", "tick_s: Input should be less than or equal to 31536000"),
@@ -141,6 +144,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be read") as raised:
             load(tmp_path / name)
         assert str(tmp_path) in str(raised.value)
+
+
+def test_a_file_that_everybody_may_write(tmp_path: Path) -> None:
+    """It names programs that run as whoever reads it."""
+    path = tmp_path / "open.toml"
+    path.touch()
+    path.chmod(0o666)
+    with pytest.raises(ConfigError, match="everybody may write it"):
+        load(path)
+    path.chmod(0o664)
+    assert load(path) == Settings()
 
 
 def test_a_closed_directory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,7 @@ class SQLite:
         copy = path.with_name(f"{path.name}.{revision}-{stamp}.bak")
         unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")
         try:
+            unfinished.touch(mode=0o600)  # who opened it now could read it later, whatever mode it gets
             source = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
             target = sqlite3.connect(unfinished)
             try:

@@ -39,6 +39,9 @@ from slurm_ones.untrusted_files import (
 
 log = logging.getLogger(__name__)
 
+AHEAD_S = 86_400.0
+"""Largest plausible lead of an order's number over the clock, s."""
+
 
 class OrderError(Exception):
     """The order cannot reach the job; the message names the cause and the remedy."""
@@ -109,7 +112,9 @@ class OrderWriter:
         """Replace the order in force; a running block `wake` is signalled to read it. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
-        self._newest = max(self._newest, order.number)
+        # A number far ahead follows one that the job's user forged, and must not raise other jobs' numbers.
+        if order.number < 1000 * (self.clock() + AHEAD_S):
+            self._newest = max(self._newest, order.number)
         # scancel tries for half a minute to signal a job that waits.
         if wake is not None and wake.running:
             with suppress(SlurmError):  # it would find the order by itself, a little later
@@ -143,6 +148,7 @@ class OrderWriter:
             for name in names_in(self.spool):
                 number = Path(name).stem.rpartition("-")[2]
                 if number.isdecimal() and name == spool_order_name(int(number)) and int(number) not in alive:
-                    remove(self.spool / name)
+                    with suppress(PermissionError):  # another user's file, in a spool with the sticky bit
+                        remove(self.spool / name)
         except (OSError, NotBelieved) as error:
             log.warning("%s: orders to jobs that ended could not be removed: %s", self.spool, error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -76,4 +78,7 @@ def _main(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None if it is closed
+        # A name may have letters that a locale's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

@@ -13,11 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
@@ -37,8 +37,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """True if the standard stream is a terminal; Python has None for a closed one."""
+    return stream is not None and stream.isatty()
+
+
 # A pipe has no width: wide enough for the tables. A user's ":x:" is no picture.
-console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+console = Console(highlight=False, emoji=False, width=None if is_terminal(sys.stdout) else 160)
 errors = Console(stderr=True, highlight=False, emoji=False)
 
 ConfigOption = Annotated[
@@ -174,9 +180,13 @@ def reading_store(settings: Settings) -> Store:
 def own_store(settings: Settings, cluster: str) -> Store:
     """Open the job database for writing; create it if absent. Only `db upgrade` changes another schema."""
     if migrate.current(settings.database_url) is None:
-        migrate.upgrade(settings.database_url)
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
-            Path(backend_of(settings.database_url).place).chmod(0o600)
+            backend = backend_of(settings.database_url)
+            backend.prepare()
+            # Before anything is in it: who has it open could read on. The upgrade says what is wrong.
+            with suppress(OSError):
+                Path(backend.place).touch(mode=0o600)
+        migrate.upgrade(settings.database_url)
     return Store.open(settings.database_url, cluster)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from slurm_ones.cli.common import command, ended_by_signals, say
+from slurm_ones.cli.common import command, ended_by_signals, is_terminal, say
 from slurm_ones.cli.report import report
 from slurm_ones.demo.jobs import HERE_JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, DemoJob
 from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_version
@@ -82,7 +82,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
         if not done:
             say("Not every job has ended in time: this machine may be too busy. The logs are in the folder.")
         say(f"{time.time() - began:.0f} s in all. All files: {folder}")
-        if not lacks and sys.stdin.isatty():
+        if not lacks and is_terminal(sys.stdin):
             say("The page stays for an hour; Ctrl-C ends it.")
             with suppress(KeyboardInterrupt):
                 running.wait(3600.0)

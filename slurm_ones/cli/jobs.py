@@ -22,6 +22,7 @@ from slurm_ones.cli.common import (
     command,
     complain,
     console,
+    is_terminal,
     is_view,
     job_number,
     print_json,
@@ -168,7 +169,7 @@ def top(
     if json:
         live = look()
         print_json(as_json(live, choice.jobs(live)))
-    elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    elif once or not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         for line in lines(look(), time.time(), choice, console.width):
             console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     else:

@@ -20,7 +20,17 @@ import typer
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
 from slurm_ones.cli import completion
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, grid, moment, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    console,
+    errors,
+    grid,
+    is_terminal,
+    moment,
+    settings_of,
+)
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
@@ -177,7 +187,7 @@ def _write(answer: Answer, format: Format, output: Path | None, limit: int | Non
     elif format is Format.PARQUET:
         _write_parquet(answer.columns, rows, output)
     else:
-        if output is None and sys.stdout.isatty():
+        if output is None and is_terminal(sys.stdout):
             # A file or a program gets what is stored; a terminal would obey it.
             rows = (tuple(plain(v, len(v)) if isinstance(v, str) else v for v in row) for row in rows)
         with _target(output) as target:

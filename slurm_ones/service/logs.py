@@ -122,7 +122,7 @@ def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = 
     """True if the stream is connected to journald (systemd.exec(5), JOURNAL_STREAM)."""
     try:
         found = os.fstat(stream.fileno())
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # there is none, or it is closed
         return False
     return environment.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
 

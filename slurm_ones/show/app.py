@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import hmac
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -71,10 +72,10 @@ class Web:
         self._viewers = 0
         routes = [
             Route("/", self._overview),
-            Route("/jobs/{job_id:int}", self._job),
+            Route("/jobs/{job_id}", self._job),
             Route("/decisions", self._decisions),
             Route(f"{api.BASE}/{{name}}", self._api),
-            Route(f"{api.BASE}/jobs/{{job_id:int}}", self._api_job),
+            Route(f"{api.BASE}/jobs/{{job_id}}", self._api_job),
             Route("/events", self._events),
             Route("/static/{name}", self._static),
         ]
@@ -237,7 +238,9 @@ def cookie(request: Request, root: str) -> str:
 
 
 def _job_id(request: Request) -> int:
-    return min(int(request.path_params["job_id"]), 2**62)
+    """Job id in the path; -1, which no job has, for any other text: Python refuses numbers of thousands of digits."""
+    text = request.path_params["job_id"]
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else -1
 
 
 def _asked(request: Request) -> dict[str, list[str]]:

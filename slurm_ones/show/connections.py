@@ -156,7 +156,8 @@ class Bounded(H11Protocol):
 OPTIONS: dict[str, Any] = {
     "http": Bounded,
     "ws": "none",
-    "log_level": "warning",
+    # Anybody who reaches the port could fill the log with warnings of bad requests.
+    "log_level": "error",
     # Beyond it there are no strangers to take a place from.
     "limit_concurrency": CONNECTIONS + 1,
     "timeout_keep_alive": 5,

@@ -100,6 +100,8 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 
 _CPUS_PER_GPU = re.compile(r"\bCpusPerTres=gres:gpu(?::[^:\s]+)?:(\d+)")
 _SENT = "Job is in transitional state, retrying"
+MOST_NAMED = 10_000
+"""Most job ids in one command: the kernel takes 128 KiB for an argument."""
 
 
 def error_of(what: str, answer: str) -> SlurmError:
@@ -153,7 +155,9 @@ class CommandClient:
         self._timeout_s = timeout_s
         self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
+        self._env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))
+        }
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C", **BITSTR}
         self._sstat = Sstat(self._env)
 
@@ -222,12 +226,10 @@ class CommandClient:
 
     def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         wanted = set(job_ids)
-        if not wanted:
-            return {}
-        try:
-            found = self._json(",".join(map(str, sorted(wanted))))
-        except UnknownJob:  # squeue complains if it was asked only for that one
-            return {}
+        named, found = sorted(wanted), dict[int, SlurmJob]()
+        for first in range(0, len(named), MOST_NAMED):
+            with suppress(UnknownJob):  # squeue complains if it was asked only for unknown jobs
+                found |= self._json(",".join(map(str, named[first : first + MOST_NAMED])))
         # 22.05 shows all jobs whichever it was asked for.
         return {job_id: job for job_id, job in found.items() if job_id in wanted}
 

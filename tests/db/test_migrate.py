@@ -151,6 +151,22 @@ def test_a_database_is_upgraded_with_all_that_it_holds(store: Store, url: str, n
         assert ask(f"sqlite:///{copy}", "SELECT job_id FROM jobs") == [(7,)]
 
 
+def test_a_copy_is_never_open_to_others(empty_sqlite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens it while it is made could read it later."""
+    path = tmp_path / "ones.sqlite"
+    shutil.copy(empty_sqlite, path)
+    path.chmod(0o600)
+    connect = sqlite3.connect
+
+    def connected(place: Any, **options: Any) -> sqlite3.Connection:
+        assert "mode=ro" in str(place) or Path(place).stat().st_mode & 0o777 == 0o600
+        return connect(place, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    copy = backend_of(f"sqlite:///{path}").back_up("1")
+    assert copy is not None and Path(copy).stat().st_mode & 0o777 == 0o600
+
+
 def test_a_failed_upgrade_leaves_what_was_there(url: str, next_schema: str) -> None:
     """Protects from half a schema: an upgrade is one transaction."""
     with pytest.raises(StoreError, match="full"):

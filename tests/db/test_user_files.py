@@ -26,6 +26,8 @@ from tests.db.owned import JOBS, OPEN, OWNED, fill
 from tests.db.server import Server
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/database.md").read_text(encoding="utf-8")
+LOCKS = ("SELECT pg_advisory_lock(1)", "SELECT pg_try_advisory_xact_lock_shared(1, 2)")
+"""By such a lock a reader could keep every companion from leading, or from writing."""
 
 
 @pytest.mark.slow
@@ -275,6 +277,7 @@ def test_readers_of_a_server_see_their_own_rows(postgresql_url: str, server: Ser
     readers = "DROP ROLE IF EXISTS ones_reader, alice, bob; "
     server.psql(readers)
     database = str(make_url(postgresql_url).database)
+    server.psql("GRANT CREATE ON SCHEMA public TO PUBLIC", database)  # as before PostgreSQL 15
     server.psql(
         f"{lines} CREATE ROLE alice LOGIN IN ROLE ones_reader; CREATE ROLE bob LOGIN IN ROLE ones_reader", database
     )
@@ -298,7 +301,8 @@ def test_readers_of_a_server_see_their_own_rows(postgresql_url: str, server: Ser
                 # The server would drop it only some time after the session's end, and a role that owns it stays.
                 session.execute("DROP FUNCTION pg_temp.peek(text)")
                 closed = [f"SELECT 1 FROM {name}" for name in (*METADATA.tables, *VIEWS)]
-                for sql in (*closed, "DELETE FROM jobs", "CREATE TABLE own.mine (x int)", "SET ROLE ones"):
+                made = [f"CREATE TABLE {schema}.mine (x int)" for schema in ("own", "public")]
+                for sql in (*closed, "DELETE FROM jobs", *made, "SET ROLE ones", *LOCKS):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         session.execute(sql)
     finally:

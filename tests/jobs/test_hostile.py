@@ -34,11 +34,12 @@ from ones_wrapper.protocol import (
     Order,
     Throughput,
     decode_order,
+    encode,
     encode_report,
     reports_name,
     spool_order_name,
 )
-from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.act.orders import OrderError, OrderWriter, write_order
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.observer import Observer
@@ -581,3 +582,33 @@ def test_a_spool_that_is_somebody_elses(place: Path) -> None:
     finally:
         os.seteuid(0)
     assert list(spool.iterdir()) == []
+
+
+def test_a_forged_number_raises_no_other_jobs(place: Path) -> None:
+    """Protects others' orders: a number that follows a forged one far ahead is too large for any reader."""
+    orders = OrderWriter(None, None, lambda: NOW)  # type: ignore[arg-type]
+    for job_id in (7, 8):
+        folder = place / f"ones-{job_id}"
+        folder.mkdir()
+        if job_id == 7:
+            (folder / ORDERS).write_bytes(encode(Order(2**53, 0)))
+        if ROOT:
+            os.chown(folder, OWNER, OWNER)
+        orders.write(job(job_id, place), Order(orders.next_number(job(job_id, place)), 0, 64))
+    assert decode_order((place / "ones-8" / ORDERS).read_bytes()).number == 1000 * NOW
+
+
+@root_only
+def test_a_file_of_anothers_in_the_spool_keeps_no_old_order(place: Path) -> None:
+    """Protects a job with an id that Slurm uses again from the order to an earlier one."""
+    place.chmod(0o1777)
+    for job_id in range(40):
+        path = place / spool_order_name(job_id)
+        path.touch()
+        os.chown(path, *[OWNER if job_id % 2 else VICTIM] * 2)
+    os.seteuid(OWNER)
+    try:
+        OrderWriter(None, place, lambda: NOW).clear({1})  # type: ignore[arg-type]
+    finally:
+        os.seteuid(0)
+    assert {path.name for path in place.iterdir()} == {spool_order_name(job_id) for job_id in (1, *range(0, 40, 2))}

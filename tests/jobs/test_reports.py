@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,19 @@ from hypothesis import strategies as st
 
 from ones_db import ReportLine, RunReports
 from ones_db.shape import Shape
-from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Hello, Report, Spec, Throughput, encode, encode_report
+from ones_wrapper.protocol import (
+    MAX_LINE,
+    Bye,
+    Epoch,
+    Hello,
+    ProtocolError,
+    Report,
+    Spec,
+    Throughput,
+    decode_spec,
+    encode,
+    encode_report,
+)
 from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.jobs.reports import LENGTHS, MAX_BYTES, SKEW_S, confirmed, last_measured, read_reports
 from slurm_ones.slurm.model import JobState, SlurmJob
@@ -87,6 +100,14 @@ def test_a_line_that_is_being_written_waits(job: SlurmJob, write: Write) -> None
     assert (numbers(piece), problem) == ([1], "")
     write(text[20:])
     assert numbers(read(job, piece.offset, 1)[0]) == [2]
+
+
+def test_a_spec_as_deep_as_can_be_parsed() -> None:
+    """Protects everybody's tick: to complain of such a value may take more stack than to parse it did."""
+    deepest = sys.getrecursionlimit()
+    for n in range(deepest - 300, deepest):
+        with pytest.raises(ProtocolError):
+            decode_spec(b'{"limits": {"strategy": "x", "min_steps": ' + b"[" * n + b"]" * n + b"}}")
 
 
 @pytest.mark.parametrize(

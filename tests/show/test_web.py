@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import re
 import shutil
@@ -490,6 +491,24 @@ def test_a_request_says_its_length_once(serve: Serve) -> None:
         one.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + body)
         answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_strangers_fill_no_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Protects the log from whoever reaches the port: no request without the token writes a line, not even of numbers
+    that Python refuses, nor of what is no request."""
+    page = serve()
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(caplog.handler)
+    try:
+        for path in ("/jobs/", "/api/v1/jobs/"):
+            assert page.get(path + "9" * 5_000, Cookie="")[0] == 403
+            assert page.get(path + "9" * 5_000)[0] == page.get(path + "x")[0] == 404
+        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as one:
+            one.sendall(b"\0\r\n\r\n")
+            assert one.recv(100).startswith(b"HTTP/1.1 400")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not caplog.records
 
 
 def test_a_page_that_was_there_before_the_companion(empty_url: str) -> None:

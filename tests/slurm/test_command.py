@@ -145,8 +145,11 @@ def test_every_try_is_a_sign_of_life(commands: Path) -> None:
 def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQUEUE_FORMAT, SCONTROL_ALL and the like would change what is read."""
     monkeypatch.setenv("SCONTROL_ALL", "1")
+    monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")  # scancel would ask for ever, of nobody
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    fake(commands, "scontrol", 'echo "slurm 22.05.8"; test -z "$SCONTROL_ALL" && test "$LC_ALL" = C')
+    fake(
+        commands, "scontrol", 'echo "slurm 22.05.8"; test -z "$SCONTROL_ALL$SCANCEL_INTERACTIVE" && test "$LC_ALL" = C'
+    )
     assert CommandClient().version() == (22, 5)
 
 
@@ -167,6 +170,15 @@ def test_json_that_is_none(commands: Path) -> None:
     fake(commands, "squeue", "echo no serializer")
     with pytest.raises(Refused, match="serializer/json"):
         CommandClient().job(7)
+
+
+def test_more_jobs_than_an_argument_holds(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects everybody's tick from whoever submits twenty thousand jobs at once. Unknown jobs hide no others."""
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    known = """printf '{"jobs":[{"job_id":10000000}]}'"""
+    unknown = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
+    fake(commands, "squeue", f"case $* in *=10000000,*) {known};; *) {unknown};; esac")
+    assert [*CommandClient().details(range(10_000_000, 10_020_000))] == [10_000_000]
 
 
 def test_text_that_is_not_utf8_does_not_stop_a_tick(commands: Path) -> None:

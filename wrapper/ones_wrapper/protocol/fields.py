@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from reprlib import repr as short  # of nested lists `repr` may need more stack than their parser did
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 MAX_TEXT = 1_000
@@ -75,7 +76,7 @@ def value_of(name: str, kind: Any, value: Any) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
+        raise ProtocolError(f"{name}: {short(value):.40} is not true or false")
     if get_origin(kind) is tuple:
         return _items(name, get_args(kind)[0], value)
     if not isinstance(value, Mapping):
@@ -85,7 +86,7 @@ def value_of(name: str, kind: Any, value: Any) -> Any:
 
 def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"{name}: {value!r:.40} is not a number")
+        raise ProtocolError(f"{name}: {short(value):.40} is not a number")
     if kind is int and not isinstance(value, int):
         raise ProtocolError(f"{name}: {value!r:.40} is not an integer")
     if not abs(value) <= MAX_INT:

@@ -36,7 +36,7 @@ KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
-    r"(?<![\w/.-])ones?\s*[^\w\s]?\s*(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
+    r"(?<![\w/.-])ones?\s*(?:[^\w\s]\s*)?(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
     re.IGNORECASE,
 )
 """Pattern of words that only people write who mean to opt in."""
