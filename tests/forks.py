@@ -147,6 +147,9 @@ def _become(
     for number, file in enumerate(files):
         os.dup2(file, number)
     os.closerange(3, 1024)
+    # The server's were made for its own files, which one may seek in.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     if uid != os.getuid() or gid != os.getgid():
         os.setgroups([gid])
         os.setgid(gid)

@@ -289,6 +289,10 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
 
 def _waiting_back(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRecord:
     late = machine.late(resize)
+    steps = machine.store.resize_steps(resize.id) if job.pending and job.first.never_starts else ()
+    if steps and not any(step.back and step.state == State.RESHAPING for step in steps):
+        # Slurm held it for our shape between two looks, and nobody else would let it go. Once: its own may not start.
+        return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.first.reason), back=True)
     if job.pending and _to_put_back(resize, job):
         # Refused a moment ago, or not asked for yet.
         if machine.due(resize):

@@ -86,7 +86,7 @@ class Edge(NamedTuple):
 
 
 _CLOSED = "closed by the shape that Slurm holds, whichever was asked for last"
-_FORGOTTEN = "slurmctld went back in time: it stands in our hold again"
+_FORGOTTEN = "slurmctld went back in time: it stands in our hold again; or, on the way back, in Slurm's own"
 _THERE, _BACK, _EITHER, _TURN, _AFTER_ALL = Direction
 
 EDGES = (

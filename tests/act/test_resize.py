@@ -810,6 +810,27 @@ def test_a_shape_that_slurm_has_not_looked_at_is_put_back_if_our_clock_is_ahead(
     assert (resize.state, world.job.shape, world.job.held_by) == (State.ROLLED_BACK, OLD, ""), world.states
 
 
+def test_a_job_that_slurm_holds_between_a_look_and_the_old_shape_is_let_go(make_world: Make) -> None:
+    """Its start is far, so nobody knows of the new shape: Slurm looks at it just before the old one is put back."""
+    world = make_world(running=False)
+    world.slurm.cluster.forbid_shape(world.job_id, NEW)
+    world.slurm.cluster.set_begin(world.job_id, world.clock() + 500.0)
+    world.begin()
+    shapes = []
+
+    def looks(number: int, event: str) -> None:
+        shapes.extend([event] if event == "before reshape" else [])
+        if len(shapes) == 2:
+            world.slurm.cluster.set_begin(world.job_id, world.clock())
+            world.pass_time(2.0)
+            assert world.job.held_by == "slurm"
+
+    world.interrupt = looks
+    resize = world.finish()
+    assert (resize.state, world.job.shape, world.job.held_by) == (State.ROLLED_BACK, OLD, ""), world.states
+    assert len(shapes) >= 2
+
+
 @pytest.mark.parametrize("seconds", [0.2, 60.0])
 def test_a_job_that_slurm_holds_since_it_never_starts_is_let_go(make_world: Make, seconds: float) -> None:
     """Of a requeued job too, however soon Slurm looks at its new shape: nobody else would release it."""

@@ -193,7 +193,7 @@ class StudyPlan:
             raise BadInput("--cluster: GPUs of several kinds are simulated only with --idealized")
         if self.settings:
             try:
-                companion_settings(self.cluster, Path(), self.settings)
+                companion_settings(self.cluster, Path.cwd(), self.settings)
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
                 raise BadInput(f"--set: {'; '.join(wrong)}") from None

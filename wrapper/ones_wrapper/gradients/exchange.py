@@ -240,7 +240,7 @@ class DdpExchange(Exchange):
         self._options: dict[str, Any] = {}
         self._learns: list[torch.nn.Parameter] = []
         self._frozen: list[bool] = []
-        """Which of `_learns` DDP knows as frozen."""
+        """True for each of `_learns` that DDP knows as frozen."""
         self._looked = 0
         """Number of passes of a single rank that were checked, so that it fails at once as several ranks would."""
         self._hooked = True

@@ -21,8 +21,9 @@ from ones_wrapper.process.exit_codes import HUNG
 from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
-LOOKS = 12
-"""Looks in a row at which all ranks wait at different places before that counts as for ever."""
+LOOKS = 60
+"""Looks, one a second, at which all ranks wait at different places before that counts as for ever: a network may pause
+for tens of seconds."""
 STILL_S = 4.0
 """Seconds without progress after which a rank writes its counts; three of its steps if these take longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
@@ -53,7 +54,7 @@ class Standpoint(NamedTuple):
     done: int
     """Exchanges of gradients in the completed steps."""
     waits: str
-    """Where this rank waits for others: `EXCHANGE`, another function's name, or empty."""
+    """Function in which this rank waits for others, `EXCHANGE` for gradients; empty if it does not wait."""
     line: str
 
 
@@ -130,7 +131,7 @@ class Watch:
                 why = apart([place, *others], self._world)
                 self._looks = self._looks + 1 if why else 0
                 if self._looks > LOOKS:
-                    self._end(why, HUNG)  # from the last checkpoint again: the network may have stood still
+                    self._end(why, HUNG)  # from the last checkpoint again: the network may have paused
                     return
 
     def _place(self) -> tuple[str, str]:
