@@ -11,6 +11,7 @@ import ipaddress
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -462,7 +463,7 @@ def load(path: Path | None = None) -> Settings:
             return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     settings, mode = parse(text, str(path)), path.stat().st_mode
-    if mode & 0o002:
+    if stat.S_ISREG(mode) and mode & 0o002:
         raise ConfigError(
             f"{path}: everybody may write it, and so name programs that would run as you; chmod o-w {path}"
         )

@@ -48,6 +48,7 @@ from ones_db.tables import (
     STEPS,
     THROUGHPUT,
 )
+from ones_db.view import MOST_MEMBERSHIPS
 
 EXPORT = 0x6F6E6578
 """SQLite's `application_id` of an export; only files with this id are replaced."""
@@ -224,8 +225,6 @@ MOST_JOBS = 500
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
 """Most runs, resizes and blocks of a job in a view; the newest are shown."""
 MOST_DECISIONS = 20
-MOST_MEMBERSHIPS = 6
-"""Most memberships of a run in a view; the newest are shown."""
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]
 

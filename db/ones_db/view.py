@@ -156,11 +156,15 @@ M_AFTER = (
 )
 """SQL for the start of the membership after m; null for the last membership of a run."""
 
-M_BEGAN = f"""CASE WHEN m.why <> 'first' OR
-            EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
+MOST_MEMBERSHIPS = 6
+"""Newest memberships of a run in the file that a user sees."""
+
+M_BEGAN = f"""CASE WHEN
+            (m.why <> 'first' AND (SELECT COUNT(*) FROM memberships n WHERE n.run_id = m.run_id) >= {MOST_MEMBERSHIPS})
+            OR EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""SQL for the time from which a membership m of run r of job j counts; the first counts from the run's start. A user's
-file may lack the first ones."""
+"""SQL for the time from which a membership m of run r of job j counts. The first counts from the run's start; in a
+user's file the earliest may not be the first."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 

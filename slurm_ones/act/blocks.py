@@ -437,8 +437,10 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
     joining = [array.tasks.get(task) for task, _ in resize.added]
     if not all(job is not None and job.running for job in joining):
         return False
-    # Members leave only as the others join. If clocks are hours apart, the report of that is not believed.
-    gone = [job for task in resize.dropped if (job := array.tasks.get(task)) and job.state is JobState.COMPLETED]
+    # Base blocks leave only as the others join; a guest that Slurm preempts may end so by itself. If clocks are hours
+    # apart, the report of that is not believed.
+    base = (job for task in resize.dropped if (job := array.tasks.get(task)) and not array.is_guest(job))
+    gone = (job for job in base if job.state is JobState.COMPLETED)
     if any(restarts.get(task_of(job)) == job.restart for job in gone):
         return True
     reported = all(job is not None and restarts.get(task_of(job)) == job.restart for job in joining)

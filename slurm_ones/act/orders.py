@@ -6,6 +6,7 @@ the site's spool, a directory of the companion that every user can read.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Container
@@ -148,7 +149,10 @@ class OrderWriter:
             for name in names_in(self.spool):
                 number = Path(name).stem.rpartition("-")[2]
                 if number.isdecimal() and name == spool_order_name(int(number)) and int(number) not in alive:
-                    with suppress(PermissionError):  # another user's file, in a spool with the sticky bit
+                    try:
                         remove(self.spool / name)
+                    except PermissionError as error:
+                        if error.errno != errno.EPERM:  # which is another user's file, in a spool with the sticky bit
+                            raise
         except (OSError, NotBelieved) as error:
             log.warning("%s: orders to jobs that ended could not be removed: %s", self.spool, error)

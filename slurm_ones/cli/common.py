@@ -186,6 +186,7 @@ def own_store(settings: Settings, cluster: str) -> Store:
             # Before anything is in it: who has it open could read on. The upgrade says what is wrong.
             with suppress(OSError):
                 Path(backend.place).touch(mode=0o600)
+                Path(backend.place).chmod(0o600)  # also one that was there, without a table
         migrate.upgrade(settings.database_url)
     return Store.open(settings.database_url, cluster)
 

@@ -54,7 +54,7 @@ def reserved_ahead(
     """Return what keeps a running job from starting again at this shape, on its own and free nodes: its partition, or
     a reservation. Return None if the job could start, or if neither is to blame."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
-    if part is not None and not part.up:
+    if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)
     if not ahead.nodes or part is None:
         return None

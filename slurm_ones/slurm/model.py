@@ -349,6 +349,8 @@ class Partition:
     preempt_mode: str = ""
     """PreemptMode of the partition, as Slurm shows it: CANCEL, REQUEUE, SUSPEND, …"""
     grace_s: float = 0.0
+    closed: bool = False
+    """True if no job starts in it (DOWN, INACTIVE). A partition that drains starts the jobs that are in its queue."""
 
     @cached_property
     def node_set(self) -> frozenset[str]:

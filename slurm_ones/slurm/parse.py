@@ -198,6 +198,7 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
     }
     if pending:
         plain |= {"node_list": (), "start_time": 0.0, "end_time": 0.0}
+    by_task = 0 if gpus_per_node else _gpus(per_task) * tasks
     return SlurmJob(
         **plain,
         state=state,
@@ -208,7 +209,7 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         gpus_per_node=gpus_per_node,
         kind=_gpu_kind(gres),
         other_gres=_other_gres(gres),
-        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job) or _gpus(per_task) * tasks,
+        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job) or by_task,
         # Without task counts Slurm counts one task a node (of the most, if an update was refused half-way).
         task_counts=exact or per_node > 0 or tasks > max(nodes, most) > 0,
         priority=priority or 0,
@@ -344,6 +345,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
             partitions[name] = Partition(
                 name=name,
                 up=fields.get("State", "UP") == "UP",
+                closed=fields.get("State", "UP") in ("DOWN", "INACTIVE"),
                 node_names=hosts(fields.get("Nodes")),
                 max_time_s=seconds(fields.get("MaxTime", "")),
                 max_nodes=_figure(fields.get("MaxNodes")),

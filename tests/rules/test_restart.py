@@ -132,14 +132,17 @@ def test_nodes_on_which_its_user_does_not_let_it_start(own: dict[str, Any]) -> N
     assert planned(site(), Shape(3, 4)).outcomes[1].code == "begins"
 
 
-def test_no_requeue_in_a_partition_that_starts_no_jobs() -> None:
-    """Before maintenance, say: what runs there may run on, and would wait until it opens."""
+@pytest.mark.parametrize("closed", [True, False])
+def test_no_requeue_in_a_partition_that_starts_no_jobs(closed: bool) -> None:
+    """Before maintenance, say: what runs there may run on, and would wait until it opens. One that drains takes no new
+    jobs, and starts those of its queue."""
     shut = site()
-    partitions = {"gpu": replace(shut.snapshot.partitions["gpu"], up=False)}
+    partitions = {"gpu": replace(shut.snapshot.partitions["gpu"], up=False, closed=closed)}
     shut = replace(shut, snapshot=replace(shut.snapshot, partitions=partitions))
     made = planned(shut, Shape(1, 1))
-    assert (made.begin, made.outcomes[1].code) == ((), "partition_closed")
-    assert "partition_closed" in SITE_LIMITS and reserved_ahead(shut.snapshot.jobs[1], TWO, shut.snapshot, {}, NOW)
+    assert (not made.begin and made.outcomes[1].code == "partition_closed") == closed
+    assert "partition_closed" in SITE_LIMITS
+    assert bool(reserved_ahead(shut.snapshot.jobs[1], TWO, shut.snapshot, {}, NOW)) == closed
 
 
 @pytest.mark.parametrize(("state", "begins"), [("MIXED+DRAIN", False), ("MIXED+RESERVED", True)])

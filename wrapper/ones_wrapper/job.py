@@ -431,6 +431,8 @@ class Job:
         unless init's `epochs` has changed. All ranks must leave together.
         """
         run = self._run
+        if run.left:
+            raise RuntimeError("epochs: the script has left its loop before, which ended the training: write one loop")
         over = run.finished_before
         if not over:
             run.begin()

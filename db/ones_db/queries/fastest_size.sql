@@ -6,5 +6,5 @@
 SELECT cluster, nodes, gpus_per_node, gpus, batch, measured_s, samples_per_s, goodput
 FROM scaling s
 WHERE job_id = :job_id AND NOT EXISTS (SELECT 1 FROM scaling later WHERE later.cluster = s.cluster
-                                          AND later.job_id = s.job_id AND later.submit_time > s.submit_time)
+                                          AND later.job_id = :job_id AND later.submit_time > s.submit_time)
 ORDER BY cluster, goodput DESC NULLS LAST, samples_per_s DESC;

@@ -275,7 +275,7 @@ class DdpExchange(Exchange):
         wrapped = self.model
         assert isinstance(wrapped, DistributedDataParallel)
         # Made again in place, over the default group that there is now; what the script hung on the object stays.
-        kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS}
+        kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS or name in _CONTEXTS}
         options = {**self._options, "init_sync": False}
         DistributedDataParallel.__init__(wrapped, wrapped.module, **options)
         vars(wrapped).update(kept)
@@ -354,6 +354,8 @@ class DdpExchange(Exchange):
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 """Names of a module's attributes that show what a script did to it."""
+_CONTEXTS = {"require_forward_param_sync", "require_backward_grad_sync"}
+"""Names of attributes that DDP sets by what surrounds a forward pass."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:

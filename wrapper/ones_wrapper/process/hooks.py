@@ -167,7 +167,7 @@ _CODES = {Fault.DEVICE: DEVICE_FAILED, Fault.CONFIGURATION: USAGE_ERROR}
 
 def run_exit_hooks(code: int, note: str) -> None:
     """Call the exit hooks, since the script ended; later calls do nothing."""
-    with suppress(SystemExit, KeyboardInterrupt):
+    with suppress(BaseException):  # whatever a handler of the script raises, the exit hooks follow
         FLAGS.call_waiting()
     callbacks = _callbacks[:]
     drop_exit_hooks()

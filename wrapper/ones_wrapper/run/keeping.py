@@ -56,7 +56,8 @@ class Keeping:
     def load_again(self) -> None:
         """Load the same checkpoint, if there was one, over what the script has loaded since."""
         if self.loaded and self.state is not None:
-            self._checkpoints.load(replace(self.state, own={}))
+            with self._loop.exchanges.thawed():
+                self._checkpoints.load(replace(self.state, own={}))
 
     def due(self) -> bool:
         """Tell whether the next checkpoint is due. Not collective: rank 0 decides."""

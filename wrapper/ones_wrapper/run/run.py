@@ -73,6 +73,8 @@ class Run:
         """True once training has begun."""
         self.left = 0
         """1 once the script has left the loop over epochs on any rank, 2 if it did after a signal."""
+        self._signalled = -1
+        """Epoch that began after one in which a handler of the script was called."""
         self.ended = False
         """True once the script has ended."""
         self._watch: stuck.Watch | None = None
@@ -251,6 +253,8 @@ class Run:
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
         self._end_epoch(loss, accuracy)
+        if FLAGS.called:  # what a handler noted may end the loop within another epoch, and not much later
+            FLAGS.called, self._signalled = False, self.progress.epoch
         if not self.left:
             self.act()
 
@@ -292,7 +296,8 @@ class Run:
         """
         self.loop.end_open()
         # A handler of the script may have it leave, to go on at the next start.
-        self.left = 2 if FLAGS.stop or FLAGS.called else 1
+        signalled = FLAGS.stop or FLAGS.called or self._signalled == self.progress.epoch
+        self.left = 2 if signalled else 1
         if self.loop.passed == self.progress.epoch:
             # Nothing is acted on: who joined now would find nobody in the next epoch.
             self._end_epoch(loss, accuracy, self.left)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from ones_wrapper.script.line import is_script
+from ones_wrapper.script.line import is_script, variables
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_FAST_LOAD_FAST")
 _BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
@@ -20,7 +20,7 @@ def counts(frames: Iterable[FrameType], models: Iterable[Any], carried: Collecti
     and in objects that they or the models hold. Left out are objects whose ids are `carried`, and `known` names."""
     things, found = list(models), []
     for frame in frames:
-        values = {**frame.f_globals, **frame.f_locals}
+        values = variables(frame)
         things += [one for one in values.values() if id(one) not in carried]
         found += [name for name in _kept(frame.f_code) if type(values.get(name)) in _NUMBERS and name in values]
     for thing in things:

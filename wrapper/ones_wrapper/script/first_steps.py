@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
 from ones_wrapper.script.counts import counts
-from ones_wrapper.script.line import by_rank, frames, line
+from ones_wrapper.script.line import by_rank, frames, line, variables
 from ones_wrapper.script.optimizers import INNER, shown
 
 LOOK = 20
@@ -99,7 +100,8 @@ class FirstSteps:
     ) -> None:
         """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
-        buffers = speaks and isinstance(model, DistributedDataParallel) and any(True for _ in model.buffers())
+        shared = speaks and isinstance(model, DistributedDataParallel) and model.broadcast_buffers
+        buffers = shared and any(True for _ in model.buffers())
         self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
         """Samples of each forward pass of the present step, counted only in a run's first steps."""
@@ -138,10 +140,10 @@ class FirstSteps:
         self._parts += [len(one) for one in islice(given, 1)]
 
     def together(self, name: str) -> None:
-        """Note a call of `name`, which all ranks make together. Raises RuntimeError if the script makes it on rank 0
-        only, on one GPU, too."""
+        """Note a call of `name`, which all ranks make together: log it if the script makes it on rank 0 only, on one
+        GPU, too."""
         if self._speaks and by_rank():
-            raise RuntimeError(TOGETHER.format(name=name, line=line()))
+            self.say(TOGETHER.replace("{name}", name))
 
     def _evaluates(self, model: torch.nn.Module, args: Any) -> None:
         if not model.training and self._evaluation is not None:
@@ -175,9 +177,11 @@ class FirstSteps:
         self._rates.append([group["lr"] for one in self._optimizers for group in one.param_groups])
         if self._steps == FORGOTTEN_AT and self._forward is not None:
             self._forward.remove()
-            for text in self._forgotten():
-                log(text)
-        scheduled = self._saves or self.counts_by_job or any(hasattr(one, "scheduler") for one in self._carried)
+            with suppress(Exception):  # other packages' objects may fail at any look
+                for text in self._forgotten():
+                    log(text)
+        known = (hasattr(one, "scheduler") or _SCHEDULE.search(type(one).__name__) for one in self._carried)
+        scheduled = self._saves or self.counts_by_job or any(known)
         if len(self._rates) > 2 and not scheduled and self._rates[-3] != self._rates[-2] != self._rates[-1]:
             self.say(RATE)
 
@@ -212,9 +216,9 @@ class FirstSteps:
             elif kind in copied and not self._saves and [p.shape for p in thing.parameters()] == copied[kind]:
                 found.append(COPY.format(name=kind.__name__))
         stack = list(frames(sys._getframe(1)))
-        for name, value in (pair for frame in stack for pair in {**frame.f_globals, **frame.f_locals}.items()):
+        for name, value in (pair for frame in stack for pair in variables(frame).items()):
             if type(value) in (list, tuple, dict) and id(value) not in carried and self._has_shapes(_flat([value])):
-                found.append(FORGOTTEN.format(name=name, what="has a state", call="register_for_checkpointing"))
+                found.append(FORGOTTEN.format(name=name, what="may have a state", call="register_for_checkpointing"))
         known = [name for one in held if isinstance(one, dict) for name in one]
         if not self._saves and (names := counts(stack, self._model.modules(), carried, known)):
             found.append(COUNTS.format(names=names, line=line()))

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 _MAIN = re.compile(r"main_process$|is_main$|is_master$|global_zero$")
+_RANK = re.compile(r"(?:^|[_.])(?<!lora_)rank(\(\))?$")
 _OURS = str(Path(__file__).parents[1])
 _DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER") if name in dis.opmap}
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
@@ -45,6 +46,18 @@ def line(frame: FrameType | None = None, deep: int = 0) -> str:
     return f" ({Path(found.f_code.co_filename).name}:{found.f_lineno})" if found is not None else ""
 
 
+def variables(frame: FrameType) -> dict[str, Any]:
+    """Return the global and local variables that a frame sees."""
+    code, local = frame.f_code, frame.f_locals
+    found = {**frame.f_globals, **local}
+    if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED:
+        # The frame keeps that dict, and with it a step's tensors, as long as the function runs.
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in [one for one in local if one not in arguments]:
+            del local[name]
+    return found
+
+
 def by_rank() -> bool:
     """Return True if a line of the script's call stack is under an `if` that asks for the rank."""
     return any(
@@ -62,17 +75,16 @@ def _ranges(path: str) -> list[tuple[int, int]]:
     except (SyntaxError, ValueError):
         return []
     asks = [one for one in ast.walk(tree) if isinstance(one, ast.If) and any(map(_asks, ast.walk(one.test)))]
-    return [(one.body[0].lineno, one.end_lineno or 0) for one in asks]
+    return [(one.body[0].lineno, one.body[-1].end_lineno or 0) for one in asks if not one.orelse]
 
 
 def _asks(node: ast.AST) -> bool:
     """Return True for `rank == 0`, `rank != 0`, `not rank`, and names such as `is_main_process`."""
     if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
-        return node.comparators[0].value == 0 and bool(
-            re.search(r"(?:^|[_.])rank(\(\))?$", ast.unparse(node.left).lower())
-        )
+        zero = node.comparators[0].value == 0 and isinstance(node.ops[0], (ast.Eq, ast.NotEq))
+        return zero and bool(_RANK.search(ast.unparse(node.left).lower()))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return bool(re.search(r"(?:^|[_.])rank$", ast.unparse(node.operand).lower()))
+        return bool(_RANK.search(ast.unparse(node.operand).lower()))
     return bool(_MAIN.search(getattr(node, "attr", getattr(node, "id", ""))))
 
 
