@@ -45,10 +45,14 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not any(map(is_alive, array.blocks)):
-        seen = _newest(machine, array)
+        # Who trained by its order is not held by us any more: if it waits in a hold, somebody else's.
+        seen, joined = _newest(machine, array), State(resize.state) is State.LEAVING and not resize.back
+        trained = {*dict(resize.added)} if joined else set()
         if seen is not None and seen.order == resize.order_number:
-            # Who trained by its order is not held by us any more: if it waits in a hold, somebody else's.
-            resize = _note_held(machine, resize, {*resize.held} - {*seen.blocks})
+            trained |= {*seen.blocks}
+        resize = _note_held(machine, resize, {*resize.held} - trained)
+        if loose := trained & {*dict(resize.added)} - {*resize.let_go}:
+            resize = machine.store.note_let_go(resize.id, sorted({*resize.let_go} | loose))
         ended = [job for job in array.tasks.values() if job.ended]
         last = max(ended, key=lambda job: job.end_time, default=array.first)
         why = held_by_others(chosen) if chosen else reason("job_ended", state=last.state.value)

@@ -992,6 +992,26 @@ def test_a_member_that_has_left_shows_that_the_others_joined(make: Make, monkeyp
     assert world.resize.state == State.DONE and set(world.order.blocks or ()) == {1, 2}
 
 
+def test_a_block_that_its_owner_holds_keeps_the_job_if_its_report_is_not_believed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the only one's place, by clocks that are hours apart, and Slurm requeued it into the owner's hold."""
+    world = make()
+    world.tidy()
+    before = world.store.membership(world.job_id)
+    monkeypatch.setattr(Store, "membership", lambda store, job, order=None: before if order is None else None)
+    world.begin({1: ONE}, (0,))
+    world.until(State.LEAVING)
+    world.cluster.hold(Task(world.job_id, 1))
+    world.cluster.preempt(Task(world.job_id, 1))
+    world.simulated.pass_time(60)
+    assert world.finish().state == State.ENDED
+    for _ in range(3):
+        world.simulated.pass_time(60)
+        world.tidy()
+    assert world.tasks[1].pending and world.tasks[1].held
+
+
 def test_a_newcomer_that_is_all_that_is_left_is_not_ordered_away(make: Make) -> None:
     """Who trained was preempted, and another that was to join waits for room."""
     world = make()

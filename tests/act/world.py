@@ -279,6 +279,9 @@ class ResizeStore:
     def note_held(self, resize_id: int, tasks: Any) -> ResizeRecord:
         return self._between("held", lambda: self._world.store.note_held(resize_id, tasks))
 
+    def note_let_go(self, resize_id: int, tasks: Any) -> ResizeRecord:
+        return self._between("let go", lambda: self._world.store.note_let_go(resize_id, tasks))
+
     def jobs(self, job_ids: Collection[int]) -> dict[int, JobRecord]:
         return self._world.store.jobs(job_ids)
 
