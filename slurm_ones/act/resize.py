@@ -291,7 +291,7 @@ def _waiting_back(machine: Machine, resize: ResizeRecord, job: WholeJob) -> Resi
     late = machine.late(resize)
     steps = machine.store.resize_steps(resize.id) if job.pending and job.first.never_starts else ()
     if steps and not any(step.back and step.state == State.RESHAPING for step in steps):
-        # Slurm held it for our shape between two looks, and nobody else would let it go. Once: its own may not start.
+        # Slurm held the job for our shape between two looks. Once only: its old shape may never start either.
         return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.first.reason), back=True)
     if job.pending and _to_put_back(resize, job):
         # Refused a moment ago, or not asked for yet.
