@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from slurm_ones.cli import app
 from slurm_ones.config import GuestSettings, LimitSettings, NotifySettings, ResizeSettings, RetentionSettings, Settings
 from slurm_ones.policies import POLICIES
+from tests.test_words import BANNED
 
 TOP = Path(__file__).parents[1]
 DOCS = TOP / "docs"
@@ -30,13 +31,6 @@ PAGES = sorted([*(TOP / page for page in TOP_PAGES), *DOCS.rglob("*.md")])
 MOST_WORDS = 500
 """Of the README: `len(text.split())`, code, tables and links included."""
 MOST_CHARACTERS = 200
-
-BANNED = re.compile(
-    r"\b(told|felt|greet\w*|oust\w*|stays? its hand|forgotten|leases?|struck|strikes?|drama|courts?|judg\w+|seats?"
-    r"|in peace|lets? (it|them|him|her|those) go|let go|mend(s|ed|ing)?|greedily|peacefully)\b",
-    flags=re.IGNORECASE,
-)
-"""Metaphors, and second words for what the glossary has a word for."""
 
 FOLDERS = "slurm_ones|wrapper|db|tests|docs|benchmarks|systemd|sbatch_templates"
 PATH = re.compile(rf"(?<![\w./~-])((?:{FOLDERS})(?:/[\w.-]+)+/?)(?![\w*<{{])")
@@ -172,25 +166,6 @@ def test_the_words_of_the_field(page: Path) -> None:
     """Texts have the glossary's words and no metaphors; code in them is what it is."""
     text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
     assert [match[0] for match in BANNED.finditer(text)] == []
-
-
-@pytest.mark.slow
-def test_messages_have_the_words_of_the_field() -> None:
-    """What the product prints, logs or stores: its strings of several words that are no docstrings."""
-    found = []
-    for path in chain.from_iterable((TOP / folder).rglob("*.py") for folder in ("slurm_ones", "db/ones_db", "wrapper")):
-        tree = ast.parse(path.read_text())
-        docstrings = {
-            id(line.value)
-            for node in ast.walk(tree)
-            for line in (node.body if isinstance(getattr(node, "body", None), list) else [])
-            if isinstance(line, ast.Expr)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                text = node.value.strip()
-                found += [f"{path}:{node.lineno}: {word[0]}" for word in BANNED.finditer(text) if " " in text]
-    assert found == []
 
 
 def test_the_picture_is_as_it_is_drawn() -> None:

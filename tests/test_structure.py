@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.structure import PACKAGES, arrows_of, circles, measure, repeated_classes, room, table
+from benchmarks.structure import PACKAGES, circles, measure, repeated_classes, table
 from tests.cluster.paths import REPOSITORY
-
-
-def test_no_circle_of_imports() -> None:
-    """Neither of modules nor of rooms; imports inside functions and for type checking count."""
-    arrows = arrows_of(REPOSITORY)
-    assert len(arrows) > 300
-    assert circles(arrows) == []
-    assert circles({(room(one), room(other)) for one, other in arrows if room(one) != room(other)}) == []
 
 
 @pytest.mark.parametrize(
@@ -35,17 +27,14 @@ def test_circles(arrows: str, found: list[str]) -> None:
 
 @pytest.mark.slow
 def test_the_table() -> None:
-    """One column a checkout, as docs/architecture.md shows it."""
+    """One column a checkout, as docs/architecture.md shows it; no circle of imports, and no class name twice."""
     now = measure(REPOSITORY)
     lines = table({"before": now, "now": now}).splitlines()
     assert lines[0] == "|  | before | now |"
     assert {line.count("|") for line in lines} == {4}
-    assert now["files"] > 100
-
-
-def test_one_class_a_name() -> None:
-    """A reader who looks a class up finds one, in all three packages; examples apart."""
-    assert repeated_classes(REPOSITORY) == {}
+    assert now["files"] > 100 and now["import arrows between modules"] > 300
+    assert [now[f"circles of {what}"] for what in ("modules", "rooms")] == [0, 0]
+    assert now["class names that occur more than once"] == 0, repeated_classes(REPOSITORY)
 
 
 def test_classes_of_one_name_are_found(tmp_path: Path) -> None:

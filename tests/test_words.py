@@ -1,4 +1,5 @@
-"""Plain words: what docstrings, comments and messages of the product do not say, and how long their sentences are."""
+"""Plain words: what docstrings, comments and messages of the product do not say, and how long their sentences are.
+Messages have the glossary's words, and name no folder that an installation does not have."""
 
 from __future__ import annotations
 
@@ -29,10 +30,21 @@ WORDS = re.compile(
 )
 """Words for which there is a plainer one: again, N, whose, reported, next to, pause, only, if."""
 
+BANNED = re.compile(
+    r"\b(told|felt|greet\w*|oust\w*|stays? its hand|forgotten|leases?|struck|strikes?|drama|courts?|judg\w+|seats?"
+    r"|in peace|lets? (it|them|him|her|those) go|let go|mend(s|ed|ing)?|greedily|peacefully)\b",
+    flags=re.IGNORECASE,
+)
+"""Metaphors, and second words for what the glossary has a word for."""
+OF_THE_REPOSITORY = re.compile(
+    r"(?<![\w/.-])(?:benchmarks|docs|examples|queries|sbatch_templates|systemd|tests|wrapper)/[\w./-]*"
+)
+"""Paths that are in a checkout only."""
 
-def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+
+def docstrings(nodes: list[ast.AST]) -> Iterator[ast.Constant]:
     """Those of fields and constants included."""
-    for node in ast.walk(tree):
+    for node in nodes:
         body = getattr(node, "body", None)
         for line in body if isinstance(body, list) else ():
             if (
@@ -43,10 +55,9 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
                 yield line.value
 
 
-def messages(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and text of the other strings; SQL and patterns are left out below."""
-    apart = {id(text) for text in docstrings(tree)}
-    for node in ast.walk(tree):
+def messages(nodes: list[ast.AST], apart: set[int]) -> Iterator[tuple[int, str]]:
+    """Line and text of the strings that are no docstrings."""
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             apart |= {id(part) for part in node.values}
             yield (
@@ -97,19 +108,22 @@ def faults(text: str) -> Iterator[str]:
 
 def faults_of(path: Path) -> Iterator[str]:
     source = path.read_text()
-    tree = ast.parse(source)
-    texts = [(text.lineno, str(text.value)) for text in docstrings(tree)]
-    yield from (f"{path}:{line}: {text[:40]!r}" for line, text in texts if NO_SUBJECT.match(text))
+    nodes = [*ast.walk(ast.parse(source))]
+    texts = [*docstrings(nodes)]
+    printed = [*messages(nodes, {id(text) for text in texts})]
+    yield from (f"{path}:{text.lineno}: {text.value[:40]!r}" for text in texts if NO_SUBJECT.match(str(text.value)))
     for line, text in chain(
-        texts,
+        ((text.lineno, str(text.value)) for text in texts),
         comments(source),
-        (
-            (line, text)
-            for line, text in messages(tree)
-            if " " in text and "SELECT " not in text and text.count("|") < 4
-        ),
+        # Without SQL and patterns.
+        (one for one in printed if " " in one[1] and "SELECT " not in one[1] and one[1].count("|") < 4),
     ):
-        yield from (f"{path}:{line}: {fault}" for part in paragraphs(text) for fault in faults(part))
+        yield from (f"{path}:{line}: {fault}" for paragraph in paragraphs(text) for fault in faults(paragraph))
+    for line, text in printed:
+        yield from (f"{path}:{line}: {word[0]}" for word in BANNED.finditer(text) if " " in text.strip())
+        yield from (
+            f"{path}:{line}: {found[0]}, which no installation has" for found in OF_THE_REPOSITORY.finditer(text)
+        )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -129,6 +143,8 @@ def test_words_are_plain(package: str) -> None:
         ('print(f"{job} alone")', ["alone"]),
         ('"""Jobs that are left alone."""', []),
         (f'"""The {"very " * 25}end."""', [f"27 words: The {'very ' * 25}end."]),
+        ('print("its lease ends")', ["lease"]),
+        ('print("see docs/user.md")', ["docs/user.md, which no installation has"]),
         (f'"""The one: {"very " * 11}; {"very " * 11}end.\n\n    {"very " * 30}\n\nSo it is."""', []),
     ],
 )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,15 +59,6 @@ for epoch in job.epochs():
 if job.rank == 0:
     print(f"trained on {job.world}")
 """
-
-
-def messages(source: str) -> Iterator[str]:
-    """Every text of a module but its docstrings."""
-    tree = ast.parse(source)
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
-            yield node.value
 
 
 @pytest.fixture(scope="module")
@@ -143,22 +131,6 @@ class TestContents:
         for path in (TOP / "sbatch_templates").iterdir():
             assert f"slurm_ones/sbatch_templates/{path.name}" in found
         assert "slurm_ones/service/units/slurm-ones.service" in found
-
-    def test_files_that_messages_name(self, wheels: Wheels) -> None:
-        """Nobody is sent to a folder of the repository that an installation does not have."""
-        folders = "benchmarks|docs|examples|queries|sbatch_templates|systemd|tests|wrapper"
-        named = re.compile(rf"(?<![\w/.-])(?:{folders})/[\w./-]*")
-        found: set[str] = set()
-        for wheel in wheels.values():
-            with zipfile.ZipFile(wheel) as archive:
-                for name in archive.namelist():
-                    if name.endswith(".py"):
-                        found |= {
-                            f"{name}: {path}"
-                            for text in messages(archive.read(name).decode())
-                            for path in named.findall(text)
-                        }
-        assert found == set()
 
     def test_no_fault_injector_and_no_trainer(self, wheels: Wheels) -> None:
         """They are the tests' and the benchmarks' own."""
@@ -254,6 +226,7 @@ class TestWrapper:
 class TestDatabase:
     """ones-db in a notebook's environment."""
 
+    @pytest.mark.nightly
     def test_it_reads_a_database_into_a_frame(self, notebook: Environment, tmp_path: Path) -> None:
         """Without alembic, which only creates and upgrades; `__version__` is what pip knows."""
         url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
