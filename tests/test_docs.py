@@ -9,7 +9,7 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from itertools import pairwise
@@ -39,10 +39,6 @@ SUFFIXES = (".md", ".sqlite")
 GROUPS = {"slurm_ones.policies", "ones_wrapper.launchers", "ones_wrapper.exchanges"}
 """Names of groups of entry points, which are no modules."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-
-
-def ids(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(TOP)) for path in paths]
 
 
 @pytest.mark.parametrize(
@@ -110,62 +106,74 @@ def test_every_decision_is_listed() -> None:
         assert f"| {number} | [{words}]({path.name}) |" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_links_lead_somewhere(page: Path) -> None:
+def wrong(check: Callable[[Path], Iterable[str]]) -> list[str]:
+    """What a check finds on any page."""
+    return [f"{page.relative_to(TOP)}: {found}" for page in PAGES for found in check(page)]
+
+
+def test_links_lead_somewhere() -> None:
     """To files that exist, and to headings of pages."""
-    for target in LINK.findall(page.read_text()):
-        if "://" in target:
-            continue
-        file, _, anchor = target.partition("#")
-        path = (page.parent / file).resolve() if file else page
-        assert path.exists(), target
-        if anchor:
-            assert anchor in set(anchors(path)), target
+
+    def dead(page: Path) -> Iterator[str]:
+        for target in LINK.findall(page.read_text()):
+            file, _, anchor = target.partition("#")
+            path = (page.parent / file).resolve() if file else page
+            if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
+                yield target
+
+    assert wrong(dead) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_paths_and_names_exist(page: Path) -> None:
+def test_paths_and_names_exist() -> None:
     """What a page names by its path, or as a module, class or attribute, is there; its links are another test's."""
-    text = re.sub(r"\]\([^)\s]+\)", "]", page.read_text())
-    for path in PATH.findall(text):
-        assert (TOP / path.rstrip(".")).exists(), path
-    for name in NAME.findall(text):
-        assert name.endswith(SUFFIXES) or name in GROUPS or resolves(name), name
+
+    def missing(page: Path) -> Iterator[str]:
+        text = re.sub(r"\]\([^)\s]+\)", "]", page.read_text())
+        yield from (path for path in PATH.findall(text) if not (TOP / path.rstrip(".")).exists())
+        names = (name for name in NAME.findall(text) if not name.endswith(SUFFIXES) and name not in GROUPS)
+        yield from (name for name in names if not resolves(name))
+
+    assert wrong(missing) == []
 
 
-@cache
-def our_tests() -> tuple[set[str], set[str]]:
-    """The names of files of tests, and of what they define."""
-    paths = [*(TOP / "tests").rglob("test_*.py")]
-    defined = re.findall(r"def (\w+)\(", "".join(path.read_text() for path in paths))
-    return {path.name for path in paths}, {*defined}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_tests_exist(page: Path) -> None:
+def test_tests_exist() -> None:
     """A page that says which test shows something names one that is there."""
-    names, defined = our_tests()
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
-        assert f"{name}.py" in names if suffix else name in defined, name
+    paths = [*(TOP / "tests").rglob("test_*.py")]
+    names = {path.name for path in paths}
+    defined = {*re.findall(r"def (\w+)\(", "".join(path.read_text() for path in paths))}
+
+    def missing(page: Path) -> Iterator[str]:
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
+            if not (f"{name}.py" in names if suffix else name in defined):
+                yield name
+
+    assert wrong(missing) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_one_sentence_a_line(page: Path) -> None:
+def test_one_sentence_a_line() -> None:
     """So a change shows the sentence that changed, and no sentence has to be read twice."""
-    lines = list(prose(page))
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        assert len(line) <= MOST_CHARACTERS, line
-        assert not re.search(r"[a-z0-9)`\"*][.!?] +[A-Z`*\[]", without_dots(line)), line
-        if line and following and not re.match(r" *([-*]|\d+\.) ", following):
-            assert re.search(r"[.:?!][*_)\"]*$", line), f"{line!r} goes on in the line below"
+
+    def broken(page: Path) -> Iterator[str]:
+        lines = list(prose(page))
+        for line, following in zip(lines, [*lines[1:], ""], strict=True):
+            if len(line) > MOST_CHARACTERS or re.search(r"[a-z0-9)`\"*][.!?] +[A-Z`*\[]", without_dots(line)):
+                yield line
+            goes_on = line and following and not re.match(r" *([-*]|\d+\.) ", following)
+            if goes_on and not re.search(r"[.:?!][*_)\"]*$", line):
+                yield f"{line!r} goes on in the line below"
+
+    assert wrong(broken) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_the_words_of_the_field(page: Path) -> None:
+def test_the_words_of_the_field() -> None:
     """Texts have the glossary's words and no metaphors; code in them is what it is."""
-    text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
-    assert [match[0] for match in BANNED.finditer(text)] == []
+
+    def other(page: Path) -> Iterator[str]:
+        text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
+        yield from (match[0] for match in BANNED.finditer(text))
+
+    assert wrong(other) == []
 
 
 def test_the_picture_is_as_it_is_drawn() -> None:
@@ -196,11 +204,13 @@ def without_dots(line: str) -> str:
     return re.sub(r"\b(al|vs|e\.g|i\.e|No|\d+)\. ", " ", line)
 
 
-def anchors(page: Path) -> Iterator[str]:
-    for heading in re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE):
-        yield re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+@cache
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@cache
 def resolves(name: str) -> bool:
     """A module, or an attribute of one; fields of dataclasses without a default count."""
     try:

@@ -18,6 +18,7 @@ from slurm_ones.slurm.model import Task
 from tests.act.block_world import BlockWorld
 from tests.act.test_blocks import FOUR, ONE, TWO, opener
 from tests.act.world import Crash
+from tests.marks import examples, nightly
 
 
 def _nothing(world: BlockWorld) -> None:
@@ -86,7 +87,8 @@ def interrupted(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "road"),
-    [(Crash, road) for road in ROADS] + [(Unreachable, road) for road in ROADS if road.name in ("grow", "replace")],
+    [(nightly if road.name == "never-starts" else pytest.param)(Crash, road) for road in ROADS]
+    + [pytest.param(Unreachable, ROADS[0]), nightly(Unreachable, ROADS[2])],
     ids=lambda given: given.__name__ if isinstance(given, type) else str(given),
 )
 def test_an_interruption_between_any_two_steps(empty: Path, road: Road, kind: type[BaseException]) -> None:
@@ -125,7 +127,7 @@ CHANGES = st.sampled_from([({2: TWO}, ()), ({}, (1,)), ({2: ONE}, (1,)), ({2: FO
 
 
 @pytest.mark.slow
-@settings(phases=[Phase.generate])
+@settings(examples(8), phases=[Phase.generate])
 @given(change=CHANGES, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 def test_whatever_happens(
     empty: Path,

@@ -27,7 +27,7 @@ from slurm_ones.simulate.study.figures import Bound
 from slurm_ones.simulate.training.application import Hot, Requeue, on_kind
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.profiles import Workload
-from tests.marks import nightly
+from tests.marks import examples, nightly
 
 PARTS = 32
 
@@ -93,10 +93,10 @@ def optimum(curves: list[Curve], submitted: list[int], there: tuple[int, ...], f
     ("works", "exponent", "submitted", "there", "faster"),
     [
         nightly((4.0, 7.0), 0.5, (0, 0), (2,), (1.0,)),
-        ((3.0, 6.0, 9.0), 1.0, (0, 0, 0), (2,), (1.0,)),
+        nightly((3.0, 6.0, 9.0), 1.0, (0, 0, 0), (2,), (1.0,)),
         nightly((8.0, 3.0), 0.7, (0, 2), (3,), (1.0,)),
         ((5.0, 5.0, 2.0), 0.8, (0, 1, 3), (2,), (1.0,)),
-        ((4.0, 7.0), 0.5, (0, 0), (1, 1), (1.0, 2.0)),
+        nightly((4.0, 7.0), 0.5, (0, 0), (1, 1), (1.0, 2.0)),
         ((4.0, 5.0), 0.9, (0, 1), (2, 1), (1.0, 1.5)),
         nightly((3.0, 6.0, 4.0), 0.7, (0, 0, 1), (1, 1), (1.0, 1.0)),
         nightly((8.0, 3.0), 1.0, (0, 0), (2, 2), (1.0, 1.2)),
@@ -177,6 +177,7 @@ def works(draw: st.DrawFn) -> KindWork:
 
 
 @pytest.mark.slow
+@examples(8)
 @given(works(), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
 def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, seed: int) -> None:
     weights = np.append(np.full(len(work.there) - 1, weight), 1.0)
@@ -221,7 +222,7 @@ def short(kind: str, jobs: int) -> Workload:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["philly", "ones-sc21", nightly("strategies")])
+@pytest.mark.parametrize("kind", [nightly("philly"), "ones-sc21", nightly("strategies")])
 def test_no_policy_beats_it(kind: str) -> None:
     workload = short(kind, 6)
     found = bound_of(workload, [(2, 4, "")], evaluations=8)

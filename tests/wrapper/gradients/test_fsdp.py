@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -20,7 +20,7 @@ from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
-from tests.marks import NIGHTLY
+from tests.marks import examples
 from tests.wrapper.forked import Team
 from tests.wrapper.steps import (
     Model,
@@ -42,7 +42,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_for
 
 
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
-@settings(max_examples=200 if NIGHTLY else 8)
+@examples(8)
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
 ) -> None:

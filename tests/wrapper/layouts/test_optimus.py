@@ -26,7 +26,7 @@ SHAPE = {1: (6, 64, 48, 4), 2: (6, 64, 48, 4), 3: (6, 128, 72, 9)}
 
 
 MeshesOf = Callable[[int], Team]
-by_day_two_sides = pytest.mark.parametrize("q", [1, 2, nightly(3)])
+by_day_one_side = pytest.mark.parametrize("q", [nightly(1), 2, nightly(3)])
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def meshes_of() -> Iterator[MeshesOf]:
 
 
 @pytest.mark.slow
-@by_day_two_sides
+@by_day_one_side
 def test_products_and_their_gradients_are_exact(meshes_of: MeshesOf, q: int) -> None:
     assert max(meshes_of(q).run(ranks.products, q)) < 1e-12
 
@@ -54,7 +54,7 @@ def test_a_model_trains_as_the_dense_one(meshes_of: MeshesOf, q: int, samples: i
 
 
 @pytest.mark.slow
-@by_day_two_sides
+@by_day_one_side
 def test_an_output_layer_may_be_the_embedding(meshes_of: MeshesOf, q: int) -> None:
     assert max(meshes_of(q).run(ranks.tied, q)) < 1e-12
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_loads_at_any_mesh(meshes_of: MeshesOf, tmp_path: Path) -> 
     assert all(torch.equal(one, other) for one, other in zip(before, oblong, strict=True))
 
 
-@by_day_two_sides
+@by_day_one_side
 def test_a_rank_keeps_its_part_of_the_activations(meshes_of: MeshesOf, q: int) -> None:
     """As the formula says, which is 1/q² of the dense block's within 2 %."""
     samples, length, hidden, heads = SHAPE[q]
