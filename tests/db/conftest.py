@@ -28,9 +28,7 @@ TOGETHER = frozenset(
         "test_one_open_resize_a_job",
         "test_stopped_in_the_middle",
         "test_the_companion_goes_on_writing",
-        "test_thousands_of_jobs_in_one_call",
         "test_what_a_job_reports_breaks_no_view",
-        "test_what_is_remembered_is_what_is_there",
     }
 )
 

@@ -153,10 +153,14 @@ def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
         assert count(postgresql_url) == (SAMPLES, SAMPLES)
 
 
-def batch(number: int, samples: int = 20_000) -> RunReports:
+MANY = 5_000
+"""Samples of a batch that takes a good part of a small disk."""
+
+
+def batch(number: int) -> RunReports:
     """The reports that follow those of `number - 1`."""
-    first = 2 + number * samples
-    told = [throughput(n) for n in range(first, first + samples)]
+    first = 2 + number * MANY
+    told = [throughput(n) for n in range(first, first + MANY)]
     return RunReports(1, 0, first, told[-1].number, lines=told)
 
 
@@ -179,15 +183,15 @@ def test_a_servers_full_disk(server: Server, empty_postgresql: str) -> None:
     name = server.fresh(empty_postgresql, "TABLESPACE small")
     url = server.url(name)
     try:
-        change(url, "CREATE TABLE ballast AS SELECT repeat('x', 1000) FROM generate_series(1, 12000)")
+        change(url, "CREATE TABLE ballast AS SELECT repeat('x', 1000) FROM generate_series(1, 22000)")
         with Store.open(url, "gres") as store:
             store.record_jobs([job(1)])
             last = fill(store)
-            assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
+            assert last > 0 and count(url) == (MANY * last, MANY * last)
             change(url, "DROP TABLE ballast")
             server.psql("CHECKPOINT")
             store.add_reports([batch(last)])
-            assert count(url) == (20_000 * (last + 1), 20_000 * (last + 1))
+            assert count(url) == (MANY * (last + 1), MANY * (last + 1))
     finally:
         server.drop(name)
         server.psql("DROP TABLESPACE small")
@@ -197,19 +201,19 @@ FULL = """
 import os, sys
 from ones_db import Store, migrate
 from tests.db.make import job
-from tests.db.test_faults import batch, count, fill
+from tests.db.test_faults import MANY, batch, count, fill
 
 url, ballast = f"sqlite:///{sys.argv[1]}/ones.sqlite", sys.argv[1] + "/ballast"
 migrate.upgrade(url)
 with open(ballast, "wb") as file:
-    file.write(bytes(6 << 20))
+    file.write(bytes(9 << 20))
 with Store.open(url, "gres") as store:
     store.record_jobs([job(1)])
     last = fill(store)
-    assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
+    assert last > 0 and count(url) == (MANY * last, MANY * last)
     os.unlink(ballast)
     store.add_reports([batch(last)])
-    assert count(url) == (20_000 * (last + 1), 20_000 * (last + 1))
+    assert count(url) == (MANY * (last + 1), MANY * (last + 1))
 print("as it should be")
 """
 
