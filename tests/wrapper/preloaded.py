@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import select
 import signal
 import socket
@@ -54,8 +55,8 @@ def forkable(env: Mapping[str, str]) -> bool:
 
 
 class Started:
-    """An `ones-run`, or its node launcher alone if `main` is `node`, with what the tests use of `subprocess.Popen`; its
-    output is text, or is added to a log."""
+    """An `ones-run`, its node launcher alone if `main` is `node`, or a script without either if it is `plain`, with
+    what the tests use of `subprocess.Popen`; its output is text, or is added to a log."""
 
     def __init__(
         self, arguments: Sequence[str], env: Mapping[str, str], log: Path | None = None, main: str = "run"
@@ -180,7 +181,15 @@ def _node_alone(arguments: list[str]) -> int:
     return node.main(arguments)
 
 
-_MAINS = {"run": launch.main, "node": _node_alone}
+def _plain(arguments: list[str]) -> int:
+    """A script as by `python`."""
+    sys.argv = arguments
+    sys.path[0] = str(Path(arguments[0]).parent)
+    runpy.run_path(arguments[0], run_name="__main__")
+    return 0
+
+
+_MAINS = {"run": launch.main, "node": _node_alone, "plain": _plain}
 
 
 def _folders(env: Mapping[str, str]) -> list[str]:

@@ -30,6 +30,7 @@ class Counting(DdpExchange):
 
 SCRIPT = """
 import sys
+sys.path.insert(0, sys.argv[2])
 import torch
 import ones_wrapper as ones
 
@@ -109,9 +110,7 @@ def test_an_exchange(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Two ranks train with the gradient exchange of another's."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    run = Run(
-        tmp_path / "job", name, ranks=2, script=script, PYTHONPATH=f"{package}:{':'.join(filter(None, sys.path))}"
-    )
+    run = Run(tmp_path / "job", name, str(package), ranks=2, script=script)
     assert run.end() == 0, run.errors
     assert run.of(Hello)[0].world == 2
     assert run.of(Bye)[-1].reason == "finished"

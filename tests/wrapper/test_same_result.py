@@ -165,7 +165,7 @@ def uninterrupted(optimizer: str, stream: bool) -> tuple[dict[tuple[int, int], f
 
 
 @given(history=histories, what=jobs)
-@settings(examples(5), phases=set(Phase) - {Phase.shrink})
+@settings(examples(3), phases=set(Phase) - {Phase.shrink})
 def test_any_history_ends_where_an_uninterrupted_run_does(history: list[Stretch], what: Job) -> None:
     """Protects the second promise: at a fixed global batch, neither the losses of any step nor the parameters nor the
     state of optimizer and scheduler tell how often the ranks changed, what was lost and what was taken again.

@@ -18,6 +18,7 @@ from ones_wrapper.files import claim
 from ones_wrapper.files.claim import CLAIM, ClaimedError, Holder, take_claim
 from ones_wrapper.protocol import CHECKPOINTS, Hello, Throughput
 from tests.waiting import until
+from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import TRAIN, Run
 
 ME = Holder(7, 1, "", claim.socket.gethostname(), os.getpid())
@@ -124,8 +125,9 @@ def test_second_training_in_a_directory(tmp_path: Path) -> None:
     kept = {p: p.read_bytes() for p in job.glob("**/*") if p.is_file() and p.name.startswith((".exit", "step", "spec"))}
     second = Run(job)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | {"ONES_JOB_DIR": str(job)}
-    plain = subprocess.run([sys.executable, TRAIN], env=env, capture_output=True, text=True, timeout=180)
-    for code, errors in ((second.end(), second.errors), (plain.returncode, plain.stderr)):
+    plain = Started([str(TRAIN)], env, main="plain")
+    _, said = plain.communicate(timeout=180)
+    for code, errors in ((second.end(), second.errors), (plain.returncode, said)):
         assert code == 2, errors
         assert errors.count("\n") == 1 and "a training runs in" in errors, errors
     assert {path: path.read_bytes() for path in kept} == kept
