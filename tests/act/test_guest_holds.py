@@ -19,6 +19,7 @@ from slurm_ones.slurm.model import Partition, Queue, Task
 from tests.act.block_world import BlockWorld
 from tests.act.test_blocks import ONE, TWO, opener
 from tests.act.world import Crash
+from tests.marks import nightly
 from tests.slurm.make import PENDING
 
 GUEST, SCAVENGE = Queue(qos="guest"), Queue("scavenge")
@@ -201,7 +202,7 @@ def test_a_guest_that_an_operator_holds_stays_held(make: Make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Crash, Unreachable])
+@pytest.mark.parametrize("kind", [Crash, nightly(Unreachable)])
 def test_an_interruption_between_any_two_steps(empty: Path, kind: type[BaseException]) -> None:
     """Killed, or cut off from Slurm, as guests are held and as their holds are lifted: the next tick ends both."""
 

@@ -50,7 +50,7 @@ KEPT_WITH_BLOCKS = {
     20280299: "the same",
 }
 """The same with jobs of blocks; `tests.faults.test_replay` has another."""
-BY_NIGHT = frozenset({1277, 3563, 20260063, 20280299})
+BY_NIGHT = frozenset({1277, 3563, 20260063, 20270204, 20280299})
 """Of all these the longest, and those that repeat another."""
 
 FRESH = 5 if NIGHTLY else 1

@@ -29,8 +29,7 @@ from typing import IO, Any
 
 from ones_wrapper import launch
 from ones_wrapper.files.places import make_job_directory
-from ones_wrapper.launch import node, supervise
-from ones_wrapper.launch.rank import preload
+from ones_wrapper.launch import node, rank, supervise
 from ones_wrapper.network.job_network import STORE
 from tests import loaded
 
@@ -55,8 +54,8 @@ def forkable(env: Mapping[str, str]) -> bool:
 
 
 class Started:
-    """An `ones-run`, its node launcher alone if `main` is `node`, or a script without either if it is `plain`, with
-    what the tests use of `subprocess.Popen`; its output is text, or is added to a log."""
+    """An `ones-run`, its node launcher alone if `main` is `node`, or without either a script as a `rank` or by itself
+    (`plain`), with what the tests use of `subprocess.Popen`; its output is text, or is added to a log."""
 
     def __init__(
         self, arguments: Sequence[str], env: Mapping[str, str], log: Path | None = None, main: str = "run"
@@ -132,7 +131,7 @@ class Started:
 
 def load() -> None:
     # Most examples read their data with the second: a second of the processor for each rank.
-    preload({"ONES_PRELOAD": "sklearn.datasets"})
+    rank.preload({"ONES_PRELOAD": "sklearn.datasets"})
 
 
 def serve(asked: socket.socket) -> None:
@@ -189,7 +188,11 @@ def _plain(arguments: list[str]) -> int:
     return 0
 
 
-_MAINS = {"run": launch.main, "node": _node_alone, "plain": _plain}
+def _rank(arguments: list[str]) -> int:
+    return rank.leave(rank.run_script(arguments[0], []))
+
+
+_MAINS = {"run": launch.main, "node": _node_alone, "plain": _plain, "rank": _rank}
 
 
 def _folders(env: Mapping[str, str]) -> list[str]:

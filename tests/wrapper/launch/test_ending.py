@@ -16,6 +16,7 @@ import pytest
 from ones_wrapper.process.exit_codes import USAGE_ERROR
 from ones_wrapper.protocol import Bye, Checkpoint, First, Order
 from tests.marks import nightly
+from tests.wrapper.preloaded import Started
 from tests.wrapper.runs import Run, children, write_order
 
 SCRIPT = Path(__file__).parents[1] / "writes.py"
@@ -145,33 +146,19 @@ ENDS = (
     ("sys.excepthook = lambda *_: print('mine', file=sys.stderr)\n1 / 0", 1, "mine"),
 )
 """Of scripts, with their exit codes and a part of what they print."""
-IN_FORKS = """
-import os, sys
-from ones_wrapper.launch import rank
-rank.preload({})  # as the node launcher, or each would import torch
-for script in sys.argv[1:]:
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(os.open(f"{script}.err", os.O_WRONLY | os.O_CREAT), 2)
-        rank.leave(rank.run_script(script, []))
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
 
 
 @pytest.mark.slow
 def test_exit_codes_are_those_of_python(tmp_path: Path) -> None:
     """Protects what Slurm, dependencies and the user's own excepthook see of a script's end."""
-    scripts = [tmp_path / f"{number}.py" for number in range(len(ENDS))]
-    for script, (how, _, _) in zip(scripts, ENDS, strict=True):
+    for number, (how, code, says) in enumerate(ENDS):
+        script = tmp_path / f"{number}.py"
         script.write_text(f"import os, sys\n{how}\n")
-    here = subprocess.run([sys.executable, "-c", IN_FORKS, *scripts], capture_output=True, text=True, timeout=180)
-    codes = [int(line) for line in here.stdout.splitlines()]
-    assert len(codes) == len(ENDS), here.stderr
-    for script, ours, (how, code, says) in zip(scripts, codes, ENDS, strict=True):
+        ours = Started([str(script)], os.environ, main="rank")
         plain = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180)
-        printed = script.with_name(f"{script.name}.err").read_text()
+        _, printed = ours.communicate(180)
         assert printed == plain.stderr and says in printed, how
-        assert [128 - one if one < 0 else one for one in (ours, plain.returncode)] == [code, code], how
+        assert [128 - one if one < 0 else one for one in (ours.returncode or 0, plain.returncode)] == [code, code], how
 
 
 def test_what_the_main_module_alone_holds_is_finalised(tmp_path: Path) -> None:
