@@ -30,6 +30,7 @@ from ones_wrapper.data.dataloader import settings_of
 from ones_wrapper.run.fixed import FixedRanks, Unknown
 from ones_wrapper.run.given import named_by_type
 from ones_wrapper.run.run import Run
+from tests.marks import nightly
 
 SAMPLES, BATCH, EPOCHS, SEED = 22, 4, 3, 5
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -93,7 +94,7 @@ def trains(short: bool, once_an_epoch: bool, history: list[tuple[int, int]]) -> 
     return None
 
 
-@pytest.mark.parametrize("once_an_epoch", [False, True])
+@pytest.mark.parametrize("once_an_epoch", [nightly(False), True])
 def test_it_trains_as_the_long_form_does(once_an_epoch: bool) -> None:
     """Protects the short form through resizes: the same samples once each, and the same weights, schedule, average and
     counters as the long form undisturbed, on ranks that accumulate and ranks that do not."""

@@ -15,6 +15,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.data.feed import permutation
 from ones_wrapper.protocol import Epoch, Throughput, decode_report
+from tests.marks import nightly
 
 SAMPLES, BATCH, EPOCHS, MOST = 24, 7, 2, 5
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -87,7 +88,7 @@ def trains(parallel: str, sizes: list[int]) -> int | None:
     return None
 
 
-@pytest.mark.parametrize(("parallel", "sizes"), [("ddp", [1]), ("ddp", [2, 3, 1]), ("fsdp", [2, 3])])
+@pytest.mark.parametrize(("parallel", "sizes"), [nightly("ddp", [1]), ("ddp", [2, 3, 1]), ("fsdp", [2, 3])])
 def test_the_mean_is_over_the_tokens_of_a_step(
     parallel: str, sizes: list[int], capfd: pytest.CaptureFixture[str]
 ) -> None:

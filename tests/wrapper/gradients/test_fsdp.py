@@ -42,7 +42,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_for
 
 
 @given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
-@examples(8)
+@examples(4)
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
 ) -> None:

@@ -22,7 +22,7 @@ from ones_wrapper.data.feed import split
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.gradients.schedule import ProgressScheduler, Schedules, base_steps, counted
 from ones_wrapper.protocol import Order, decode_report, encode
-from tests.marks import nightly
+from tests.marks import NIGHTLY, examples, nightly
 
 BASE, EPOCHS = 4, 3
 Make = Callable[[torch.optim.Optimizer, int], Any]
@@ -129,6 +129,7 @@ def undisturbed(make: Make, samples: int) -> tuple[list[float], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@examples(8)
 @given(
     samples=st.integers(3, 30),
     history=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 4), st.booleans()), min_size=1, max_size=12),
@@ -239,7 +240,7 @@ def test_only_schedulers_are_wrapped() -> None:
 
 SAMPLES = 50
 CHANGES = [(1, 8), (2, 16), (1, 4), (3, 24), (2, 2), (1, 40), (2, 16), (1, 6), (2, 32), (1, 12), (2, 8)]
-"""Ranks and batch of each start: ten resizes."""
+"""Ranks and batch of each start: ten resizes by night, three by day."""
 
 
 def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
@@ -281,10 +282,10 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [1, nightly(12)])
-def test_ten_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
-    """Protects the promise of schedules: after ten resizes and batch changes the script's own rate at the end of a
+def test_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
+    """Protects the promise of schedules: after resizes and batch changes the script's own rate at the end of a
     cosine is that of a run that nobody disturbed, with accumulation steps too; the factor by the batch is reported."""
-    ends = testing.run(partial(train, CHANGES if passes == 1 else CHANGES[:4], passes), ranks=1)
+    ends = testing.run(partial(train, CHANGES if passes == 1 and NIGHTLY else CHANGES[:4], passes), ranks=1)
     quiet = testing.run(partial(train, [(1, 8)]), ranks=1)
     assert quiet[0].value[0] == pytest.approx([1e-4, 1e-4])
     for one in ends:

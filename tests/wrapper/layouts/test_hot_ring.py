@@ -19,7 +19,7 @@ from tests.wrapper.strategies.ring_script import EPOCHS, SAMPLES
 from tests.wrapper.strategies.rows import HERE
 from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture

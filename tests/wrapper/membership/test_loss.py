@@ -66,7 +66,7 @@ def assert_undisturbed(job: Job, *left: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dead", [(0,), (0, 2), nightly((1,)), nightly((1, 3)), nightly((3,))], ids=str)
+@pytest.mark.parametrize("dead", [nightly((0,)), (0, 2), nightly((1,)), nightly((1, 3)), nightly((3,))], ids=str)
 def test_all_that_are_left_go_on_together(job: Job, dead: tuple[int, ...]) -> None:
     """Protects the GPUs of those that are left: members, the leader, or both die at once, and nobody waits to join."""
     whole = grown(job, 0, 1, 2, 3)
@@ -91,7 +91,7 @@ def here(task: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leader", [False, nightly(True)])
-@pytest.mark.parametrize("where", ["in its step", "between steps"])
+@pytest.mark.parametrize("where", ["in its step", nightly("between steps")])
 def test_survivors_that_stopped_in_different_places(
     job: Job, monkeypatch: pytest.MonkeyPatch, where: str, leader: bool
 ) -> None:

@@ -15,6 +15,7 @@ from ones_wrapper.group import Group, TorchGroup
 from ones_wrapper.membership import node_check
 from ones_wrapper.membership.node_check import NodeCheck, NodeFigures, why_unfit
 from ones_wrapper.protocol import First, Note
+from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import ARRAY, Job
 
@@ -73,7 +74,7 @@ def told(folder: Path, *nodes: NodeFigures) -> None:
     ("fault", "why"),
     [
         ("", ""),
-        ("slow", "node n1: a matrix product takes 0."),
+        nightly("slow", "node n1: a matrix product takes 0."),
         ("slow sum", "node n1: a sum over its ranks takes 0."),
         ("raises", "a matrix product failed (RuntimeError: no kernel image"),
     ],
