@@ -55,6 +55,7 @@ from slurm_ones.jobs.reports import (
 )
 from slurm_ones.slurm.model import SlurmJob
 from tests.jobs import make
+from tests.marks import NIGHTLY, nightly
 
 ROOT = os.geteuid() == 0
 OWNER = 12345 if ROOT else os.geteuid()
@@ -63,6 +64,8 @@ VICTIM = 54321
 SECRET = b'{"n":1,"t":900,"kind":"epoch","epoch":1,"step":1,"samples":31337}\n'
 """What the victim has would pass for a report: believing it would show."""
 NOW = 1000.0
+SWAPS_S = 3.0 if NIGHTLY else 0.5
+"""How long files are swapped while they are read."""
 REPORTS = reports_name(0)
 root_only = pytest.mark.skipif(not ROOT, reason="giving files to somebody else takes root")
 
@@ -208,7 +211,7 @@ ODD: dict[str, tuple[Lay, str]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [SPEC, REPORTS])
+@pytest.mark.parametrize("name", [nightly(SPEC), REPORTS])
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_file(site: Site, kind: str, name: str) -> None:
     """Not followed, not waited for, not read, and named."""
@@ -386,7 +389,7 @@ def test_a_file_that_is_replaced_while_it_is_read(site: Site) -> None:
     thread.start()
     seen = set()
     try:
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + SWAPS_S
         while time.monotonic() < until:
             piece, _ = read_reports(WholeJob.of(site.queue.jobs[7]), 0, 0, 0, now=NOW)
             seen |= {report.report.samples for report in piece.lines if isinstance(report.report, Epoch)}
@@ -422,7 +425,7 @@ def test_a_directory_that_is_swapped_while_it_is_read(site: Site) -> None:
     thread.start()
     seen = []
     try:
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + SWAPS_S
         while time.monotonic() < until or (not seen and time.monotonic() < until + 60):
             piece, _ = read_reports(WholeJob.of(job(7, work)), 0, 0, 0, now=NOW)
             seen += [report.report.samples for report in piece.lines if isinstance(report.report, Epoch)]

@@ -35,9 +35,18 @@ DEAR = frozenset(
         "test_start_now_skips_the_delay",
         "test_a_throttle_keeps_the_others_waiting_until_it_is_raised",
         "test_a_deferral_outlives_a_hold_and_a_reshape",
+        "test_a_stranger_changes_nothing_of_a_waiting_job",
+        "test_whole_nodes",
+        "test_a_running_job_is_refused",
+        "test_a_requeued_job_is_held_for_its_owner",
+        "test_few_switches_are_a_wish",
     )
 )
-"""Clauses that take more than 4 s on 22.05: by day on 26.05 and the simulated Slurm, by night on all."""
+"""Clauses that take more than 3 s on 22.05: by day on 26.05 and the simulated Slurm, by night on all."""
+OF_OLD = frozenset(
+    ("test_several_times_while_held", "test_fewer_gpus_come_with_fewer_cpus", "test_more_gpus_come_with_more_cpus")
+)
+"""Such clauses of which 22.05 is the hard case: by day on that and the simulated Slurm."""
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:
@@ -86,7 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     one real Slurm by day."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        users = (params.get("door"), params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
-        dear = params.get("door") == "old-command" and getattr(item, "originalname", "") in DEAR
-        if users or dear:
+        door = params.get("door", "")
+        users = (door, params.get("user")) in (("gres-pyslurm", OWNER), ("old-command", OPERATOR))
+        dear = getattr(item, "originalname", "") in {"old-command": DEAR, "gres-pyslurm": OF_OLD}.get(door, ())
+        again = door == "simulated" and item.parent.name == "TestClients"  # as in TestBySite
+        if users or dear or again:
             item.add_marker(pytest.mark.nightly)
