@@ -84,8 +84,15 @@ def test_the_noise_scale_is_the_true_one(teams: dict[int, Team], kind: str, worl
         assert found == pytest.approx(true, rel=0.25)
 
 
-def test_squares_are_added_up_together() -> None:
-    """Protects: the estimates are those of each step on its own, whatever the dtypes of buckets and however many."""
+@pytest.mark.parametrize("autocast", [False, True])
+def test_squares_are_added_up_together(autocast: bool) -> None:
+    """Protects: the estimates are those of each step on its own, whatever the dtypes of buckets and however many. A
+    script may hold its whole loop under autocast."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        _add_up()
+
+
+def _add_up() -> None:
     noise = NoiseScale(cast(Group, SimpleNamespace(rank=0, world=2, total=list)))
     torch.manual_seed(1)
     trace = square = 0.0

@@ -71,6 +71,31 @@ def products(group: Group, q: int) -> float:
     return worst
 
 
+def in_bfloat16(group: Group, q: int) -> dict[str, float]:
+    """The relative errors of the loss of 1000 tokens, of its gradient and of a norm, given in bfloat16."""
+    mesh, numbers = mesh_of(group, q), torch.Generator().manual_seed(4)
+    whole = (3 * torch.randn(1000, 32 * q, generator=numbers) + 20).bfloat16()
+    targets = torch.randint(0, 32 * q, (1000,), generator=numbers)
+    dense = whole.float().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(dense, targets)
+    expected.backward()
+    block = mesh.rows(whole).chunk(q, 1)[mesh.column].clone().requires_grad_()
+    found = modules.cross_entropy(block, mesh.rows(targets), mesh)
+    found.backward()
+    normal = modules.LayerNorm(mesh, 32 * q)(block.detach())
+    assert dense.grad is not None and block.grad is not None
+
+    def error(mine: torch.Tensor, whole: torch.Tensor) -> float:
+        its = mesh.rows(whole.detach()).chunk(q, 1)[mesh.column]
+        return float((mine.detach() - its).norm() / its.norm())
+
+    return {
+        "loss": float(abs(found - expected).detach() / expected.detach()),
+        "gradient": error(block.grad, dense.grad),
+        "norm": error(normal, torch.nn.functional.layer_norm(whole.float(), (32 * q,))),
+    }
+
+
 def training(group: Group, q: int, samples: int) -> dict[str, float]:
     """The largest errors of two steps of a whole model against the dense one, by what they are of."""
     mesh = mesh_of(group, q)

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from ones_wrapper.strategies.ring.circle import Circle
 from ones_wrapper.strategies.ring.ring_attention import Arrangement
@@ -38,6 +39,23 @@ def test_in_single_precision_the_error_is_that_of_the_type(team: Team) -> None:
     for name in ranks.FUNCTIONS:
         found = team.run(ranks.errors, 4, name, True, True, 0.0, torch.float32)
         assert max(map(max, found)) < 1e-4, name  # gradients reach 10; 1e-5 of that
+
+
+@pytest.mark.parametrize("name", ranks.FUNCTIONS)
+def test_autocast_gives_the_type_of_torchs_attention(name: str) -> None:
+    """Protects a model that turns queries and keys in single precision (rotary positions): the fused kernels take one
+    type, and single precision is slow."""
+    arrangement, above = Arrangement(Circle(), ranks.LENGTH, True), ranks.whole(0)[3]
+    kinds = torch.float32, torch.float32, torch.bfloat16
+    ours, its = ([x.to(kind).requires_grad_() for x, kind in zip(ranks.whole(0), kinds, strict=False)] for _ in "12")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ranks.FUNCTIONS[name](*ours, arrangement)
+        expected = scaled_dot_product_attention(*its, is_causal=True)
+    for output in (found, expected):
+        torch.autograd.backward(output, above.to(output.dtype))
+    for one, other in zip([found, *(x.grad for x in ours)], [expected, *(x.grad for x in its)], strict=True):
+        assert one is not None
+        torch.testing.assert_close(one, other, rtol=0.03, atol=0.1)
 
 
 @pytest.mark.parametrize("causal", [False, True])

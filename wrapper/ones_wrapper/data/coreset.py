@@ -79,7 +79,7 @@ def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torc
     gradient[torch.arange(len(labels)), labels] -= 1.0
     if hidden is None:
         return gradient
-    return torch.einsum("nc,nw->ncw", gradient, hidden.detach().float()).flatten(1)
+    return (gradient[:, :, None] * hidden.detach().float()[:, None]).flatten(1)
 
 
 def distances(one: Floats, other: Floats) -> Floats:

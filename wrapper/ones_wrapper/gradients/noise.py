@@ -144,9 +144,9 @@ class NoiseScale:
             some = [one for one in seen if (one[0].device, one[0].dtype) == kind]
             squares = torch.stack([square for square, _, _ in some])
             counts = torch.tensor([also for _, *also in some], dtype=squares.dtype)
-            sums = squares @ counts.to(squares.device, non_blocking=True)
-            for i in (0, 1):
-                self._window[i] = self._window[i] + sums[i]
+            # No matrix product: a script's autocast would round it to three digits.
+            sums = (squares[:, None] * counts.to(squares.device, non_blocking=True)).sum(0)
+            self._window = [before + more for before, more in zip(self._window, sums, strict=True)]
 
     def exchange(self) -> None:
         """Add up all ranks' measurements since the last call. Collective."""

@@ -57,9 +57,10 @@ class _Normal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, size: int, eps: float, mesh: Mesh) -> torch.Tensor:
         # Two passes: the mean of squares less the square of the mean would lose digits where the mean is large.
-        away = x - mesh.sum_in_row(x.sum(-1, keepdim=True)) / size
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        away = wide - mesh.sum_in_row(wide.sum(-1, keepdim=True)) / size
         scale = (mesh.sum_in_row(away.square().sum(-1, keepdim=True)) / size + eps).rsqrt()
-        normal = away * scale
+        normal = (away * scale).to(x.dtype)
         ctx.save_for_backward(normal, scale)
         ctx.size, ctx.mesh = size, mesh
         return normal
@@ -67,6 +68,7 @@ class _Normal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         normal, scale = ctx.saved_tensors
+        gradient = gradient.to(scale.dtype)
         sums = torch.stack([gradient.sum(-1, keepdim=True), (gradient * normal).sum(-1, keepdim=True)])
         mean, slope = ctx.mesh.sum_in_row(sums) / ctx.size
         return (gradient - mean - normal * slope) * scale, None, None, None
@@ -192,7 +194,8 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, mesh: Mesh) -> to
     rank has the whole vocabulary: the row's ranks exchange three numbers a token. Collective, except for the backward
     pass.
     """
-    loss: torch.Tensor = _CrossEntropy.apply(logits.flatten(0, -2), targets.flatten(), mesh)  # type: ignore[no-untyped-call]
+    wide = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))  # as torch's under autocast
+    loss: torch.Tensor = _CrossEntropy.apply(wide, targets.flatten(), mesh)  # type: ignore[no-untyped-call]
     return loss
 
 

@@ -100,12 +100,14 @@ def ring_attention(
     `q`, `k` and `v` are this rank's tokens, (batch, heads, tokens, width); so is the result, whose memory is in the
     order (batch, tokens, heads, width). `real`, (batch, length) in natural order and equal on all ranks, is False for
     padding in the whole sequences. A query without visible keys gets 0. `scale` is 1/√width by default. The gradients
-    are those of dense attention, not divided by the number of ranks. `function` replaces the computation by blocks in a
-    ring.
+    are those of dense attention, not divided by the number of ranks. Autocast changes the type as of torch's attention.
+    `function` replaces the computation by blocks in a ring.
 
     Raises ValueError for shapes that contradict the arrangement.
     """
     check(q, k, v, arrangement, real)
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
     meetings = Meetings(arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))
     found: torch.Tensor = (function or _Ring).apply(q, k, v, meetings)  # type: ignore[no-untyped-call]
     return found
