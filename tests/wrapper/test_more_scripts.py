@@ -239,6 +239,21 @@ def test_a_model_that_grows_is_refused_when_it_does() -> None:
         testing.run(partial(trains, lambda: Lazy(True)))
 
 
+def makes_its_loss() -> None:
+    loop, looks = Loop(model=Net(), epochs=1), list[int]()
+    loop.model.register_state_dict_pre_hook(lambda *_: looks.append(1))
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            nn.CrossEntropyLoss()
+            loop.step(batch)
+            assert not looks
+
+
+def test_a_module_made_in_each_step_costs_no_look_at_the_model() -> None:
+    """Protects the time of steps: the names in the state of a hundred layers take milliseconds."""
+    testing.run(makes_its_loss)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_layers_may_be_frozen_later(ranks: int) -> None:
     """Protects what the page says of layers that do not learn at all times, at any number of ranks."""

@@ -54,7 +54,7 @@ def test_a_model_trains_as_the_dense_one(meshes_of: MeshesOf, q: int, samples: i
 
 
 @pytest.mark.slow
-@by_day_two_sides
+@by_day_one_side
 def test_sums_of_numbers_in_half_precision_are_whole(meshes_of: MeshesOf, q: int) -> None:
     """Protects training in bfloat16: a loss, a count of tokens or a mean would keep three digits."""
     for found in meshes_of(q).run(ranks.in_bfloat16, q):

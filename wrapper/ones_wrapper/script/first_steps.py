@@ -120,9 +120,9 @@ class FirstSteps:
         self._steps = 0
         self._said: set[str] = set()
         self._model = model
-        self._shapes = _shapes(model)
+        self._shapes, self._inner = _shapes(model), {*map(id, model.modules())}
         self._grown = False
-        """True if a module, parameter or buffer was added somewhere."""
+        """True if a module, parameter or buffer was added to one of the modules in `_inner`, by their ids."""
         for kind in ("module", "parameter", "buffer") if optimizers else ():
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
@@ -155,15 +155,16 @@ class FirstSteps:
         self.touched = True
 
     def _registers(self, module: torch.nn.Module, name: str, thing: Any) -> None:
-        places = (module._modules, module._parameters, module._buffers)
-        self._grown = self._grown or not any(name in one for one in places)
+        if id(module) in self._inner:  # rather than in a loss function that is made in each step
+            places = (module._modules, module._parameters, module._buffers)
+            self._grown = self._grown or not any(name in one for one in places)
 
     def end(self, stepped: bool, samples: int) -> None:
         """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass. Raises
         RuntimeError if the model's state has got other names or shapes."""
         self._steps += 1
         if self._grown:
-            self._grown = False
+            self._grown, self._inner = False, {*map(id, self._model.modules())}
             if other := {*self._shapes.items()} ^ {*_shapes(self._model).items()}:
                 raise RuntimeError(GROWN.format(name=min(other)[0]))
         if len(self._parts) > 1 and sum(self._parts) == samples:
