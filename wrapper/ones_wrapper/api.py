@@ -145,8 +145,7 @@ def init(
 
 
 def before_script() -> None:
-    """Prepare a rank before its script, for `ones-run`. Ends the process of a block that has nothing to do, or must
-    wait."""
+    """Prepare a rank before its script, for `ones-run`. Ends a block that has nothing to do, or must wait."""
     global _entered
     rendezvous.install(os.environ)
     _entered = enter_before_script()

@@ -43,7 +43,6 @@ class Job:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._models: dict[str, torch.nn.Module] = {}
-        """Prepared models, by name."""
         self._found: dict[str, float] = {}
         """Accuracy and loss that the script gave for the present epoch's report."""
 
@@ -66,8 +65,7 @@ class Job:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas over which a step's samples are split: one a rank, unless the strategy's replicas are
-        larger."""
+        """Number of replicas over which a step's samples are split: one a rank, unless a strategy's are larger."""
         return self._run.known(self._run.sizes.division.replicas)
 
     @property
@@ -199,7 +197,6 @@ class Job:
         return wrapped
 
     def _averaging(self) -> Exchange:
-        """Return the exchange of plain data parallel."""
         run = self._run
         if isinstance(run.group, TorchGroup):
             return DdpExchange(run.group, self._noise)
@@ -240,7 +237,6 @@ class Job:
 
     @property
     def _noise(self) -> NoiseScale | None:
-        """The noise scale that the next exchange is to measure."""
         return None if len(self._run.loop.exchanges) else self._run.loop.noise
 
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:

@@ -75,9 +75,7 @@ class Strategy(ABC):
 
     def batch_fixed(self) -> bool:
         """Return True if the global batch must not change now. Called at step boundaries, with one answer on all ranks.
-
-        Not collective.
-        """
+        Not collective."""
         return False
 
     def limits_now(self, limits: StrategyLimits) -> StrategyLimits:
@@ -87,9 +85,7 @@ class Strategy(ABC):
 
     def batch_in_force(self, batch: int) -> str:
         """Begin steps of this global batch, or go on with them; return a note for people, empty for none. Collective.
-
-        Raises RuntimeError if the script left out something that the strategy needs.
-        """
+        Raises RuntimeError if the script left out something that the strategy needs."""
         return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:

@@ -13,8 +13,7 @@ The prior is so weak that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
-"""Bounds of the interval in seconds: stalls too short to measure, or a rate known only from the prior, would lead to
-extremes."""
+"""Bounds of the interval in seconds: stalls too short to measure, or a rate from only the prior, lead to extremes."""
 
 
 def failure_rate(failures: int, trained_s: float, nodes: int) -> float:

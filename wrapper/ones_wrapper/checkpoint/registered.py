@@ -26,8 +26,7 @@ def named(what: str, given: Any) -> dict[str, Any]:
 
 
 def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the result of `change` on an object, or on each object of a dict. A dict of plain values is returned
-    unchanged."""
+    """Return `change` of an object, or of each object of a dict. A dict of plain values is returned unchanged."""
     if isinstance(given, dict):
         return {name: change(thing) for name, thing in given.items()} if _of_things(given) else given
     return change(given)
@@ -83,8 +82,7 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
 
 
 def normalizes_batches(model: torch.nn.Module) -> bool:
-    """Tell whether the model computes statistics over its local batch (BatchNorm), which may fail for a single
-    sample."""
+    """Tell whether the model computes statistics over its local batch (BatchNorm), which may fail for one sample."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
     return any(isinstance(one, kinds) and not isinstance(one, torch.nn.SyncBatchNorm) for one in model.modules())
 
@@ -106,7 +104,6 @@ def _called(kind: str, name: str) -> str:
 
 
 def _of_things(given: Mapping[Any, Any]) -> bool:
-    """Tell whether a dict holds objects with a state, rather than plain values."""
     return any(hasattr(value, "state_dict") for value in given.values())
 
 

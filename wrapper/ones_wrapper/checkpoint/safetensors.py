@@ -74,7 +74,6 @@ class TensorPart:
     offsets: tuple[int, ...]
     """Index of the block's first element in the whole tensor."""
     shape: tuple[int, ...]
-    """Shape of the block."""
     dtype: torch.dtype
 
     @property
@@ -90,10 +89,8 @@ def refusal(path: str, dtype: torch.dtype) -> str:
 
 
 def encode(parts: Sequence[TensorPart]) -> bytes:
-    """Return the header of a file with these parts in order, its length included.
-
-    Raises ValueError if the header would be too long, and for two parts of one tensor.
-    """
+    """Return the header of a file with these parts in order, its length included. Raises ValueError if the header would
+    be too long, and for two parts of one tensor."""
     blocks = {part.path: {_BEGINS: part.offsets} for part in parts}
     if len(blocks) < len(parts):
         raise ValueError("a rank holds two blocks of one tensor, where a file has a place for one")
@@ -179,10 +176,7 @@ def _counts(key: str, values: Any) -> tuple[int, ...]:
 
 
 def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
-    """Return the shape of the tensor that these parts, from all files, make up.
-
-    Raises ValueError if an element is missing or present twice.
-    """
+    """Return the shape of the tensor of these parts. Raises ValueError if an element is missing or present twice."""
     ordered = sorted(parts, key=lambda part: part.offsets)
     first = ordered[0]
     for part in ordered:
@@ -224,10 +218,8 @@ class PartReader(StorageReader):
         self._places: dict[MetadataIndex, tuple[str, int, TensorPart]] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the tensors' shapes and blocks, from the headers of the manifest's files.
-
-        Raises ValueError if headers are damaged, or do not cover every tensor that they name.
-        """
+        """Return the tensors' shapes and blocks, from the headers of the manifest's files. Raises ValueError if headers
+        are damaged, or do not cover every tensor that they name."""
         found: dict[str, list[TensorPart]] = {}
         for name in json.loads((self._path / MANIFEST).read_text())["files"]:
             if _TENSORS.fullmatch(name):

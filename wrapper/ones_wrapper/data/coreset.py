@@ -32,8 +32,7 @@ FeaturesOf = Callable[[Ints], Floats]
 """Function from the samples' numbers in the dataset to their features, one row a sample."""
 
 MOST = 2**26
-"""Most distances that GreeDi's second round holds (512 MiB). A class that needs more is represented by a random part.
-"""
+"""Most distances that GreeDi's second round holds (512 MiB). A class that needs more is given by a random part."""
 
 
 NORM_BITS = 25
@@ -167,8 +166,6 @@ class Chosen:
 
 @dataclass(frozen=True)
 class _Part:
-    """A shard of a class."""
-
     kind: int
     members: Ints
     count: int
@@ -176,8 +173,7 @@ class _Part:
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
-    """Choose `count` samples and weights. Collective; all ranks get the same. Raises `RankError` if features cannot be
-    computed.
+    """Choose `count` samples and weights. Collective; all ranks get the same. Raises `RankError` if features fail.
 
     `features_of` is called once for each sample. For a class of several shards, one rank calls it a second time for the
     class's samples.

@@ -48,8 +48,7 @@ class CoresetFeed(Feed):
     def __init__(
         self, dataset: Dataset[Any], coreset: Coreset, selection: Selection, *, whole: int = 1, **options: Any
     ) -> None:
-        """`options` are keywords of `Feed`. Raises TypeError and ValueError as `Feed` does, and ValueError if classes
-        are unknown."""
+        """`options` are keywords of `Feed`. Raises as `Feed` does, and ValueError if classes are unknown."""
         super().__init__(dataset, **options)
         size = coreset.size(self._held)
         self.samples = size - size % whole

@@ -32,7 +32,6 @@ class TakenOver(NamedTuple):
     dataset: Any
     batch: int
     settings: dict[str, Any]
-    """Options of `Job.loader`."""
 
 
 def taken_over(loader: DataLoader[Any]) -> TakenOver:
@@ -58,8 +57,7 @@ def own_batches(loader: Any) -> Any:
 
 
 def settings_of(loader: DataLoader[Any], batch: int) -> dict[str, Any]:
-    """Options of `Job.loader` for this DataLoader. Raises ValueError as `taken_over` does, and if the batch size is not
-    `batch`."""
+    """Options of `Job.loader` for a DataLoader. Raises as `taken_over`, and ValueError for another batch size."""
     found = taken_over(loader)
     if found.batch != batch:
         raise ValueError(BATCH.format(given=found.batch, batch=batch))

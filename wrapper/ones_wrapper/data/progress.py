@@ -15,14 +15,12 @@ class TrainingProgress:
     step: int = 0
     samples: int = 0
     padding: int = 0
-    """Samples missing in the last base batches of past epochs; `samples` plus `padding` is a multiple of the base
-    batch."""
+    """Samples missing in the last base batches of past epochs; with `samples` a multiple of the base batch."""
     batch: int = 0
     """Global batch last ordered, before it is cut to the GPUs' memory; 0 for the script's own batch."""
     dataset: int = 0
     """Length of an epoch; 0 before the data is known."""
     items: str = ""
-    """Fingerprint of the data."""
     useful: float = 0.0
     """Progress in samples of the base batch: each sample counts with its batch's statistical efficiency."""
     noise: float = 0.0

@@ -173,5 +173,4 @@ def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]
 
 
 def _slowest(samples: Sequence[int], times: Sequence[float]) -> float:
-    """Return the seconds until the last rank has finished."""
     return max(each * seconds for each, seconds in zip(samples, times, strict=True))

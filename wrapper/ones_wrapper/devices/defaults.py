@@ -1,5 +1,4 @@
-"""Default environment variables of ranks; the user's values win. Needs only the standard library, since ranks import it
-early."""
+"""Default environment variables of ranks; the user's values win. Standard library only: ranks import it early."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from pathlib import Path
 Env = Mapping[str, str]
 
 CARDS = Path("/dev/nvidia[0-9]*")
-"""Device files of GPUs."""
 
 
 def _host_of_block(env: Env) -> str | None:

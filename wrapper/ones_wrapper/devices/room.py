@@ -9,13 +9,11 @@ from contextlib import contextmanager
 import torch
 
 RESERVE = 1 << 30
-"""Bytes that one communicator may take: users reported 484 to 688 MiB (nccl#964, nccl#2366), of these 512 MiB at once
-(nccl#2363)."""
+"""Bytes of one communicator: users reported 484 to 688 MiB (nccl#964, nccl#2366), 512 MiB at once (nccl#2363)."""
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else the bytes of one communicator, or of two in a job of
-    blocks."""
+    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else one communicator's, or two's in a job of blocks."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):

@@ -62,8 +62,7 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Context on a separate stream: copies there do not wait for the script's kernels, which must already have written
-    the source."""
+    """Context on a separate stream: copies do not wait for the script's kernels, which must have written the source."""
     if device.type != "cuda":
         yield
         return

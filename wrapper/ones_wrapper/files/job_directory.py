@@ -14,15 +14,7 @@ from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.block import own_block
 from ones_wrapper.process.exit_codes import explaining_code
 from ones_wrapper.process.placement import number
-from ones_wrapper.protocol import (
-    CHECKPOINTS,
-    MANIFEST,
-    Bye,
-    Checkpoint,
-    Hello,
-    Membership,
-    reports_name,
-)
+from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, Bye, Checkpoint, Hello, Membership, reports_name
 
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 MEMORY = ".memory.json"

@@ -92,8 +92,7 @@ def try_lock(handle: int) -> bool | None:
 
 
 def _lock(handle: int, wait_s: float) -> bool:
-    """Take the lock within `wait_s` seconds; return whether this process has it. Raises OSError if there are no
-    locks."""
+    """Take the lock within `wait_s` seconds; return whether this process has it. Raises OSError without locks."""
     until = time.monotonic() + wait_s
     while (locked := try_lock(handle)) is False and time.monotonic() < until:
         time.sleep(0.1)

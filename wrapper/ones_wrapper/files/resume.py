@@ -80,8 +80,7 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Mark the directory as this job's; another job's spec, reports, orders and results move to `earlier-<its id>`.
-    Checkpoints stay.
+    """Make the directory this job's: another's spec, reports and orders move to `earlier-<id>`, checkpoints stay.
 
     Each job counts reports and orders from the start, and an old order or sweep result must not reach this job. Raises
     `LaunchError` if the other job still runs.
@@ -163,8 +162,7 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
 
 def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd: Path) -> Path:
-    """Return an earlier job's directory, searched next to this job's directory, in `cwd`, and in the submit
-    directory."""
+    """Return an earlier job's directory, searched next to this job's, in `cwd`, and in the submit directory."""
     match = _JOB.fullmatch(source)
     if match is None:
         found = cwd / source
@@ -187,7 +185,6 @@ def find_earlier(source: str, what: str, path: Path, env: Mapping[str, str], cwd
 
 
 def _good(earlier: Path, what: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the sound checkpoints of an earlier job with their manifests, newest first."""
     for one in checkpoints(earlier):
         if problem := damage(one):
             log(f"{what}: checkpoint {one.name} is damaged ({problem}) and was passed over", "ones-run")

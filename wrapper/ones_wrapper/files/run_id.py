@@ -18,11 +18,8 @@ _ALLOWED = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
-    """Return the job's run id: the id that an earlier run wrote, else a new id. Blocks that start at the same time get
-    the same id.
-
-    Raises OSError if the directory cannot be written.
-    """
+    """Return the job's run id: an earlier run's, else a new id. Blocks that start at the same time get the same id.
+    Raises OSError if the directory cannot be written."""
     path = directory / FILE
     cluster = re.sub(r"[^A-Za-z0-9_.-]", "-", env.get("SLURM_CLUSTER_NAME") or "local")[:40]
     if not path.exists():

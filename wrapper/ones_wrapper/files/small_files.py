@@ -10,8 +10,7 @@ from pathlib import Path
 
 
 def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
-    """Return the bytes of a regular file that belongs to this user or to one of `owners`; follows no link, waits for no
-    FIFO.
+    """Return the bytes of a regular file of this user or of one of `owners`; follows no link, waits for no FIFO.
 
     Raises OSError, and ValueError with a reason that ends a sentence about the file. `private` requires that no other
     user may read the file. Callers read it again rather than check its time: on NFS only an open asks the server.
@@ -49,10 +48,7 @@ def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool =
 
 def create_small(path: Path, text: bytes, mode: int | None = None) -> bool:
     """Create a file with this text and return True; False if the path exists. Of several processes that call this at
-    once, exactly one creates the file.
-
-    Raises OSError.
-    """
+    once, exactly one creates the file. Raises OSError."""
     new = _temporary(path)
     try:
         _write(new, text, mode, sync=True)

@@ -69,8 +69,7 @@ WORLD = (
 
 
 class LightningRanks(TorchElasticEnvironment):
-    """Lightning's environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. It requeues
-    nothing."""
+    """Environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. It requeues nothing."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Accept any numbers, since a resize changes both."""
@@ -99,7 +98,6 @@ class ElasticStrategy(ParallelStrategy):
         self._asking = False
         """True while Lightning asks for the training data or its length."""
         self._passes: list[Pass] = []
-        """Forward and backward passes that make up the present step."""
         self._local: Any = None
         """Samples of a pass after the first, on the device."""
         self._checkpoint: Any = None
@@ -115,8 +113,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        """World size, given to Lightning. Reading it before training is reported, since a module may divide its batch
-        by it."""
+        """World size for Lightning. Reading it before training is reported: a module may divide its batch by it."""
         at = line(sys._getframe(1), 2) if self._job is None and not self._said else ""
         if at:
             self._said = True
@@ -201,7 +198,6 @@ class ElasticStrategy(ParallelStrategy):
             raise ValueError(MANUAL)
 
     def _join(self, trainer: Any) -> None:
-        """Become a rank of the job, with its data."""
         self._asking = True
         trainer.fit_loop.setup_data()
         self._asking = False
@@ -307,8 +303,7 @@ class ElasticStrategy(ParallelStrategy):
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
-        """Make a forward and backward pass; return the loss. Lightning has moved the first pass's samples to the device
-        already."""
+        """Make a forward and backward pass; return the loss. The first pass's samples are on the device already."""
         self._local = None if part.index == 0 else self._on_device(local)
         loss, self._local = closure(), None
         if part.samples and loss is not None:

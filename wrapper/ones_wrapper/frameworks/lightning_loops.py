@@ -78,7 +78,6 @@ class Carried:
 
 
 def _saves(kind: type[Callback]) -> bool:
-    """Return True if callbacks of this class have a state that checkpoints hold."""
     return any(getattr(kind, hook) is not getattr(Callback, hook) for hook in ("state_dict", "on_save_checkpoint"))
 
 

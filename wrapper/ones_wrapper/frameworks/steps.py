@@ -94,8 +94,8 @@ class Steps:
         """The last pass of a step that was handed out and has not ended."""
 
     def take(self) -> list[Pass]:
-        """End the step before; return the passes of the next step. Empty at the epoch's end, whose last step
-        `end_epoch` ends."""
+        """End the step before; return the next one's passes. Empty at the epoch's end: `end_epoch` ends its last
+        step."""
         coming = self._fetch()
         if not coming:
             return []

@@ -78,8 +78,7 @@ class Trainer(transformers.Trainer):
         return self._job
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as the Trainer does; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not
-        read."""
+        """Train as the Trainer does, from the job's own checkpoint: `resume_from_checkpoint` is not read."""
         if self._job is not None:
             raise RuntimeError("trainer.train: an elastic job trains once")
         self._resume = resume_from_checkpoint

@@ -34,7 +34,6 @@ class ApartExchange(Exchange):
     hot = True
     steps_together = False
     name = ""
-    """Name in messages."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(group, None)  # the noise scale compares gradients at one and the same point
@@ -70,7 +69,6 @@ class ApartExchange(Exchange):
         return scaled(gradient, part.samples, part.share.samples)
 
     def _check(self, model: torch.nn.Module) -> None:
-        """Check the model. Raises ValueError for a model that this exchange cannot train."""
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and not parameter.is_floating_point():
                 raise ValueError(f"{self.name}: parameter {name} is {parameter.dtype}; real numbers can be averaged")
@@ -153,11 +151,8 @@ class ApartExchange(Exchange):
         return [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
-        """Return parameters, buffers and the optimizers' state of these parameters, as many tensors on all ranks.
-        Collective.
-
-        State that only other ranks have (this rank's samples used fewer layers) is zeros here.
-        """
+        """Return parameters, buffers and the parameters' optimizer state, as many tensors on all ranks. Collective.
+        State that only other ranks have (this rank's samples used fewer layers) is zeros here."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [

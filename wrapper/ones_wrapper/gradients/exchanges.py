@@ -20,7 +20,6 @@ class Exchanges:
     def __init__(self) -> None:
         self._all: list[Exchange] = []
         self._inside: list[torch.nn.Module] = []
-        """The models as the script gave them."""
         self._trained: list[frozenset[torch.nn.Parameter]] = []
         """Parameters whose gradients each exchange handles."""
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []
@@ -64,8 +63,7 @@ class Exchanges:
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
-        """Check for parameters that are not exchanged. Raises ValueError for a trained parameter that was frozen in
-        `add`."""
+        """Raises ValueError for a trained parameter that is not exchanged, since it was frozen in `add`."""
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ValueError(

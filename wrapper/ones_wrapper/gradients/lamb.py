@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 TRUST = (0.01, 10.0)
-"""Least and largest trust ratio."""
 
 
 def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
@@ -17,8 +16,7 @@ def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
 
 
 def lamb(p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Update both moments of a parameter by its gradient; return its step before the learning rate, and the trust
-    ratio."""
+    """Update both moments of a parameter by its gradient; return its step without the rate, and the trust ratio."""
     (beta1, beta2), gradient, m, v = group["betas"], p.grad, state["exp_avg"], state["exp_avg_sq"]
     m.lerp_(gradient, 1 - beta1)
     v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)

@@ -63,8 +63,7 @@ class Bucket:
                 view.mul_(weight)
 
     def complete(self, first: bool) -> None:
-        """Fill in zeros and marks once all the step's gradients were added; `first` on rank 0, which has samples in
-        every step."""
+        """Fill in zeros and marks after the step's last gradient; `first` on rank 0, which always has samples."""
         for view, used in zip(self.views, self.used, strict=True):
             if not used:
                 view.zero_()
@@ -186,8 +185,7 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Let the backward pass from these outputs end only when all gradients are exchanged, so that a script can clip
-        them."""
+        """Let a backward pass from these outputs end once all gradients are exchanged, for scripts that clip them."""
         if self._part is None or not self._part.last:
             return
         for output in tree_leaves(outputs):
@@ -204,7 +202,6 @@ class MpiExchange(Exchange):
             self.finish()
 
     def _start(self, part: AccumulationStep) -> None:
-        """Start the reduction of the next bucket."""
         number, samples, total = len(self._requests), part.share_weight, part.share.total
         bucket = self._buckets[number]
         bucket.complete(self._group.rank == 0)

@@ -103,8 +103,7 @@ class NoiseScale:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """Measure this rank's shard of an exchanged bucket, if each rank has a different one. Squares add up over
-        shards."""
+        """Measure this rank's shard of an exchanged bucket, if each rank has another. Squares add up over shards."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))

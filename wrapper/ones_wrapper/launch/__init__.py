@@ -54,8 +54,7 @@ _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""Prefixes of further such variables: nodes that differ in NCCL's settings hang. CUDA_VISIBLE_DEVICES is each node's
-own."""
+"""Prefixes of further such variables: nodes with other NCCL settings hang. CUDA_VISIBLE_DEVICES is each node's own."""
 _OURS = "ONES_OURS"
 """Variable with the names of the others that `ones-run` gave its ranks, and no user."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
@@ -256,8 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables of another job, whose rank submitted this one. What a user chose
-    stays."""
+    """Return the environment without those of a job whose rank submitted this one. What a user chose stays."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
         for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FUSED, _OURS, *own.get(_OURS, "").split()):
@@ -306,8 +304,7 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
 
 
 def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
-    """Replace the secret of a job that does not run, given by its id or directory, after others saw it. Raises
-    `LaunchError`."""
+    """Replace the secret of a job, given by its id or directory, that does not run. Raises `LaunchError`."""
     what = f"--new-secret {source}"
     path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
     if running := holder(path):

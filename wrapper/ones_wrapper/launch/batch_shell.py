@@ -18,8 +18,7 @@ _NAME = "slurm_script"
 
 
 class BatchShell:
-    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill that shell; no process
-    otherwise."""
+    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill it; no process otherwise."""
 
     def __init__(self, process: int | None = None, proc: Path = Path("/proc")) -> None:
         self._proc = proc

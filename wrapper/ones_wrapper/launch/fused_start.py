@@ -43,9 +43,7 @@ class Row:
 
     job_id: int
     arguments: tuple[str, ...]
-    """Arguments of the training script."""
     folder: str
-    """Its job's directory."""
 
 
 def before_ranks(
@@ -73,10 +71,8 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return the exit code in a result for this job and these very words, and report it; None if there is none.
-
-    If the other job has no result yet, a file tells it that this job trains by itself.
-    """
+    """Return the exit code in a result for this job and these very words, and report it; None if there is none. If the
+    other job has no result yet, a file tells it that this job trains by itself."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
@@ -104,10 +100,8 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
 def _ask(
     job_dir: Path, env: Mapping[str, str], job_id: int, given: Sequence[str], program: Sequence[str], wait_s: float
 ) -> list[Row]:
-    """Return the jobs to train, this one first; none if it is to train by itself.
-
-    `given` are the script and its arguments, `program` the words that name the script: its path, or -m and the module.
-    """
+    """Return the jobs to train, this one first; none if it is to train by itself. `given` are the script and its
+    arguments, `program` the words that name the script: its path, or -m and the module."""
     path = job_dir / FUSION
     try:
         replace_small(path, encode(Fusion(0, asks=True)))
@@ -142,10 +136,8 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
 
 
 def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
-    """Return a row for each job, with its arguments of the batch script in place of ours.
-
-    `words` are the script, named by the first `program` of them, and its arguments. Ours must be the last of them.
-    """
+    """Return a row for each job, with its arguments of the batch script in place of ours. `words` are the script, named
+    by the first `program` of them, and its arguments. Ours must be the last of them."""
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)

@@ -64,7 +64,6 @@ class Started:
 
 
 Find = Callable[[str], str | None]
-"""Function that returns a program's path, as `shutil.which`."""
 Ask = Callable[[Sequence[str]], str]
 """Function that runs a program and returns its output."""
 Launcher = Callable[[Layout, Find, Ask], Started]

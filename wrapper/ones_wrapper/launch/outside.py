@@ -38,7 +38,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _children(pid: int) -> list[int]:
-    """Children of a process, also those that its other threads started."""
     found: list[int] = []
     with suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -112,8 +111,7 @@ class Outside:
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher, once it is there and listens. A stop ends a launcher that does not listen yet: it has no
-        ranks."""
+        """Signal the launcher once it listens. A stop ends a launcher that does not listen yet: it has no ranks."""
         if not self._pending:
             return
         launcher = next(filter(_is_launcher, descendants(os.getpid())), None)

@@ -59,8 +59,7 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """Choose this forked rank's GPU before CUDA is initialised; return False if CUDA cannot be used, which is
-    logged."""
+    """Choose this forked rank's GPU before CUDA is initialised; return False, logged, if CUDA cannot be used."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))

@@ -26,8 +26,7 @@ MOST_FORKS = 20
 
 
 def fork_delay_s(row: int) -> float | None:
-    """Return the seconds to wait before a block's ranks start again after losing other blocks; None lets `ones-run`
-    decide.
+    """Return the seconds before a block's ranks start again after losing other blocks; None lets `ones-run` decide.
 
     `row` counts the losses in a row, from 1.
     """
@@ -101,8 +100,7 @@ class StartOutcome:
     ours: bool = False
     """True if this run made or loaded the newest checkpoint."""
     steady: bool = True
-    """True if a newer checkpoint is progress of these ranks. Not if other blocks may have written it, while these ranks
-    ran for moments."""
+    """True if a newer checkpoint is progress of these ranks, not of other blocks while these ran for moments."""
     no_requeue: str = ""
     """Reason that the job cannot be requeued from here; empty if it can."""
 
@@ -114,9 +112,7 @@ class Decision:
     action: Action
     why: str
     tries: Tries
-    """Tries to write to the file before the action."""
     delay_s: float = 0.0
-    """Seconds to wait before the action."""
 
 
 def _step(checkpoint: str) -> int:

@@ -23,7 +23,6 @@ from ones_wrapper.protocol.optin import parse_comment
 
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
-"""Seconds between two queries of Slurm's queue."""
 LATE_S = 30.0
 """Time in which a result must appear on this machine, on a shared file system, once its job has ended."""
 LINES = """#!/bin/bash
@@ -41,10 +40,8 @@ class SubmittedFunction:
     folder: Path
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until the job has ended, and return the function's result on rank 0.
-
-        Raises RuntimeError if it ended without a result, TimeoutError after `timeout_s`.
-        """
+        """Wait until the job has ended, and return the function's result on rank 0. Raises RuntimeError if it ended
+        without a result, TimeoutError after `timeout_s`."""
         import cloudpickle
 
         begun = time.monotonic()

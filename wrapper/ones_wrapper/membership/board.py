@@ -15,8 +15,7 @@ from ones_wrapper.network.store import GroupStore
 
 
 class Board(StoreClient):
-    """A connection to the board. A thread that waits for keys has its own connection, since the wait blocks all other
-    requests."""
+    """A connection to the board. A thread that waits for keys has its own, since the wait blocks all other requests."""
 
     def __init__(
         self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
@@ -76,16 +75,14 @@ class Board(StoreClient):
             self.news.pop(key.encode(), None)
 
     def wait(self, key: str, within_s: float) -> str | None:
-        """Wait up to `within_s` seconds for a key, and return its text; None if the key does not come. Raises
-        `StoreLostError`."""
+        """Wait up to `within_s` seconds for a key; return its text, or None. Raises `StoreLostError`."""
         try:
             return self.ask("get", b"%d" % (1000 * within_s), key.encode(), wait_s=within_s)[0].decode(errors="replace")
         except TimeoutError:
             return None
 
     def sign(self, name: str) -> float:
-        """Send the heartbeat of the process `name`; return the seconds since the leader's last heartbeat. Raises
-        `StoreLostError`."""
+        """Send the heartbeat of process `name`; return the seconds since the leader's last. Raises `StoreLostError`."""
         return int(self.ask("sign", name.encode())[0]) / 1000
 
     def silent_s(self, names: Sequence[str]) -> list[float]:

@@ -42,7 +42,6 @@ class Coming:
     began: float
     """Unix time at which training paused."""
     at: float
-    """Unix time of the announcement."""
 
     def named(self, block: Block) -> bool:
         """Return whether this start of a block trains in the announced term."""
@@ -95,8 +94,7 @@ def read_coming(board: Board) -> Coming | None:
 
 
 def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
-    """Act as the announced leader: return the membership of the blocks that answered in time. Raises
-    `StoreLostError`."""
+    """Act as the announced leader: return the membership of blocks that answered in time. Raises `StoreLostError`."""
     until = time.monotonic() + coming.patience_s()
     here = {mine.task: mine}
     awaited = {member.task: member for member in coming.plan.members if member.task != mine.task}

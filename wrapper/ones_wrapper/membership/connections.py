@@ -75,7 +75,6 @@ class Formed:
     plan: Plan
     rank: int
     board: Board
-    """Board of the plan's term."""
     data: dict[str, Any]
     """Raw groups of the script's backends, by the backend's name."""
     control: Any
@@ -104,14 +103,12 @@ def forget_groups(board: Board, before: int) -> None:
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
-    """Form a raw gloo group by a name on the board, and return it. Collective. Raises RuntimeError after
-    `timeout_s`."""
+    """Return a raw gloo group, formed by a name on the board. Collective. Raises RuntimeError after `timeout_s`."""
     return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """Form a raw gloo group of ranks that meet at a store, and return it. Raises `ProofError` if a rank is none of this
-    job's."""
+    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is none of this job's."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))
@@ -281,8 +278,7 @@ def destroy() -> None:
 
 
 def drop(formed: Formed | None) -> None:
-    """Abort the NCCL groups of a failed plan, which frees their threads and memory at once; the Python objects are
-    kept."""
+    """Abort the NCCL groups of a failed plan, which frees threads and memory at once; the Python objects are kept."""
     if formed is None:
         return
     keep((formed.data, formed.control))
@@ -320,11 +316,8 @@ def enter(formed: Formed) -> None:
 
 
 def _add_nccl(group: Any) -> None:
-    """Add NCCL for CUDA to the default group, which uses gloo.
-
-    torch keeps one backend for all names that it does not know. Two names of ours in `init_process_group` would be one
-    backend, the first, for both devices.
-    """
+    """Add NCCL for CUDA to the default group, which uses gloo. torch keeps one backend for all names that it does not
+    know. Two names of ours in `init_process_group` would be one backend, the first, for both devices."""
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
     state: Any = dist.distributed_c10d._world

@@ -57,7 +57,6 @@ class Entered:
         self.early = False
         """True until torch.distributed is set up, if the ranks met before the script."""
         self.begun = False
-        """True once the run has been made."""
 
     @property
     def leads(self) -> bool:
@@ -66,8 +65,7 @@ class Entered:
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """Context for code before the run is made: ends the process if the job is over, or if the ranks must start
-        again."""
+        """Context before the run is made: ends the process if the job is over, or if the ranks must start again."""
         block = self._block
         assert block is not None
         try:
@@ -106,8 +104,7 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """Take over control group and device of `group`: ranks that met before the script have set up
-        torch.distributed."""
+        """Take over control group and device of `group`: ranks that met before the script set up torch.distributed."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)
@@ -115,11 +112,8 @@ class Entered:
         mine.device, self.early = group.device, False
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; None for any other
-        error.
-
-        Not collective.
-        """
+        """Return (exit code, reason) for an error before the run is made, if other blocks are lost; else None. Not
+        collective."""
         blocks = self.blocks
         if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
             return None
@@ -130,8 +124,7 @@ class Entered:
 
 
 def enter_before_script() -> Entered | None:
-    """Have a block's ranks meet before the script, if the last run reported that the job changes by terms; else return
-    None.
+    """Have a block's ranks meet before the script, if the last run reported changes by terms; else return None.
 
     Afterwards the launcher's variables, from which the script learns its ranks, are true for all blocks together. CUDA
     and torch.distributed are not set up: the script might want them otherwise.
@@ -217,11 +210,9 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
-    """Set the launcher's variables for the present ranks.
-
-    init_process_group uses the leader's board like the store of torch's agents. Some releases of torch put the number
-    of starts into its keys, so all ranks need the same number: the term.
-    """
+    """Set the launcher's variables for the present ranks. init_process_group uses the leader's board like the store of
+    torch's agents. Some releases of torch put the number of starts into its keys, so all ranks need the same number:
+    the term."""
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())

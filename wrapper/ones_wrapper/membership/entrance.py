@@ -1,5 +1,4 @@
-"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins the blocks that
-train."""
+"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins those that train."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class FoundBlocks:
 
 
 def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
-    """Find the job's leader, become the leader, or begin a term with announced blocks; then `group` gets all their
-    ranks.
+    """Find the job's leader, become it, or begin a term with announced blocks; then `group` gets all their ranks.
 
     Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`.
     """
@@ -140,8 +138,7 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Announce on the board that the block `me` can join. Only its first rank calls this, once all its ranks send
-    heartbeats. Raises `StoreLostError`."""
+    """Announce that the block `me` can join, from its first rank, once all send heartbeats. Raises `StoreLostError`."""
     board.put(f"join-{board.count('joined', 1)}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 

@@ -65,8 +65,7 @@ class Leader:
 
 
 def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
-    """Return whether the leader's board answers within `timeout_s`. No process without the secret can answer for the
-    leader."""
+    """Return whether the leader's board answers within `timeout_s`. Nobody without the secret can answer for it."""
     try:
         StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
     except StoreLostError:
@@ -97,8 +96,7 @@ class HotFolder:
             self.path.chmod(0o700)
 
     def newest(self) -> Leader | None:
-        """Return the leader of the highest term with a valid file; None if there is none. Invalid files are logged
-        once."""
+        """Return the leader of the highest term with a valid file, or None. Invalid files are logged once."""
         for term in self._terms():
             leader = self._read(term)
             if leader is not None:
@@ -169,8 +167,7 @@ class HotFolder:
         return ""
 
     def announced(self) -> dict[str, Any] | None:
-        """Return this job's last announcement; None if there is none or the file cannot be read, which is logged
-        once."""
+        """Return this job's last announcement; None for none, or if the file cannot be read, which is logged once."""
         try:
             data = json.loads(read_small(self.path / COMING, MOST_COMING))
         except FileNotFoundError:
@@ -197,7 +194,6 @@ class HotFolder:
         return sorted(found, reverse=True)
 
     def _later(self, term: int) -> bool:
-        """Return whether a valid file has a later term."""
         newest = self.newest()
         return newest is not None and newest.term > term
 
@@ -215,7 +211,6 @@ class HotFolder:
             return None
 
     def _decoded(self, text: bytes, term: int) -> Leader:
-        """Raises ValueError."""
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
@@ -233,8 +228,7 @@ class HotFolder:
         return leader
 
     def _prune(self, newest: int) -> None:
-        """Remove leader files whose terms no block can be claiming any more, and the files of claims that were
-        killed."""
+        """Remove leader files whose terms no block can be claiming any more, and files of killed claims."""
         for term in self._terms():
             if term <= newest - KEPT:
                 with suppress(OSError):

@@ -119,8 +119,7 @@ class BlockMachine:
 
 
 def block_picture() -> str:
-    """Return the table as a Mermaid state diagram, without the transitions to `lost`, which all states outside `LAST`
-    have."""
+    """Return the table as a Mermaid state diagram, without those to `lost`, which all states outside `LAST` have."""
     steps = [f"    {before.value} --> {after.value}" for before, after, _ in BLOCK_EDGES]
     return "\n".join(["stateDiagram-v2", "    [*] --> outside", *steps, "    parting --> [*]", "    over --> [*]"])
 

@@ -149,7 +149,6 @@ class NodeCheck:
         ]
 
     def _write(self, nodes: Sequence[NodeFigures]) -> None:
-        """Raises OSError."""
         for node in nodes:
             if _NAME.fullmatch(node.name):
                 text = json.dumps(asdict(node) | {"array": self._array})

@@ -21,8 +21,7 @@ from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.process.log import log
 
 WAIT_S = 20.0
-"""Seconds that a new leader waits for a rescue checkpoint of the previous term. A checkpoint that is written later does
-not count."""
+"""Seconds that a new leader waits for a rescue checkpoint of the previous term. A later checkpoint does not count."""
 
 
 class Ending:
@@ -38,8 +37,7 @@ class Ending:
         forget: Callable[[], None],
         deadline: Callable[[float, int], EndTimer] = EndTimer,
     ) -> None:
-        """`write` writes the checkpoint if the model is whole; `forget` drops metrics that still wait for the
-        device."""
+        """`write` writes the checkpoint if the model is whole; `forget` drops metrics that wait for the device."""
         self.marks = Marks(device)
         self._device, self._write, self._forget, self._deadline = device, write, forget, deadline
         self._running: EndTimer | None = None
@@ -54,8 +52,7 @@ class Ending:
             return self._running
 
     def by_script(self, say: Callable[[], None]) -> None:
-        """Call `say`, which informs log and other ranks, and write the checkpoint, after an error in the script's
-        thread."""
+        """Call `say`, which informs log and ranks, and write the checkpoint, after an error in the script's thread."""
         deadline = self._start()
         with self._one:  # kept for ever by the watch's thread, if that came first
             self._over = True
@@ -110,8 +107,7 @@ def done(folder: Path, term: int) -> None:
 
 
 def wait(folder: Path, term: int) -> None:
-    """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint. Removes the marks of older
-    terms."""
+    """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint. Removes older terms' marks."""
     until = time.monotonic() + WAIT_S
     while _path(folder, term).exists() and time.monotonic() < until:
         time.sleep(0.02)

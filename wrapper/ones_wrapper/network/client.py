@@ -28,8 +28,7 @@ class StoreLostError(ConnectionError):
 
 
 class StoreClient:
-    """A connection to one place of a store. Threads share it and wait for each other; pushed values arrive on it,
-    too."""
+    """A connection to one place of a store. Threads share it and wait for each other; pushed values arrive, too."""
 
     def __init__(
         self, host: str, port: int, secret: JobSecret, role: str, place: str, timeout_s: float = ANSWER_S
@@ -70,8 +69,7 @@ class StoreClient:
             end(connection)
 
     def rest(self) -> None:
-        """Close an idle connection until the next request, unless it was used within `IDLE_S`, or receives pushed
-        values."""
+        """Close an idle connection until the next request, unless used within `IDLE_S`, or for pushed values."""
         if self._role != MEMBER or self._follows or not self._lock.acquire(blocking=False):
             return
         try:

@@ -101,8 +101,7 @@ class Door:
         return max(0.0, oldest.until - time.monotonic()) if oldest else None
 
     def look(self, timeout_s: float = 0.0) -> list[Caller]:
-        """Wait up to `timeout_s` seconds for callers, check their proofs, and return the callers that are accepted
-        now."""
+        """Wait up to `timeout_s` seconds for callers, check their proofs, and return those accepted now."""
         found = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:

@@ -33,10 +33,7 @@ class JobSecret:
 
     @classmethod
     def make(cls, folder: Path) -> JobSecret:
-        """Return the job's secret, made if it is missing; several processes at once get the same secret.
-
-        Raises `LaunchError`.
-        """
+        """Return the job's secret, made if missing; several processes get the same. Raises `LaunchError`."""
         try:
             if not os.path.lexists(folder / SECRET):
                 create_small(folder / SECRET, os.urandom(SIZE), 0o600)
@@ -46,11 +43,7 @@ class JobSecret:
 
     @classmethod
     def read(cls, folder: Path, patience_s: float = 0.0) -> JobSecret:
-        """Return the job's secret, waiting up to `patience_s` for its file: a shared file system may show a new file
-        late.
-
-        Raises `LaunchError`.
-        """
+        """Return the job's secret, which shared file systems may show up to `patience_s` late. Raises `LaunchError`."""
         until, path = time.monotonic() + patience_s, f"job directory {folder / SECRET}"
         while True:
             try:

@@ -20,8 +20,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.standstill import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles of a connection: host of a place that ends with it, member of a hosted place, and member of a place without a
-host."""
+"""Roles of a connection: host of a place that ends with it, member of a hosted place, and of a place without host."""
 _TURN_S = 1.0
 """Most seconds between two checks whether this process was suspended."""
 _MOST_UNREAD = 4 * MOST
@@ -44,8 +43,6 @@ class _Place:
 
 
 class _Member:
-    """A connection in a place."""
-
     def __init__(self, connection: socket.socket, name: str, place: _Place, hosts: bool) -> None:
         self.connection, self.name, self.place, self.hosts = connection, name, place, hosts
         self.frames, self.unsent = Frames(), bytearray()

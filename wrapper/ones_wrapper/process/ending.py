@@ -38,8 +38,7 @@ _FILE: type = io.IOBase.__mro__[1]
 
 
 def flush_files() -> None:
-    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open, and the script
-    may go on.
+    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open.
 
     Costs a walk over the objects that the script made: some milliseconds.
     """

@@ -200,7 +200,6 @@ _HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
     for package in ("pytorch_lightning", "lightning")
     for name in ("_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 }
-"""Handlers of signals, by their package and name."""
 _DEEP = 4
 """Most levels of handlers within handlers that are searched."""
 

@@ -123,8 +123,8 @@ class Spec:
     epochs: int
     """Epochs that the script means to train; 0 if unknown."""
     max_passes: int = 1
-    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
-    `max_local_batch` × world size."""
+    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this × `max_local_batch`
+    × world size."""
     term: int = 0
     """Term of the present leader, for a job of blocks; reports carry this number as their restart."""
     hot: bool = False
@@ -140,8 +140,7 @@ class Spec:
     """Rule by which optimizer steps follow the batch: sgd, adam or other, by the optimizers' class; none if the script
     adapts the learning rate itself. Empty while unknown."""
     grown: int = 0
-    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale measured so
-    far."""
+    """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale measured."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,7 @@ class Order:
     gain: float | None = None
     """Expected ratio of useful samples per second after the resize to those before, for the job's log."""
     members: tuple[FusedMember, ...] | None = None
-    """Members of the fused training that the job asked for, the job itself first; empty if it is to train only
-    itself."""
+    """Members of the fused training that the job asked for, the job itself first; empty if it trains only itself."""
 
 
 @dataclass(frozen=True)
@@ -353,8 +351,7 @@ class Membership:
     ready_s: float = 0.0
     """Time from the order until the last new block was ready to join, while training went on; 0 if no block joined."""
     order: int | None = None
-    """Number of the order that asked for the change; None if the job changed by itself, for example after the loss of a
-    block."""
+    """Number of the order that asked for the change; None if the job changed by itself, as after a loss."""
     why: str = ""
     """Cause of the change: order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
 
@@ -420,10 +417,8 @@ def encode_report(number: int, time: float, report: Report) -> bytes:
 
 
 def decode_report(line: bytes) -> tuple[int, float, Report]:
-    """Return number, time and report of a line in a report file.
-
-    Raises `ProtocolError`; a reader then skips only this line.
-    """
+    """Return number, time and report of a line in a report file. Raises `ProtocolError`; a reader then skips only this
+    line."""
     data = _object(line)
     number = value_of("n", int, data.get("n"))
     time = value_of("t", float, data.get("t"))

@@ -50,8 +50,7 @@ def _kind(hint: Any) -> FieldKind:
 
 
 def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any]) -> T:
-    """Return an object of the dataclass `cls` from parsed JSON, with all values checked; unknown names are ignored.
-    Raises `ProtocolError`."""
+    """Return a `cls` from parsed JSON, all values checked, without unknown names. Raises `ProtocolError`."""
     values: dict[str, Any] = {
         name: None if optional and data[name] is None else value_of(name, kind, data[name])
         for name, (kind, optional) in types.items()

@@ -17,8 +17,7 @@ noise scale, and soon after diverged (docs/benchmarks/training.md)."""
 
 
 def bound(rule: str, base: float, noise: float) -> float:
-    """Return the largest global batch at no cost in samples; the base batch if `rule` has no divisor, or before a noise
-    scale is measured."""
+    """Return the largest global batch at no cost in samples; the base batch without a divisor or a noise scale."""
     part = PARTS.get(rule)
     return base if part is None else max(base, min(MOST * base, noise / part))
 

@@ -45,10 +45,8 @@ def _numbers(text: str, ranges: str) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order.
-
-    Raises ValueError, naming the part that is not understood, and for more than `MOST` hosts.
-    """
+    """Return the host names of a list such as `n[1-3,5],gpu07` or `r[1-2]n[01-02]`, in Slurm's order. Raises
+    ValueError, naming the part that is not understood, and for more than `MOST` hosts."""
     if len(text) > LONGEST:
         raise ValueError(f"host list {text[:80]!r}…: longer than {LONGEST} characters")
     hosts: list[str] = []

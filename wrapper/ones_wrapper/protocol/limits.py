@@ -28,16 +28,14 @@ class SizeLimits:
     gpus: int
     """World size."""
     replicas: int
-    """Data-parallel degree: the number of parts into which a step's samples are split. Each replica has consecutive
-    ranks."""
+    """Data-parallel degree: parts into which a step's samples are split. Each replica has consecutive ranks."""
     quantum: int = 1
     """Divisor of all global batches but an epoch's last."""
     together: int = 1
     """Consecutive ranks that share a node if one node holds them, else as many as divide both numbers; 1 for no such
     wish. The companion compares this with the nodes of each shape, since a resize may use other nodes."""
     fixed_bytes: int = 0
-    """Memory of a GPU that does not depend on samples: weights, gradients, optimizer, workspace. 0 here and below:
-    unknown."""
+    """Memory of a GPU whatever its samples: weights, gradients, optimizer, workspace. 0 here and below: unknown."""
     sample_bytes: int = 0
     """Memory of a GPU for each sample of a replica's local batch."""
     replica_bytes: int = 0

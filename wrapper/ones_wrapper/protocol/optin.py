@@ -251,10 +251,8 @@ def near_miss(comment: str) -> str:
 
 @lru_cache(maxsize=1024)
 def parse_comment(comment: str) -> OptIn | None:
-    """Return the opt-in in a job's comment; None if the comment does not opt in.
-
-    Raises `BadComment` naming the word that is wrong, given twice, or contradicts another.
-    """
+    """Return the opt-in in a job's comment; None if the comment does not opt in. Raises `BadComment` naming the word
+    that is wrong, given twice, or contradicts another."""
     try:
         return _parse(comment)
     except BadComment as error:

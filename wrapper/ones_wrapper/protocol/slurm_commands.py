@@ -12,8 +12,7 @@ from typing import Protocol
 NO_LICENSES = "none"
 """Word for "no licences"."""
 QueueWords = tuple[str, str, str, float, str]
-"""Partition, QOS, account, time limit in seconds (infinity for none), and licences; empty or 0 leaves the job's present
-value."""
+"""Partition, QOS, account, time limit in seconds (infinity for none), and licences; empty or 0 leaves the job's own."""
 UNCHANGED: QueueWords = ("", "", "", 0.0, "")
 
 
@@ -47,8 +46,7 @@ def hold_tasks_command(array: int, tasks: Iterable[int]) -> list[str]:
 
 
 def move_command(job: object, queue: QueueWords, *words: str) -> list[str]:
-    """Return the command that moves a pending job to another queue, and sets the time limit, which Slurm resets with
-    the QOS."""
+    """Return the command that moves a pending job to another queue and sets its time limit, which the QOS resets."""
     names = zip(("Partition", "QOS", "Account", "TimeLimit"), queue[:4], strict=True)
     found = [f"{key}={_minutes(value) if isinstance(value, float) else value}" for key, value in names if value]
     found += [f"Licenses={'' if queue[4] == NO_LICENSES else queue[4]}"] if queue[4] else []
@@ -93,8 +91,7 @@ def defer_command(job: object, when: str) -> list[str]:
 
 
 def release_commands(job: object, *, start: str = "") -> list[list[str]]:
-    """Return the commands that release a held job; with `start`, its earliest start is set first, as by
-    `defer_command`."""
+    """Return the commands that release a held job; with `start`, its earliest start is set first (`defer_command`)."""
     return [*([defer_command(job, start)] if start else []), ["scontrol", "release", str(job)]]
 
 

@@ -69,8 +69,7 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """Return the squeue command that lists an array's tasks; run it with SLURM_TIME_FORMAT=%s, and without the user's
-    own formats."""
+    """Return the squeue command that lists an array's tasks, for SLURM_TIME_FORMAT=%s and no formats of the user's."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
@@ -96,8 +95,7 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """Return the opt-in in the job's comment, and the guest queue in it; None if the comment names no queue. Raises
-    `BadComment`."""
+    """Return the opt-in in the job's comment, and its guest queue; None if it names no queue. Raises `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
         if optin is not None and optin.blocks and isinstance(optin.guests, GuestQueue):
@@ -106,8 +104,7 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Return the number of blocks of this shape, the shape given to sbatch, that the job may have beyond its base
-    block."""
+    """Return the number of blocks of this shape, sbatch's, that the job may have beyond its base block."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 

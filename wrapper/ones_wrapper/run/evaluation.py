@@ -33,10 +33,8 @@ class Evaluation:
         return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches. All ranks begin together.
-
-        Raises ValueError if a sharded model's ranks would make different numbers of forward passes.
-        """
+        """Yield this rank's batches. All ranks begin together. Raises ValueError if a sharded model's ranks would make
+        different numbers of forward passes."""
         run, began = self._run, time.perf_counter()
         exchanges, replicas = run.loop.exchanges, run.sizes.division.replicas
         if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):

@@ -26,10 +26,8 @@ from ones_wrapper.run.memory import LargestBatch
 from ones_wrapper.run.replicas import as_found
 
 TRIES = 3
-"""Passes of each size."""
 BUCKETS, MOMENTS = 1, 2
-"""Memory that the first steps take, in sizes of the trained parameters: gradient buckets, and an optimizer's two
-moments."""
+"""Memory of the first steps, in sizes of the trained parameters: gradient buckets, and an optimizer's two moments."""
 
 
 class LocalBatch:
@@ -128,11 +126,9 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
-    """Return whether passes of `samples` samples fit on all ranks. Collective.
-
-    Gradients are dropped afterwards; buffers and random numbers are as before. Errors of `one_pass` are raised; want of
-    memory only if ranks wait for each other in a pass (`together`).
-    """
+    """Return whether passes of `samples` samples fit on all ranks. Collective. Gradients are dropped afterwards;
+    buffers and random numbers are as before. Errors of `one_pass` are raised; want of memory only if ranks wait for
+    each other in a pass (`together`)."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False

@@ -60,8 +60,7 @@ class Loop:
 
     @property
     def mid_step(self) -> bool:
-        """True if the model is ahead of the cursor: the optimizer steps or stepped, and the step is not yet
-        committed."""
+        """True if the model is ahead of the cursor: the optimizer steps or stepped, and the step is not committed."""
         return self.within and (self.rate.stepping or self.rate.stepped)
 
     @property

@@ -86,10 +86,8 @@ def row_of(spec: Spec, world: int) -> SizeLimits:
 
 
 def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
-    """Return the division at a world size, into shares of one size if they are to be `equal`.
-
-    Raises ValueError for a size that the strategy cannot use.
-    """
+    """Return the division at a world size, into shares of one size if they are to be `equal`. Raises ValueError for a
+    size that the strategy cannot use."""
     row = row_of(spec, world)
     if equal:
         row = replace(row, quantum=lcm(row.quantum, row.replicas))

@@ -9,16 +9,7 @@ from pathlib import Path
 
 from ones_wrapper.files.job_io import read_reports, read_spec
 from ones_wrapper.process.log import log
-from ones_wrapper.protocol import (
-    MAX_LINE,
-    Batch,
-    Epoch,
-    First,
-    Hello,
-    Membership,
-    Throughput,
-    reports_name,
-)
+from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membership, Throughput, reports_name
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0

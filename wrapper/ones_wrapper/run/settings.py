@@ -73,8 +73,7 @@ class Identity:
     leads: bool = True
     """True if these ranks keep the job's files; new blocks of a job that trains do not."""
     name: str = ""
-    """Name of this process in a job whose ranks change, where other processes have its rank at other times; else
-    empty."""
+    """Name of this process in a job whose ranks change: others have its rank at other times. Else empty."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:
@@ -90,7 +89,6 @@ class Common:
     identity: Identity
     settings: RunSettings
     directory: Path
-    """The job's directory."""
     spool: Path | None
     """Spool from which orders come besides the directory, if any."""
     progress: TrainingProgress

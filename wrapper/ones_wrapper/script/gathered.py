@@ -38,11 +38,8 @@ class BatchShares(NamedTuple):
     """Number of this rank's samples in a pass, compared with other ranks'."""
 
     samples: int
-    """Samples of this rank."""
     alike: bool
-    """True if all ranks have the same number."""
     say: Callable[[str], None]
-    """Function that logs a sentence once."""
 
 
 _shares: Callable[[], BatchShares | None] | None = None
@@ -57,8 +54,7 @@ def evaluates(shares: BatchShares) -> None:
 
 
 def watch(shares: Callable[[], BatchShares | None] | None) -> None:
-    """Check from now on that the script's collectives fit the ranks' `shares` of the samples of a pass; None ends the
-    checks."""
+    """Check from now on that the script's collectives fit the ranks' `shares` of a pass; None ends the checks."""
     global _shares
     _shares = shares
     for name in NAMES if shares is not None else ():

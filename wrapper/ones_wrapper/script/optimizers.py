@@ -30,8 +30,7 @@ def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
-    This is so if it wraps another, its `state_dict` differs from torch's, or its `step` needs a closure or sparse
-    gradients."""
+    It wraps another, its `state_dict` differs from torch's, or its `step` needs a closure or sparse gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return True
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
@@ -56,8 +55,7 @@ def load_plain_state(optimizer: torch.optim.Optimizer, states: list[dict[str, An
 
 @contextmanager
 def stepping_without_closure(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Context in which any optimizer's `step(closure=None)` works: torch.distributed.checkpoint fills an empty state by
-    it."""
+    """Context for `step(closure=None)` of any optimizer, by which torch.distributed.checkpoint fills an empty state."""
     parameters = _parameters(optimizer)
     taken = "closure" in parameters or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     if taken:

@@ -8,8 +8,7 @@ ranks whose mean training loss was lowest. Rounds are synchronous. Each `local_p
 their leader's parameters; each `period` steps all ranks take the best rank's parameters. Unlike an average, a leader is
 a point that some rank reached. So ranks on both sides of a barrier do not meet on top of it.
 
-The job evaluates, saves and publishes the leader. The gradient noise scale is not measured, since it needs gradients of
-several ranks at the same point.
+The job evaluates, saves and publishes the leader.
 """
 
 from __future__ import annotations
@@ -38,15 +37,13 @@ NO_LOSS = (
 
 
 class LsgdExchange(ApartExchange):
-    """Leader SGD's exchange: synchronous rounds at fixed steps; between rounds each rank holds a copy of its
-    leaders."""
+    """Leader SGD's exchange: synchronous rounds at fixed steps; between them each rank holds a copy of its leaders."""
 
     name = "lsgd"
 
     def __init__(self, group: Group, *, period: int, local_period: int, pull: float) -> None:
         """`period` and `local_period` are the steps between rounds, the first a multiple of the second. A round moves a
-        rank by the share `pull` of the way to a leader. The steps up to the next round together move the rank as far
-        again."""
+        rank by the share `pull` of the way to a leader. The steps up to the next round move it as far again."""
         super().__init__(group)
         self._period, self._local_period, self._pull = period, local_period, pull
         self._pulled: list[torch.nn.Parameter] = []
@@ -85,7 +82,6 @@ class LsgdExchange(ApartExchange):
 
     @property
     def _nodes(self) -> bool:
-        """True if nodes have leaders of their own."""
         size = self._group.gpus_per_node
         return 1 < size < self._group.world and self._local_period < self._period
 
@@ -111,8 +107,7 @@ class LsgdExchange(ApartExchange):
             pull(buckets, self._global, self._pull)
 
     def _mean_losses(self) -> list[float]:
-        """Return each rank's mean training loss since the last round; infinite if it has no loss or no finite one.
-        Collective."""
+        """Return each rank's mean training loss since the last round; infinite without a finite loss. Collective."""
         world, rank = self._group.world, self._group.rank
         total = sum(float(loss) * samples for loss, samples in self._losses)
         seen = sum(samples for _, samples in self._losses)
@@ -142,8 +137,7 @@ def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], we
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` over a binomial tree of messages between pairs: without a process group, so
-    that ranks may change."""
+    """Broadcast from `source` to `ranks` over a binomial tree of pairs: without a process group, ranks may change."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1
@@ -159,7 +153,6 @@ def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
 
 
 def _at(ranks: range, source: int, place: int) -> int:
-    """Return the rank at this place of the binomial tree, whose root is `source`."""
     return ranks[(source - ranks[0] + place) % len(ranks)]
 
 

@@ -2,8 +2,7 @@
 
     job = ones.init(batch=32, ..., strategy=ones.strategies.DecentLam(topology="ring"))
 
-`job.ddp` then returns a model with this exchange. The job evaluates, saves and publishes the mean over the ranks. The
-gradient noise scale is not measured, since it needs gradients of several ranks at the same point.
+`job.ddp` then returns a model with this exchange. The job evaluates, saves and publishes the mean over the ranks.
 
 Each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed graph, and steps with momentum on
 
@@ -181,7 +180,6 @@ class DecentLam(ApartStrategy):
 
     @property
     def _given(self) -> bool:
-        """True if the topology is a script's function, which may fit only some numbers of ranks."""
         return not isinstance(self.topology, str)
 
     def _degree(self, world: int) -> int | None:

@@ -43,8 +43,7 @@ def check_models(models: Mapping[str, torch.nn.Module]) -> None:
 
 
 def difference(first: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str:
-    """Return the first trait in which two models differ, in words; empty if they are alike. `name` is the first
-    model's."""
+    """Return the first trait in which two models differ, in words; empty for none. `name` is the first model's."""
     for trait in [*first, *(trait for trait in other if trait not in first)]:
         if trait not in other:
             return f"it has no {trait}"
@@ -79,8 +78,7 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value by which to compare settings: equal for functions with the same code; for unknown objects, their
-    type."""
+    """Return a value by which to compare settings: equal for functions with the same code; an unknown object's type."""
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple)):

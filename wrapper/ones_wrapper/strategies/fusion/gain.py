@@ -32,7 +32,6 @@ class Gain:
     alone_s: float
     """Sum over the members of the seconds of one separate step each: processor time on a CPU, elapsed time on a GPU."""
     fused_s: float
-    """Seconds of one fused step."""
 
     @property
     def speedup(self) -> float:

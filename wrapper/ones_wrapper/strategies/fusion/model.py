@@ -126,8 +126,7 @@ class FusedModel(torch.nn.Module):
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
         """Clip each member's gradient to a norm of at most `most`, and return the norms, of shape [B]. Each member is
-        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model; on the fused model that would clip by the norm
-        of all members."""
+        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model; here that would clip by the norm of all."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
         norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)

@@ -199,7 +199,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number, or a pair of numbers, to the form that checkpoints hold."""
     return [float(item) for item in value] if isinstance(value, (tuple, list)) else float(value)
 
 

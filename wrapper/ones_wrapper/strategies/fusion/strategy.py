@@ -14,13 +14,10 @@ COPIES = 4
 
 @dataclass(frozen=True)
 class Fused(Strategy):
-    """B members in one job, data parallel: each GPU is a replica, with its part of every member's local batch.
-
-    Raises ValueError for invalid numbers.
-    """
+    """B members in one job, data parallel: each GPU is a replica, with its part of every member's local batch. Raises
+    ValueError for invalid numbers."""
 
     members: int
-    """B, the number of members."""
     parameter_bytes: int = 0
     """Bytes of one member's parameters; 0 here and below: unknown."""
     sample_bytes: int = 0

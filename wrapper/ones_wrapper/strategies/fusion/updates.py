@@ -20,7 +20,6 @@ Numbers = Mapping[str, torch.Tensor]
 
 Tensors = dict[str, torch.Tensor]
 Options = Mapping[str, Any]
-"""Parameter group of one model's optimizer."""
 
 STEP = "step"
 
@@ -129,7 +128,6 @@ class AdamUpdate(Update):
         p.add_(mean / (square.sqrt().div_(by["root"]).add_(by["eps"])) * by["lr"])
 
     def _moments(self, gradient: torch.Tensor, kept: Tensors, by: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
-        """Update both moments by this gradient and return them."""
         mean, square = kept["exp_avg"], kept["exp_avg_sq"]
         mean.lerp_(gradient, by["beta1"])
         square.mul_(by["beta2"]).add_(gradient * gradient * by["rest2"])
@@ -155,7 +153,6 @@ class LambUpdate(AdamUpdate):
 
 
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the norm of each member's row, ready to be broadcast."""
     flat = tensor.reshape(len(tensor), -1)
     norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1).view(-1, *[1] * (tensor.dim() - 1))
     return norms

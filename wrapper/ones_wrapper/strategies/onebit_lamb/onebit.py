@@ -21,8 +21,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class OneBitMean:
-    """Compressed mean over the ranks of a process group, the default group unless another is given. Each method is
-    collective except `ranks_changed`."""
+    """Compressed mean over a process group's ranks, by default all. Methods are collective, except `ranks_changed`."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -81,8 +80,7 @@ class OneBitMean:
         return found
 
     def _chunk(self, n: int) -> tuple[int, int]:
-        """Return the elements of a chunk, a multiple of 8, and the number of elements of this rank's chunk that are no
-        padding."""
+        """Return the elements of a chunk, a multiple of 8, and those of this rank's chunk that are no padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
 
@@ -93,7 +91,6 @@ def sent_bytes(n: int, world: int, element: int = 4) -> int:
 
 
 def _split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the signs (zero counts as positive) and the scale of a vector."""
     return values >= 0, torch.linalg.vector_norm(values) / math.sqrt(max(values.numel(), 1))
 
 

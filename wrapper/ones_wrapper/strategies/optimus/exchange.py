@@ -26,12 +26,10 @@ if TYPE_CHECKING:
     from ones_wrapper.data.feed import AccumulationStep
 
 BUCKET_MB = 25.0
-"""Largest message of gradients, in MiB."""
 
 
 class MeshExchange(Exchange):
-    """Exchange for models whose parameters are blocks on a mesh. Forward and backward passes are collective over a
-    replica."""
+    """Exchange for models whose parameters are blocks on a mesh. Passes are collective over a replica."""
 
     def __init__(self, group: Group, mesh: Mesh) -> None:
         super().__init__(group, None)

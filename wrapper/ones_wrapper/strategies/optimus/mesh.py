@@ -26,8 +26,7 @@ class Mesh:
     name; in a mesh of one rank they send nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
-        """Create the groups of all meshes, on all ranks. Collective. Raises ValueError if q² does not divide the
-        ranks."""
+        """Create the groups of all meshes. Collective. Raises ValueError if q² does not divide the ranks."""
         world = dist.get_world_size()
         if world % (q * q):
             raise ValueError(f"a mesh of {q} × {q} ranks does not divide {world} ranks")
@@ -44,11 +43,8 @@ class Mesh:
         """Ranks of this replica, for DTensor."""
 
     def cut(self, whole: torch.Tensor, placements: tuple[Placement, ...]) -> torch.nn.Parameter:
-        """Return this rank's block of a tensor, as a parameter; every rank of the replica has the whole tensor. Sends
-        nothing.
-
-        Raises ValueError if q does not divide a split dimension.
-        """
+        """Return this rank's block of a tensor, as a parameter; every rank has the whole tensor. Sends nothing. Raises
+        ValueError if q does not divide a split dimension."""
         block = whole.detach()
         for place, placement in zip((self.row, self.column), placements, strict=True):
             if isinstance(placement, Shard):
@@ -73,14 +69,12 @@ class Mesh:
         return values
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this mesh row's samples of the replica's local batch [samples, …]. Rows differ by at most one sample,
-        and may have none."""
+        """Return this mesh row's samples of the replica's local batch [samples, …]: rows differ by one at most."""
         return batch.tensor_split(self.q)[self.row]
 
     @torch.no_grad()
     def whole(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the whole tensor [samples, …, features] from its blocks, on every rank of the replica, to examine it:
-        no gradient flows back."""
+        """Return the whole tensor [samples, …, features] from its blocks, on every rank: no gradient flows back."""
         if self.q == 1:
             return block.detach()
         block = block.contiguous()

@@ -46,10 +46,8 @@ class Optimus2D(Strategy):
     ) -> None:
         """`q` is the side of the mesh, or all sides that may be used. The largest side is used whose square divides the
         GPUs; with `memory_bytes` of a GPU, the smallest such side that holds the model. `layers` and `length` (tokens
-        of a sample) let the scheduler plan with costs, for numbers of `element_bytes` bytes.
-
-        Raises ValueError for sizes that q does not divide.
-        """
+        of a sample) let the scheduler plan with costs, for numbers of `element_bytes` bytes. Raises ValueError for
+        sizes that q does not divide."""
         sides = (q,) if isinstance(q, int) else tuple(q)
         if not sides or any(type(side) is not int or side < 1 for side in sides):
             raise ValueError(f"optimus2d: q={q!r} is no side of a mesh of q × q ranks; give 1 or more, or several")
@@ -76,7 +74,6 @@ class Optimus2D(Strategy):
         return sides[0] if self._memory_bytes else sides[-1]
 
     def _fits(self, q: int) -> bool:
-        """Tell whether a GPU holds its blocks and a sample of each row."""
         if not self._memory_bytes:
             return True
         elements = self.costs.fixed(q) + q * self.costs.sample(q)
@@ -153,13 +150,11 @@ class Optimus2D(Strategy):
         return modules.TransformerBlock(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the samples of this rank's mesh row, of the local batch that `job.loader` gives to all ranks of a
-        replica."""
+        """Return this rank's mesh row of the local batch that `job.loader` gives to all ranks of a replica."""
         return self.mesh.rows(batch)
 
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the tokens of the replica's local batch, from blocks of logits and this row's
-        targets."""
+        """Return the mean over the tokens of the replica's local batch, from blocks of logits and the row's targets."""
         return modules.cross_entropy(logits, targets, self.mesh)
 
     def whole(self, blocks: torch.Tensor) -> torch.Tensor:

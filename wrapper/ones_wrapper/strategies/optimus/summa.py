@@ -23,15 +23,13 @@ from ones_wrapper.strategies.optimus.mesh import Mesh
 
 
 def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = AB, for blocks a [m, k] and b [k, n]. Collective, and so is its backward
-    pass."""
+    """Return this rank's block [m, n] of C = AB, of a [m, k] and b [k, n]. Collective, as is its backward pass."""
     product: torch.Tensor = _Product.apply(False, a, b, mesh)  # type: ignore[no-untyped-call]
     return product
 
 
 def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = ABᵀ, for blocks a [m, k] and b [n, k]. Collective, and so is its backward
-    pass."""
+    """Return this rank's block [m, n] of C = ABᵀ, of a [m, k] and b [n, k]. Collective, as is its backward pass."""
     product: torch.Tensor = _Product.apply(True, a, b, mesh)  # type: ignore[no-untyped-call]
     return product
 
@@ -96,8 +94,7 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
-    """Return the sum over a row or column of each rank's term number `mine`, this rank's place. One sum is under way
-    while the next term is computed."""
+    """Return the sum over a row or column of each rank's term `mine`. It goes on while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

@@ -16,8 +16,7 @@ class RingAttention(nn.Module):
     """
 
     def __init__(self, ring: Ring, width: int, heads: int, *, dropout: float = 0.0, bias: bool = True) -> None:
-        """`dropout` is the dropped share of attention probabilities. Raises ValueError if `heads` does not divide
-        `width`."""
+        """`dropout` is the dropped share of probabilities. Raises ValueError if `heads` does not divide `width`."""
         super().__init__()
         if width % heads:
             fitting = [str(n) for n in range(1, width + 1) if width % n == 0][:12]

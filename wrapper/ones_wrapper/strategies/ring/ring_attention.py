@@ -26,7 +26,6 @@ class Arrangement:
 
     circle: Circle
     length: int
-    """Tokens of a whole sequence."""
     causal: bool = False
     """True if a token attends only to itself and earlier tokens. Each rank then holds an early and a late piece of the
     sequence (numbers n and 2N - 1 - n of 2N), for equal work; else one piece."""
@@ -54,8 +53,7 @@ class Arrangement:
         return torch.cat((early, torch.arange(last * half, (last + 1) * half, device=device)))
 
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
-        """Return the slices of this rank's queries and of rank `source`'s keys that interact, and whether a causal mask
-        applies.
+        """Return slices of this rank's queries and rank `source`'s keys that interact, and if a causal mask applies.
 
         Causal: from another rank either all queries attend to the early half of the keys, or the late half of the
         queries attends to all keys. So two ranks cost half the work of a whole block.

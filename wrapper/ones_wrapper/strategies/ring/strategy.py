@@ -83,7 +83,6 @@ class Ring(Strategy):
         return self.model is not None and self.memory_bytes > 0
 
     def _holds(self, size: int) -> bool:
-        """Tell whether a ring of `size` ranks has the memory for one sequence."""
         return self._row(size, size).most_local(self.memory_bytes) != 0
 
     def replicas(self, world: int) -> int:
@@ -149,8 +148,7 @@ class Ring(Strategy):
         return self._positions
 
     def shard(self, x: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Return this rank's tokens of whole sequences. Raises ValueError for sequences of another length than the
-        ring's."""
+        """Return this rank's tokens of whole sequences. Raises ValueError for another length than the ring's."""
         if x.shape[dim] != self.length:
             shorter = x.shape[dim] < self.length
             raise ValueError(
@@ -160,8 +158,7 @@ class Ring(Strategy):
         return x.index_select(dim, self._positions.to(x.device))
 
     def pad(self, x: torch.Tensor, value: float = 0, dim: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sequences padded to the ring's length with `value`, and a mask that is False for padding, (batch,
-        length)."""
+        """Return sequences padded to the ring's length with `value`, and a mask, (batch, length), False for padding."""
         missing = self.length - x.shape[dim]
         if missing < 0:
             raise ValueError(f"ring: sequences of {x.shape[dim]} tokens are longer than length={self.length}")
@@ -180,8 +177,7 @@ class Ring(Strategy):
         dropout: float = 0.0,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return the attention of this rank's queries to the whole sequences; all tensors are (batch, heads, tokens,
-        width).
+        """Return the attention of this rank's queries to whole sequences; tensors are (batch, heads, tokens, width).
 
         `real`, (batch, length), is False for padding in the whole sequences. The share `dropout` of the probabilities
         is dropped. The choice depends on their place in the whole sequences, not on the ring's size. Collective.

@@ -39,7 +39,6 @@ class Place:
     columns: torch.Tensor
     """Positions of the keys, (keys,)."""
     scale: float
-    """Factor of the scores."""
     triangular: bool = False
     """True if a query attends only to keys at its own position and before. The whole block's queries and keys are then
     the same tokens, in rising order."""
@@ -48,8 +47,7 @@ class Place:
     dropout: Dropout | None = None
 
     def hidden(self) -> torch.Tensor | None:
-        """Return the mask of hidden scores, to broadcast over (batch, heads, queries, keys); None if no score is
-        hidden."""
+        """Return the mask of hidden scores, to broadcast over (batch, heads, queries, keys); None for none."""
         hidden = self.rows[:, None] < self.columns if self.triangular else None
         if self.real is not None:
             padding = ~self.real[:, None, None, :]

@@ -59,8 +59,7 @@ class _TwoPass(torch.autograd.Function):
 
 
 two_pass_attention = partial(ring_attention, function=_TwoPass)
-"""Ring attention in two passes, called as `ring_attention`. Keeps the probabilities, (batch, heads, tokens, length),
-for the backward pass."""
+"""`ring_attention` in two passes, which keeps the probabilities, (batch, heads, tokens, length), for backward."""
 
 
 def _whole(meetings: Meetings, device: torch.device) -> Place:
