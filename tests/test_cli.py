@@ -21,7 +21,7 @@ import pytest
 from ones_db import BlockRecord, DecisionJobRecord, Store, migrate
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.cli import common, completion
+from slurm_ones.cli import common, query, simulate
 from slurm_ones.cli.template import completed
 from tests.cluster import Cluster
 from tests.commands import call, printed
@@ -411,5 +411,5 @@ def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         store.record_jobs([job(71, name="train"), job(72, name=HOSTILE), job(80)])
     found = dict(common.job_ids("7"))
     assert found.keys() == {"71", "72"} and found["71"] == "train" and found["72"].isprintable()
-    assert "ones" in completion.policy("on") and "gpu_hours" in completion.view("gpu")
+    assert "ones" in simulate.policies("on") and "gpu_hours" in query.names("gpu")
     assert {"ddp", "slurm-ones.service"} <= {*completed("ddp"), *completed("slurm-ones.s")}

@@ -1,6 +1,6 @@
 """Definitions of all tables, in SQLAlchemy Core without ORM classes.
 
-Every column has a comment with its meaning and unit, from which `ones_db.describe` writes the documents. Types are
+Every column has a comment with its meaning and unit, from which docs/database.md is written. Types are
 portable. Jobs are keyed (cluster, job id, submission), since Slurm uses job ids again; runs (job, restart). Reports of
 a run are keyed (run, number of the report), so that to store a report twice changes nothing. Add a new column at the
 end of its table, and in a migration.

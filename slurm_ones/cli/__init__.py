@@ -17,8 +17,7 @@ _GROUPS: dict[str, dict[str, str]] = {
     "Your jobs": {
         **dict.fromkeys(("jobs", "why", "top"), "jobs"),
         "report": "report",
-        **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse"), "by_hand"),
-        "guests": "standing",
+        **dict.fromkeys(("resize", "pin", "release", "estimate", "rehearse", "guests"), "by_hand"),
     },
     "Before you submit": {"check": "check", "template": "template", "demo": "demo"},
     "A site": {name: name for name in ("run", "status", "doctor", "web", "plugin", "db")} | {"import": "import_"},

@@ -1,9 +1,9 @@
-"""Commands `slurm-ones resize`, `pin`, `release`, `estimate` and `rehearse`: an owner chooses or tries a job's size.
+"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`: an owner acts on a job's size.
 
 A chosen size is a word in the job's comment (`size=8`), which Slurm lets the job's owner change at every site. The
-companion carries it out like its own decisions. Two commands need no companion. `estimate` asks Slurm for the start
-time of a similar job. `rehearse` orders a checkpoint and a restart at the job's present size, and reads the job's
-reports.
+companion carries it out like its own decisions. The other three need no companion. `guests` moves a job's waiting
+blocks to its queue of guests. `estimate` asks Slurm for the start time of a similar job. `rehearse` orders a checkpoint
+and a restart at the job's present size, and reads the job's reports.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ones_db import ReportLine, SchemaError, StoreError
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import requeue_command
+from ones_wrapper.protocol.standing import ORDER as STANDING
+from ones_wrapper.protocol.standing import StandingGuests, is_companions
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.cli.common import (
     JobArgument,
@@ -39,7 +41,8 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.status import next_look
 from slurm_ones.config import ConfigError
 from slurm_ones.jobs.elastic import WholeJob, arrays, whole_job
-from slurm_ones.jobs.reports import read_reports
+from slurm_ones.jobs.other_companion import OtherCompanion
+from slurm_ones.jobs.reports import JobDirectories, read_reports
 from slurm_ones.show.live import NotSeenYet, read_live
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import Refused, SlurmError, UnknownJob
@@ -210,6 +213,40 @@ def release(job: JobArgument) -> None:
     client = CommandClient()
     ask(client, look(client, job), None)
     console.print(f"job {job}: the companion chooses its size again; {next_look()}", soft_wrap=True)
+
+
+@command
+def guests(job: JobArgument) -> None:
+    """Move the waiting blocks of a job of yours to the queue that its comment names (guests=partition:NAME).
+
+    They then join the job. On compute nodes with Slurm's commands `ones-run` does it itself."""
+    client = CommandClient()
+    whole = look(client, job)
+    if whole.uid != os.geteuid():
+        raise BadInput(f"job {job} is {whole.user}'s: only its owner can move its blocks")
+    if not (whole.by_blocks and whole.running):
+        raise BadInput(f"job {job} is no job of blocks that runs: guests join its first block")
+    orders = OrderWriter(client, None, time.time)
+    other = OtherCompanion(os.geteuid(), JobDirectories(None).hello, time.time).refusal(whole)
+    if other is not None or is_companions(orders.last_number(whole)):
+        raise BadInput(f"job {job}: a companion of slurm-ones decides for it, by its own settings")
+
+    def run(argv: list[str]) -> tuple[str, str]:
+        try:
+            return client.run(argv), ""
+        except SlurmError as error:
+            return "", str(error)
+
+    def order(tasks: tuple[int, ...]) -> str:
+        with suppress(OrderError):
+            if not orders.last_number(whole):
+                orders.write(whole, Order(STANDING, 0, blocks=tasks))
+            return ""
+        return "its directory takes none"
+
+    shape = whole.home.nodes, whole.home.gpus_per_node
+    if not StandingGuests(job, shape, run, order, console.print, time.time).look():
+        raise BadInput(f"job {job}: its comment names no queue for guests, or leaves no room for any")
 
 
 _START = re.compile(r"to start at (\S+)")

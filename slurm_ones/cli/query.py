@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from enum import Enum
 from itertools import islice
@@ -19,7 +19,6 @@ import typer
 
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
-from slurm_ones.cli import completion
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -46,13 +45,16 @@ class Format(str, Enum):
     PARQUET = "parquet"
 
 
+def names(incomplete: str) -> Iterable[str]:
+    """Names of views and saved queries that begin with `incomplete`, for shell completion."""
+    return [name for name in (*VIEWS, *saved_queries()) if name.startswith(incomplete)]
+
+
 @command
 def query(
     name: Annotated[
         str,
-        typer.Argument(
-            help="View or saved query. Without a name and without SQL: list all.", autocompletion=completion.view
-        ),
+        typer.Argument(help="View or saved query. Without a name and without SQL: list all.", autocompletion=names),
     ] = "",
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,

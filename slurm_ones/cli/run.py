@@ -102,7 +102,7 @@ def _metrics(settings: Settings) -> Metrics | None:
     if settings.metrics_port is None:
         return None
     try:
-        from slurm_ones.service.metrics_server import serve
+        from slurm_ones.service.metrics import serve
     except ImportError:
         raise ConfigError("metrics_port: prometheus-client is not installed: pip install prometheus-client") from None
     return serve(settings.metrics_address, settings.metrics_port)

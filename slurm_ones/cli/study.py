@@ -11,8 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from slurm_ones.cli.common import check_outputs, command, errors, say, span
-from slurm_ones.cli.simulate import end, parse_cluster, print_table
-from slurm_ones.cli.simulate_progress import inform, shown
+from slurm_ones.cli.simulate import end, inform, parse_cluster, print_table, shown
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import seconds
 

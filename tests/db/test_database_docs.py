@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ones_db import Store
-from ones_db.describe import renewed
 from ones_db.views import VIEWS
 from slurm_ones.cli import app
+from tests.db.describe import renewed
 from tests.db.test_views import fill, fill_blocks
 
 TOP = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ CLI = CliRunner()
 
 def test_tables_and_views_are_as_they_are() -> None:
     """Protects the diagram and the columns from going stale."""
-    assert renewed(DOCUMENT) == DOCUMENT, "run: python -m ones_db.describe docs/database.md"
+    assert renewed(DOCUMENT) == DOCUMENT, "run: python -m tests.db.describe docs/database.md"
 
 
 def test_a_document_without_a_place_says_so() -> None:

@@ -15,8 +15,7 @@ from ones_db import Store
 from slurm_ones.companion import Tick
 from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
-from slurm_ones.service.metrics import Metrics
-from slurm_ones.service.metrics_server import serve
+from slurm_ones.service.metrics import Metrics, serve
 from slurm_ones.simulate.run import WarningLog, companion_settings, run_companion
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec

@@ -35,7 +35,7 @@ from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.policy.contract import Schedule
 from slurm_ones.rules.plan import PartitionSchedule
-from slurm_ones.service import metrics_server
+from slurm_ones.service import metrics
 from slurm_ones.service.health import Health, Notifier
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.metrics import NO_PHASES, OTHER, Labels, Metrics, Phases, lost
@@ -322,10 +322,10 @@ def test_phases_come_from_the_database(empty_url: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.5)
-    monkeypatch.setattr(metrics_server, "LONGEST_S", 1.0)
+    monkeypatch.setattr(metrics._Handler, "timeout", 0.5)
+    monkeypatch.setattr(metrics, "LONGEST_S", 1.0)
     found = free_port()
-    metrics_server.serve("127.0.0.1", found)
+    metrics.serve("127.0.0.1", found)
     yield found
 
 
@@ -369,7 +369,7 @@ def test_a_place_is_given_back_where_no_thread_can_be_started(monkeypatch: pytes
             start(thread)
 
         patch.setattr(threading.Thread, "start", refused)
-        assert not any(fetched(port) for _ in range(metrics_server.AT_ONCE))
+        assert not any(fetched(port) for _ in range(metrics.AT_ONCE))
     until(lambda: fetched(port))
 
 
@@ -380,4 +380,4 @@ def test_where_it_listens() -> None:
         with pytest.raises(ConfigError, match=r"metrics_address: .*write an IP address of this machine"):
             parse(f'metrics_address = "{wrong}"')
     with pytest.raises(ConfigError, match="metrics_port: port 1 of"):
-        metrics_server.serve("192.0.2.7", 1)
+        metrics.serve("192.0.2.7", 1)

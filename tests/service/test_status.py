@@ -166,7 +166,7 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
 def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     """At the port that was asked for, not on the network; a port that is taken is a setting that is refused."""
     pytest.importorskip("prometheus_client")
-    from slurm_ones.service.metrics_server import serve
+    from slurm_ones.service.metrics import serve
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port := free_port()))

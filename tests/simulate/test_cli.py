@@ -9,8 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app
-from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost, parse_sbatch
-from slurm_ones.cli.simulate_progress import ProgressLines
+from slurm_ones.cli.simulate import (
+    ProgressLines,
+    parse_cluster,
+    parse_pairs,
+    parse_policy,
+    parse_resize_cost,
+    parse_sbatch,
+)
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.runs import RunProgress
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile, write_workload

@@ -1,6 +1,6 @@
 """Generator of the documentation of tables and views, from their definitions.
 
-``python -m ones_db.describe docs/database.md`` replaces the text between the marks in the file; a test compares both.
+``python -m tests.db.describe docs/database.md`` replaces the text between the marks in the file; a test compares both.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tabl
 def renewed(document: str) -> str:
     """Return the document with the parts between its marks made again. Raises `ValueError` without a mark."""
     for name, part in PARTS.items():
-        begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: python -m tests.db.describe -->", f"<!-- end of {name} -->"
         found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)
         if found is None:
             raise ValueError(f"the document has no place for the {name}: write {begin} and {end}")
@@ -102,7 +102,7 @@ def _type(column: Column[object]) -> str:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m ones_db.describe FILE")
+        sys.exit("usage: python -m tests.db.describe FILE")
     path = Path(sys.argv[1])
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
 
