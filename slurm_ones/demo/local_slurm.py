@@ -85,7 +85,7 @@ class LocalSlurm:
             workload(SIMULATED_JOBS[:simulated]), spec, folder, CLUSTER_SETTINGS,
             mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), beside=[here] if jobs else [],
         )  # fmt: skip
-        self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
+        self.client = SimulatedClient(self.world.cluster)
         self._env = self._environment(make_shims(folder / "bin"))
         self._script = Path(__file__).parent / "scripts" / SCRIPT
 

@@ -61,7 +61,7 @@ class World:
         self.timeline = timeline or Timeline()
         self.began = self.timeline.now
         self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, faults, conf)
-        self.client = SimulatedClient(self.cluster, user=USER)
+        self.client = SimulatedClient(self.cluster)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
         """Job id of each submission, by the submission's name."""

@@ -106,11 +106,9 @@ class FaultyClient(SimulatedClient):
         checker: SafetyChecker,
         blocks: BlockSafety,
         clock: Callable[[], float],
-        *,
-        user: str,
     ) -> None:
         """`clock` is that of the companion's host."""
-        super().__init__(cluster, user=user, faults=ClientFaults(cluster, controller, injector, checker))
+        super().__init__(cluster, faults=ClientFaults(cluster, controller, injector, checker))
         self._clock = clock
         self._checker = checker
         self._blocks = blocks

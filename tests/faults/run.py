@@ -26,7 +26,6 @@ from slurm_ones.rules.plan import PartitionSchedule
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.run import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.slurm.timeline import EPOCH
-from slurm_ones.simulate.world import USER
 from tests.db.statements import shared_statements
 from tests.faults import invariants
 from tests.faults.client import Controller, FaultyClient
@@ -190,9 +189,7 @@ class FaultRun:
         store = FaultyStore.open(self._url, self.settings.cluster, term=None if lead is None else lead.term)
         assert isinstance(store, FaultyStore)
         store.injector, store.checker = self.injector, self.checker
-        client = FaultyClient(
-            self.world.cluster, self.controller, self.injector, self.checker, self.blocks, host.clock, user=USER
-        )
+        client = FaultyClient(self.world.cluster, self.controller, self.injector, self.checker, self.blocks, host.clock)
         return SeededCompanion(
             self.settings,
             client,

@@ -447,7 +447,7 @@ SCRIPTS = [
 
 
 def script(data: bytes) -> None:
-    from slurm_ones.simulate.slurm.simulated_client import read_request
+    from tests.slurm.sbatch import read_request
 
     with contextlib.suppress(SlurmError):
         read_request(data.decode("utf-8", "replace"), (), now=NOW, work_dir="/", user="u", uid=1)

@@ -58,15 +58,15 @@ class Harness:
         names = tuple(f"n{i}" for i in range(1, nodes + 1))
         partitions = partitions or [PartitionSpec("gpu", names, 4, whole_nodes)]
         self.cluster = SimulatedCluster(partitions, settings, self.timeline, faults, conf)
-        self.owner = SimulatedClient(self.cluster, uid=OWNER, user="alice", operator=False)
-        self.stranger = SimulatedClient(self.cluster, uid=STRANGER, user="bob", operator=False)
-        self.operator = SimulatedClient(self.cluster, uid=0, user="root")
+        self.owner = SimulatedClient(self.cluster, uid=OWNER, operator=False)
+        self.stranger = SimulatedClient(self.cluster, uid=STRANGER, operator=False)
+        self.operator = SimulatedClient(self.cluster, uid=0)
 
     def submit(
         self, nodes: int = 1, gpus: int = 0, *, runs_s: float = 1e9, stop_s: float = 3.0, **other: object
     ) -> int:
         """A job of `gpus` GPUs on each of `nodes` nodes that runs so long."""
-        request = replace(Request(nodes=nodes, gpus_per_node=gpus, uid=OWNER, user="alice"), **other)  # type: ignore[arg-type]
+        request = replace(Request(nodes=nodes, gpus_per_node=gpus, uid=OWNER), **other)  # type: ignore[arg-type]
 
         def program(job_id: JobKey) -> Program:
             return Sleep(lambda code: self.cluster.exited(job_id, code), self.timeline, runs_s, stop_s)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Task
-from tests.simulate.harness import Harness
+from tests.simulate.harness import OWNER, Harness, Sleep
+from tests.slurm.sbatch import read_request
 
 TASKS = tuple(range(4))
 
@@ -125,16 +124,15 @@ def test_deferred_tasks_stay_deferred_when_one_is_set_apart(harness: Harness) ->
 @pytest.mark.parametrize(
     ("text", "tasks", "throttle"), [("0-3%1", (0, 1, 2, 3), 1), ("1,5,3", (1, 3, 5), 0), ("0-8:4%2", (0, 4, 8), 2)]
 )
-def test_sbatch_reads_arrays(
-    harness: Harness, tmp_path: Path, text: str, tasks: tuple[int, ...], throttle: int
-) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/bash\n#SBATCH --array={text}\n#SBATCH --nodes=1 --gres=gpu:1\nsleep 1\n")
-    job_id = harness.owner.submit(script, ["--hold"])
-    found = harness.owner.tasks(job_id)
+def test_sbatch_reads_arrays(harness: Harness, text: str, tasks: tuple[int, ...], throttle: int) -> None:
+    def submit(array: str) -> int:
+        options = ["--hold", f"--array={array}", "--nodes=1", "--gres=gpu:1"]
+        request = read_request("", options, now=0.0, work_dir="/", user="ann", uid=OWNER)
+        return harness.cluster.submit(request, lambda job_id: Sleep(lambda code: None, harness.timeline))
+
+    found = harness.owner.tasks(submit(text))
     assert tuple(job.array_tasks[0] for job in found) == tasks
     assert {job.throttle for job in found} == {throttle}
     for bad in ("x", "3-1", "0-2000", "1-2%y"):
-        script.write_text(f"#!/bin/bash\n#SBATCH --array={bad}\nsleep 1\n")
         with pytest.raises(Refused):
-            harness.owner.submit(script)
+            submit(bad)

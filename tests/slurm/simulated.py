@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused, SlurmError
 from slurm_ones.slurm.model import JobKey, Queue, SlurmJob
 from tests.simulate.harness import Sleep
+from tests.slurm.sbatch import read_request
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
 UIDS = {OWNER: 2001, STRANGER: 2002, OPERATOR: 0}
@@ -29,8 +30,11 @@ PARTITIONS = [
 
 
 class Client(SimulatedClient):
-    """With what the contract breaks in a client to see what becomes of it."""
+    """With batch scripts, and with what the contract breaks in a client to see what becomes of it."""
 
+    user: str
+    programs: Callable[[str], Callable[[JobKey], Program]]
+    """Makes a job's program from its script's text."""
     partial = False
     """Whether updates of a shape are taken only in part; the way back is taken whole."""
 
@@ -41,6 +45,15 @@ class Client(SimulatedClient):
     @environment.setter
     def environment(self, value: dict[str, str]) -> None:
         pytest.skip("a simulated Slurm has no commands, and so no PATH")
+
+    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
+        try:
+            text = script.read_text()
+        except OSError as error:
+            raise Refused(f"sbatch: Unable to open file {script}: {error.strerror}") from None
+        now, folder = self._cluster.timeline.now, str(directory or Path.cwd())
+        request = read_request(text, arguments, now=now, work_dir=folder, user=self.user, uid=self._uid)
+        return self._cluster.submit(request, self.programs(text))
 
     def _update_shape(self, job: SlurmJob, shape: Shape, queue: Queue) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
@@ -108,9 +121,9 @@ class SimulatedSite(Site):
     def as_(self, user: str) -> Client:  # type: ignore[override]
         """The client as it works for that user."""
         if user not in self._clients:
-            self._clients[user] = Client(
-                self._simulated, uid=UIDS[user], user=user, operator=user == OPERATOR, programs=self._program
-            )
+            client = Client(self._simulated, uid=UIDS[user], operator=user == OPERATOR)
+            client.user, client.programs = user, self._program
+            self._clients[user] = client
         return self._clients[user]
 
     def _program(self, text: str) -> Callable[[JobKey], Program]:
