@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import cache, wraps
 from threading import local
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, Table, bindparam, inspect, select, text
 from sqlalchemy.engine import make_url
@@ -302,27 +302,30 @@ Part = TypeVar("Part", bound=Transactions)
 Given = ParamSpec("Given")
 
 
-def reading(
-    method: Callable[Concatenate[Part, Connection, Given], Found],
-) -> Callable[Concatenate[Part, Given], Found]:
+Asked: TypeAlias = Callable[Concatenate[Part, Connection, Given], Found]
+Answered: TypeAlias = Callable[Concatenate[Part, Given], Found]
+
+
+def reading(method: Asked[Part, Given, Found], *, write: bool = False) -> Answered[Part, Given, Found]:
     """Decorate a method: its connection, which callers do not give, is that of one reading transaction."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
-        with self._read() as connection:
+        with self._write() if write else self._read() as connection:
             return method(self, connection, *given, **named)
 
     return call
 
 
-def remembering(
-    question: str,
-) -> Callable[[Callable[Concatenate[Part, Connection, Given], Found]], Callable[Concatenate[Part, Given], Found]]:
+def noting(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
+    """Decorate a method like `reading`, for one writing transaction; the method updates the cache itself."""
+    return reading(method, write=True)
+
+
+def remembering(question: str) -> Callable[[Asked[Part, Given, Found]], Answered[Part, Given, Found]]:
     """Decorate a method like `reading`, and let a store cache the results under this query's name."""
 
-    def remembered(
-        method: Callable[Concatenate[Part, Connection, Given], Found],
-    ) -> Callable[Concatenate[Part, Given], Found]:
+    def remembered(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
         @wraps(method)
         def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
             about = (*given, *named.values())
@@ -332,16 +335,3 @@ def remembering(
         return call
 
     return remembered
-
-
-def noting(
-    method: Callable[Concatenate[Part, Connection, Given], Found],
-) -> Callable[Concatenate[Part, Given], Found]:
-    """Decorate a method like `reading`, for one writing transaction; the method updates the cache itself."""
-
-    @wraps(method)
-    def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
-        with self._write() as connection:
-            return method(self, connection, *given, **named)
-
-    return call

@@ -77,16 +77,6 @@ class _Own:
     jobs: tuple[JobSummary, ...]
 
 
-def _spans(rows: Iterable[TimelineRow]) -> Iterator[tuple[int, float, float]]:
-    """Start and end of each job, from its first run to its last, ordered by start."""
-    spans: dict[int, tuple[float, float]] = {}
-    for row in rows:
-        end = math.inf if row.end is None else row.end
-        start, last = spans.get(row.job_id, (row.start, end))
-        spans[row.job_id] = (min(start, row.start), max(last, end))
-    return ((job_id, *span) for job_id, span in sorted(spans.items(), key=lambda item: item[1][0]))
-
-
 class TickFeed:
     """Reads the database once a tick of the companion, whatever the number of viewers."""
 
@@ -164,7 +154,8 @@ class TickFeed:
                 return None
             self.looks += 1
             rows = tuple(store.timeline(now - HISTORY_S))
-            colours = palette.chosen(_spans(rows), before.colours)
+            ran = palette.whole((row.job_id, row.start, math.inf if row.end is None else row.end) for row in rows)
+            colours = palette.chosen(ran, before.colours)
             moment = Moment(before.number + 1, now, read_live(store), rows, colours)
         self._seen = seen
         return moment

@@ -48,6 +48,15 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
     return found
 
 
+def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, float]]:
+    """Start and end of each key, from its first (key, start, end) to its last, ordered by start."""
+    spans: dict[K, tuple[float, float]] = {}
+    for key, start, end in periods:
+        first, last = spans.get(key, (start, end))
+        spans[key] = (min(first, start), max(last, end))
+    return [(key, *span) for key, span in sorted(spans.items(), key=lambda item: item[1][0])]
+
+
 def _free(below: Sequence[int], used: Counter[int]) -> int:
     """Choose a colour that may touch the topmost of `below`, and is far below or absent."""
     allowed = APART[below[-1]] if below else range(COLOURS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -91,15 +91,15 @@ class Bar(NamedTuple):
     gpus: int
 
 
-def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return the (M,) times at which any job's GPUs change, and the (J, M) GPUs that jobs hold from then on."""
-    moments = np.unique(np.array([at for bar in bars for at in (bar.start, bar.end)] or [0.0]))
+def held(bars: Sequence[Bar], jobs: Sequence[str], moments: Floats) -> Floats:
+    """Return the (J, M) GPUs that jobs hold at these moments (M,), ascending."""
     row = {job: j for j, job in enumerate(jobs)}
-    change = np.zeros((len(jobs), len(moments)))
-    for bar in bars:
-        change[row[bar.job], np.searchsorted(moments, bar.start)] += bar.gpus
-        change[row[bar.job], np.searchsorted(moments, bar.end)] -= bar.gpus
-    return moments, change.cumsum(axis=1)
+    rows, gpus = [row[bar.job] for bar in bars], np.array([float(bar.gpus) for bar in bars])
+    change = np.zeros((len(jobs), len(moments) + 1))
+    np.add.at(change, (rows, np.searchsorted(moments, [bar.start for bar in bars])), gpus)
+    np.add.at(change, (rows, np.searchsorted(moments, [bar.end for bar in bars])), -gpus)
+    holding: Floats = change.cumsum(axis=1)[:, :-1]
+    return holding
 
 
 def gpus_over_time(
@@ -135,7 +135,11 @@ def gpus_over_time(
     starts, ends = np.array([bar.start for bar in bars]), np.array([bar.end for bar in bars])
     changes = np.unique(np.concatenate([starts, ends]))
     single = (np.searchsorted(changes, ends) - np.searchsorted(changes, starts)).sum() <= MOST_SHAPES
-    moments, holding = held(bars, jobs) if single else _coarser(bars, jobs, changes, starts, ends)
+    if single:
+        moments, holding = changes, held(bars, jobs, changes)
+    else:
+        moments, middles = _intervals(changes, starts, ends)
+        holding = np.pad(held(bars, jobs, middles), ((0, 0), (0, 1)))
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), least)
     colour_of = _colours(bars, jobs, group, colours or {}, by)
     used = [colour_of[group[job]] for job in jobs]
@@ -179,13 +183,7 @@ def _colours(
     if by != "job":
         return palette.chosen(((name, 0.0, 1.0) for name in dict.fromkeys(group[job] for job in jobs)), {})
     known = {job: before[int(job)] for job in jobs if int(job) in before}
-    if len(known) == len(jobs):
-        return known
-    spans: dict[str, tuple[float, float]] = {}
-    for bar in bars:
-        start, end = spans.get(bar.job, (bar.start, bar.end))
-        spans[bar.job] = (min(start, bar.start), max(end, bar.end))
-    return palette.chosen(((job, *spans[job]) for job in jobs), known)
+    return palette.chosen(palette.whole(bar[:3] for bar in bars), known)
 
 
 @dataclass(frozen=True)
@@ -307,25 +305,26 @@ def _stroke(kind: str, text: str) -> Markup:
     return (Markup(line) + Markup(" {}</li>")).format(kind, text)
 
 
-def _coarser(
-    bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
-) -> tuple[Floats, Floats]:
-    """GPUs as `held` returns them, sampled at equal intervals instead of at every change.
-
-    Each interval has the value at its middle, the last one the value at the end.
-    """
+def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
+    """Edges (M + 1,) of equal intervals for a chart with too many changes of size, and the moments (M,) at which jobs'
+    GPUs are sampled: the middle of each interval, of the last one the end."""
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
-    middle = (edges[:-1] + edges[1:]) / 2
-    middle[-1] = (changes[-2] + changes[-1]) / 2
-    row = {job: j for j, job in enumerate(jobs)}
-    rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
-    change = np.zeros((len(jobs), len(edges)))
-    np.add.at(change, (rows, np.searchsorted(middle, starts)), gpus)
-    np.add.at(change, (rows, np.searchsorted(middle, ends)), -gpus)
-    holding: Floats = change.cumsum(axis=1)
-    holding[:, -1] = 0.0
-    return edges, holding
+    middles = (edges[:-1] + edges[1:]) / 2
+    middles[-1] = (changes[-2] + changes[-1]) / 2
+    return edges, middles
+
+
+def _line(kind: str, points: Iterable[tuple[float, float]], title: str = "") -> Markup:
+    """Polyline of a CSS class over points (across, up), each from 0 to 1."""
+    path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.1f}" for x, y in points)
+    named = Markup("<title>{}</title>").format(title) if title else ""
+    return Markup('<polyline class="{}" points="{}">{}</polyline>').format(kind, path, named)
+
+
+def _dot(x: float, y: float, radius: int, title: str) -> Markup:
+    dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="{}"><title>{}</title></circle>'
+    return Markup(dot).format(100 * x, 100 * (1 - y), radius, title)
 
 
 def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
@@ -339,10 +338,9 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
     first, last = values[0][0], max(values[-1][0], values[0][0] + 1)
 
     def place(epoch: float, value: float) -> tuple[float, float]:
-        return (epoch - first) / (last - first), 1 - (value - bottom) / (top - bottom)
+        return (epoch - first) / (last - first), (value - bottom) / (top - bottom)
 
-    path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * y:.1f}" for x, y in (place(*one) for one in values))
-    parts = Markup('<polyline class="line" points="{}"/>').format(path)
+    parts = _line("line", (place(*one) for one in values))
     over = []
     times, epochs = [point.time for point in points], [float(point.epoch) for point in points]
     for at, text in changes:
@@ -350,10 +348,9 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
             x = f"{100 * place(float(np.interp(at, times, epochs)), low)[0]:.2f}%"
             mark = '<line class="change" x1="{0}" x2="{0}" y1="0" y2="100%"><title>{1}</title></line>'
             over.append(Markup(mark).format(x, text))
-    for epoch, value in values[-MOST_SHAPES:]:
-        across, up = place(epoch, value)
-        dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="4"><title>{}</title></circle>'
-        over.append(Markup(dot).format(100 * across, 100 * up, f"epoch {epoch}: {name} {value:.4g}"))
+    over += [
+        _dot(*place(epoch, value), 4, f"epoch {epoch}: {name} {value:.4g}") for epoch, value in values[-MOST_SHAPES:]
+    ]
     label = f"{name} by epoch: from {values[0][1]:.4g} to {values[-1][1]:.4g}"
     picture = Picture(label, of_numbers(first, last, "epoch", whole=True), of_numbers(bottom, top, name), parts, over)
     return picture.drawn(_stroke("change", "a resize") if any("change" in one for one in over) else Markup(""))
@@ -375,21 +372,17 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
     widest = max(*(one.gpus for one in measured), *predicted, 1)
     high = max(*(one.useful for one in measured), *predicted.values(), each * widest, 1e-9) * 1.08
     right = widest * 1.08
-    points = f"0,{HEIGHT:.1f} {WIDTH * widest / right:.1f},{HEIGHT * (1 - each * widest / high):.1f}"
-    parts = Markup('<polyline class="ideal" points="{}"/>').format(points)
     best = {
         gpus: max(one.useful for one in measured if one.gpus == gpus) for gpus in sorted({m.gpus for m in measured})
     }
-    for kind, values in (("predicted", predicted), ("line", best)):
-        line = " ".join(f"{WIDTH * n / right:.1f},{HEIGHT * (1 - value / high):.1f}" for n, value in values.items())
-        parts += Markup('<polyline class="{}" points="{}"/>').format(kind, line) if line else Markup("")
+    parts = Markup("")
+    for kind, values in (("ideal", {0: 0.0, widest: each * widest}), ("predicted", predicted), ("line", best)):
+        parts += _line(kind, ((n / right, value / high) for n, value in values.items())) if values else Markup("")
     over = []
     for one in measured:
-        said = (
-            f"{one.gpus} GPUs, batch {one.batch}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
-        )
-        dot = '<circle class="point" cx="{:.2f}%" cy="{:.2f}%" r="5"><title>{}</title></circle>'
-        over.append(Markup(dot).format(100 * one.gpus / right, 100 * (1 - one.useful / high), said))
+        size = f"{one.gpus} GPUs, batch {one.batch}"
+        said = f"{size}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
+        over.append(_dot(one.gpus / right, one.useful / high, 5, said))
     legend = _stroke("line", "measured, the best batch") + _stroke("ideal", "if each GPU added as much as the first")
     legend += _stroke("predicted", "predicted, at the batch that was measured longest") if predicted else Markup("")
     across = of_numbers(0, right, "GPUs", whole=True)
@@ -425,12 +418,9 @@ def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, 
     axis = of_magnitudes(low, high, across) if log else of_numbers(0.0, high, across)
     shapes = legend = Markup("")
     for n, (name, x, y) in enumerate(there):
-        kind, where = (
-            f"series c{n % palette.COLOURS}",
-            np.log(x / low) / math.log(high / low) if log else x / (high or 1.0),
-        )
-        points = " ".join(f"{WIDTH * a:.1f},{HEIGHT * (1 - b):.1f}" for a, b in zip(where, y / top, strict=True))
-        shapes += Markup('<polyline class="{}" points="{}"><title>{}</title></polyline>').format(kind, points, name)
+        kind = f"series c{n % palette.COLOURS}"
+        where = np.log(x / low) / math.log(high / low) if log else x / (high or 1.0)
+        shapes += _line(kind, zip(where, y / top, strict=True), name)
         legend += _stroke(kind, name)
     return Picture(f"{up} by {across}", axis, of_numbers(0, top, up), shapes).drawn(legend)
 

@@ -12,27 +12,9 @@ from ones_db import DecisionRecord, JobSummary, RunRecord, Store
 from ones_db.reasons import reason
 from ones_db.rows import flat
 from ones_wrapper.protocol.optin import BadComment, parse_comment
+from slurm_ones import text
 from slurm_ones.show.columns import DECISION, JOB, RESIZE, ShownDecision, ShownResize, record
 from slurm_ones.show.live import read_live
-from slurm_ones.text import (
-    change,
-    changed,
-    clock,
-    deadline,
-    described,
-    open_deadline,
-    pause,
-    per_gpu,
-    planned,
-    progress,
-    ran,
-    safe,
-    seconds,
-    shape,
-    starts,
-    trains_on,
-    troubles,
-)
 
 if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
@@ -99,7 +81,7 @@ def decided_last(
 def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
     """The `most` newest resizes of a job (0: all), oldest first, each with the start that followed."""
     found = store.resizes(job_id)[-most:]
-    begun = starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
+    begun = text.starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
     return [ShownResize(one, store.resize_steps(one.id), begun.get(one.id, "")) for one in found]
 
 
@@ -109,12 +91,12 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
     if not blocks and not members:
         return
     if running:
-        yield f"It {trains_on(members, blocks)}"
+        yield f"It {text.trains_on(members, blocks)}"
     for block in blocks:
         if block.end_time is None:
-            yield f"    {ran(block)} since {clock(block.start_time)}"
+            yield f"    {text.ran(block)} since {text.clock(block.start_time)}"
     for new, old in pairwise(members):
-        yield f"    {clock(new.time)} generation {new.report.generation}: {change(new, old)}"
+        yield f"    {text.clock(new.time)} generation {new.report.generation}: {text.change(new, old)}"
 
 
 def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
@@ -136,7 +118,7 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
         return
     at = optin.deadline.after(record.submit_time)
     # One that was promised before the comment was changed holds no longer.
-    yield deadline(said) if said is not None and abs(said.deadline - at) < 1.0 else open_deadline(at)
+    yield text.deadline(said) if said is not None and abs(said.deadline - at) < 1.0 else text.open_deadline(at)
 
 
 def plain_pace(run: RunRecord) -> str:
@@ -156,9 +138,9 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     """Lines of `slurm-ones why` about a job, in rich's markup."""
     job = summary.job_id
     yield (
-        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
-        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
-        f"epochs {progress(summary)}"
+        f"[bold]job {job}[/] {text.safe(summary.name)} of {text.safe(summary.user)}: {summary.state}, "
+        f"shape {text.shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({text.per_gpu(summary)} per GPU), "
+        f"epochs {text.progress(summary)}"
     )
     for line in _of_job(store, summary):
         yield f"  {line}"
@@ -166,10 +148,10 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     for one in found:
         became = DECIDES["outcome"].text(one).strip()
         says_more = (one.given.outcome or one.resize) and became != str(one.given.reason)
-        outcome = f" [dim]({safe(became, 300)})[/]" if says_more else ""
+        outcome = f" [dim]({text.safe(became, 300)})[/]" if says_more else ""
         gets = f"{DECIDES['shape'].text(one)}: " if one.given.shape else ""
-        head = f"{clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
-        yield f"  {head}: {gets}{safe(str(one.given.reason), 500)}{outcome}"
+        head = f"{text.clock(one.decision.time)} {one.decision.policy} ({one.decision.mode})"
+        yield f"  {head}: {gets}{text.safe(str(one.given.reason), 500)}{outcome}"
         if one.given.alternatives:
             yield f"      weighed: {DECIDES['alternatives'].text(one)}"
     if not found:
@@ -181,25 +163,25 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
 def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
     job = summary.job_id
     if summary.refusal:
-        yield f"It is left alone: {safe(str(summary.refusal), 500)}"
-    for limit in described(summary.limits) if summary.limits is not None else ():
-        yield f"Its strategy: {safe(str(limit), 500)}."
+        yield f"It is left alone: {text.safe(str(summary.refusal), 500)}"
+    for limit in text.described(summary.limits) if summary.limits is not None else ():
+        yield f"Its strategy: {text.safe(str(limit), 500)}."
     if summary.report_note:
-        yield f"Not believed of its reports: {safe(summary.report_note, 500)}"
+        yield f"Not believed of its reports: {text.safe(summary.report_note, 500)}"
     for line in _deadline(store, job):
-        yield f"Its {safe(line, 500)}."
+        yield f"Its {text.safe(line, 500)}."
     for slow in _slow_nodes(store, job)[:1]:
         percent = 100 * slow.factor
         said = reason("on_slow_node", node=slow.name, percent=percent, runs=slow.runs, owners=slow.owners)
-        yield f"Slow node: {safe(str(said), 500)}."
-    for trouble in troubles(summary):
+        yield f"Slow node: {text.safe(str(said), 500)}."
+    for trouble in text.troubles(summary):
         yield f"[bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):
-        yield safe(line, 500)
+        yield text.safe(line, 500)
     for run in store.runs(job):
         if run.note:
-            when = f" ({clock(run.hello_time)})" if run.hello_time else ""
-            yield f"Run {run.restart} said{when}: {safe(run.note, 500)}"
+            when = f" ({text.clock(run.hello_time)})" if run.hello_time else ""
+            yield f"Run {run.restart} said{when}: {text.safe(run.note, 500)}"
         if pace := plain_pace(run):
             yield f"Run {run.restart} {pace}"
         if run.attempts:
@@ -207,15 +189,16 @@ def _of_job(store: Store, summary: JobSummary) -> Iterator[str]:
 
 
 def _resize(one: ShownResize) -> Iterator[str]:
-    resize, blocks = one.resize, planned(one.resize)
-    still = pause if resize.mechanism == "blocks" else seconds
+    resize, blocks = one.resize, text.planned(one.resize)
+    change = text.changed(resize) + (f" ({blocks})" if blocks else "")
+    still = text.pause if resize.mechanism == "blocks" else text.seconds
     yield (
-        f"  {clock(resize.started)} resize {changed(resize)}{f' ({blocks})' if blocks else ''}: {resize.stage}"
-        + (f", {safe(str(resize.outcome), 300)}" if resize.outcome else "")
+        f"  {text.clock(resize.started)} resize {change}: {resize.stage}"
+        + (f", {text.safe(str(resize.outcome), 300)}" if resize.outcome else "")
         + (f", training paused for {still(resize.pause_s)}" if resize.pause_s is not None else "")
     )
     for step in one.steps:
-        yield f"      {step.time - resize.started:7.1f} s  {step.stage}  [dim]{safe(str(step.detail), 300)}[/]"
+        yield f"      {step.time - resize.started:7.1f} s  {step.stage}  [dim]{text.safe(str(step.detail), 300)}[/]"
     if one.start:
         yield f"      the start after it: {one.start}"
 

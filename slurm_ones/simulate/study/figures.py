@@ -210,25 +210,16 @@ class Comparison:
     """Share of jobs that end sooner under this policy than under the first."""
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float] | Floats) -> Estimate:
     """Return the mean over seeds with a percentile bootstrap interval."""
     found = np.array([value for value in values if math.isfinite(value)])
-    if not len(found):
-        return Estimate(math.nan, math.nan, math.nan)
-    mean = float(found.mean())
-    if len(found) == 1:
+    mean = float(found.mean()) if len(found) else math.nan
+    if len(found) < 2:
         return Estimate(mean, math.nan, math.nan)
     if np.ptp(found) == 0:
         return Estimate(mean, mean, mean)
-    result = stats.bootstrap(
-        (found,),
-        np.mean,
-        confidence_level=CONFIDENCE,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
-    low, high = result.confidence_interval
+    draws = {"confidence_level": CONFIDENCE, "n_resamples": RESAMPLES, "rng": np.random.default_rng(0)}
+    low, high = stats.bootstrap((found,), np.mean, method="percentile", **draws).confidence_interval
     return Estimate(mean, float(low), float(high))
 
 
@@ -237,15 +228,8 @@ def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))
-    return Comparison(
-        estimate(list(means - others)), estimate(list(means / others)), _p_value(paired), float((paired < 0).mean())
-    )
-
-
-def _p_value(differences: Floats) -> float:
-    if len(differences) < 2 or not differences.any():
-        return math.nan
-    return float(stats.wilcoxon(differences).pvalue)
+    p_value = float(stats.wilcoxon(paired).pvalue) if len(paired) > 1 and paired.any() else math.nan
+    return Comparison(estimate(means - others), estimate(means / others), p_value, float((paired < 0).mean()))
 
 
 @dataclass(frozen=True)
@@ -260,16 +244,11 @@ class Bound:
     """Mean JCT if each job had the whole cluster from its submission."""
 
 
-def mean_bound(bounds: Mapping[int, Bound]) -> Bound:
-    """Return the mean of each value over seeds."""
-    each = np.array([list(asdict(bound).values()) for bound in bounds.values()])
-    return Bound(*each.mean(axis=0).tolist())
-
-
 def bounds_json(bounds: Mapping[int, Bound]) -> dict[str, Any]:
     """Return JSON with the means over seeds in `bound`, and the values of each seed in `bounds`."""
-    each = [{"seed": seed, **asdict(bound)} for seed, bound in bounds.items()]
-    return {"bound": asdict(mean_bound(bounds)), "bounds": each}
+    each = {seed: asdict(bound) for seed, bound in bounds.items()}
+    mean = {key: float(np.mean([bound[key] for bound in each.values()])) for key in asdict(next(iter(bounds.values())))}
+    return {"bound": mean, "bounds": [{"seed": seed, **bound} for seed, bound in each.items()]}
 
 
 def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str, float]:
@@ -280,7 +259,9 @@ def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str
     placement, changes not worth their cost, and imperfect knowledge or choices of the policy.
     """
     mean = float(completion_times(outcome).mean())
-    pauses = float(np.mean([_paused_s(job) + _until_tick_s(job, interval_s) for job in outcome.jobs]))
+    paused = [job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0 for job in outcome.jobs]
+    until_tick = [math.ceil(job.submitted / interval_s) * interval_s - job.submitted for job in outcome.jobs]
+    pauses = float(np.mean(np.add(paused, until_tick)))
     sharing = bound.fluid_mean_jct_s - bound.alone_mean_jct_s
     return {
         "bound_s": bound.mean_jct_s,
@@ -290,11 +271,3 @@ def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str
         "pauses_s": pauses,
         "rest_s": mean - bound.fluid_mean_jct_s - pauses,
     }
-
-
-def _paused_s(job: JobOutcome) -> float:
-    return job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0
-
-
-def _until_tick_s(job: JobOutcome, interval_s: float) -> float:
-    return math.ceil(job.submitted / interval_s) * interval_s - job.submitted

@@ -10,28 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ones_wrapper.protocol import (
-    CHECKPOINTS,
-    MANIFEST,
-    ORDERS,
-    SPEC,
-    Batch,
-    Bye,
-    Checkpoint,
-    Epoch,
-    First,
-    Hello,
-    Membership,
-    Order,
-    Report,
-    Spec,
-    Throughput,
-    decode_order,
-    directory_name,
-    encode,
-    encode_report,
-    reports_name,
-)
+from ones_wrapper import protocol
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.strategies import FP32
@@ -44,52 +23,52 @@ class JobFiles:
     """Directory of one job. Reports are buffered until `flush`, which runs before anybody reads them."""
 
     def __init__(self, work_dir: Path, job_id: int) -> None:
-        self.directory = work_dir / directory_name(job_id)
-        self._orders = self.directory / ORDERS
+        self.directory = work_dir / protocol.directory_name(job_id)
+        self._orders = self.directory / protocol.ORDERS
         self._restart = 0
         self._number = 0
         self._lines: list[bytes] = []
         self._seen: tuple[int, int] | None = None
         self._checkpoints: list[str] = []
-        self.order: Order | None = None
+        self.order: protocol.Order | None = None
         """Order in force: the one with the highest number that this run has read."""
 
-    def open(self, restart: int, spec: Spec) -> None:
+    def open(self, restart: int, spec: protocol.Spec) -> None:
         """Start the files of a run."""
         self.flush()
         if not self.directory.exists():
             self.directory.mkdir()
-            (self.directory / CHECKPOINTS).mkdir()
+            (self.directory / protocol.CHECKPOINTS).mkdir()
         self.tell(spec)
         self._restart, self._number = restart, 0
 
-    def tell(self, spec: Spec) -> None:
+    def tell(self, spec: protocol.Spec) -> None:
         """Write the job's spec."""
-        (self.directory / SPEC).write_bytes(encode(spec))
+        (self.directory / protocol.SPEC).write_bytes(protocol.encode(spec))
 
-    def report(self, time: float, report: Report) -> None:
+    def report(self, time: float, report: protocol.Report) -> None:
         """Buffer a line of the run's reports."""
         self._number += 1
-        self._lines.append(encode_report(self._number, time, report))
+        self._lines.append(protocol.encode_report(self._number, time, report))
 
     def flush(self) -> None:
         """Write the buffered reports."""
         if self._lines:
-            with (self.directory / reports_name(self._restart)).open("ab", buffering=0) as file:
+            with (self.directory / protocol.reports_name(self._restart)).open("ab", buffering=0) as file:
                 file.write(b"".join(self._lines))
             self._lines.clear()
 
     def checkpoint(self, step: int) -> str:
         """Write a complete checkpoint and remove old ones; return its name."""
         name = f"step-{step:09d}"
-        folder = self.directory / CHECKPOINTS
+        folder = self.directory / protocol.CHECKPOINTS
         if name not in self._checkpoints:
             (folder / name).mkdir()
-            (folder / name / MANIFEST).write_bytes(b"{}\n")
+            (folder / name / protocol.MANIFEST).write_bytes(b"{}\n")
             self._checkpoints.append(name)
         while len(self._checkpoints) > KEPT:
             old = folder / self._checkpoints.pop(0)
-            (old / MANIFEST).unlink()
+            (old / protocol.MANIFEST).unlink()
             old.rmdir()
         return name
 
@@ -103,7 +82,7 @@ class JobFiles:
         if seen == self._seen:
             return False
         self._seen = seen
-        order = decode_order(self._orders.read_bytes())
+        order = protocol.decode_order(self._orders.read_bytes())
         if self.order is None or order.number > self.order.number:
             self.order = order
         return True
@@ -134,7 +113,7 @@ class Reporter:
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
-        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, epochs)
+        self.spec = protocol.Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, epochs)
         if app.by is None:
             self.spec = replace(self.spec, gradient_bytes=int(app.parameters * FP32))
         else:
@@ -184,7 +163,7 @@ class Reporter:
         before = self._last
         self._resizes += before is not None and before[1] != world
         self._append(
-            Hello(
+            protocol.Hello(
                 nodes=len(placement),
                 gpus_per_node=placement[0],
                 world=world,
@@ -221,7 +200,7 @@ class Reporter:
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)
-            self._append(First(step + 1, seconds), begun + seconds)
+            self._append(protocol.First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
         """Report the steps since the last report, if any, and set the time of the next one."""
@@ -232,7 +211,7 @@ class Reporter:
         seconds = self._seconds * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
         if samples > 0:
             self._append(
-                Throughput(
+                protocol.Throughput(
                     epoch=at.epoch,
                     step=at.step,
                     cursor=at.cursor,
@@ -251,21 +230,23 @@ class Reporter:
     def epoch(self, at: Position, batch: int) -> None:
         """Report the end of an epoch."""
         self._first_step(at)
-        self._append(Epoch(at.epoch, at.step, at.cursor, self._curve.loss(at), self._curve.accuracy(at, batch)))
+        self._append(
+            protocol.Epoch(at.epoch, at.step, at.cursor, self._curve.loss(at), self._curve.accuracy(at, batch))
+        )
 
     def batch(self, at: Position, batch: int, order: int) -> None:
         """Report a change of batch by an order."""
-        self._append(Batch(at.step, batch, batch / self.spec.base_batch, order))
+        self._append(protocol.Batch(at.step, batch, batch / self.spec.base_batch, order))
 
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
         """Report a durable checkpoint."""
-        self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
+        self._append(protocol.Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
         """Report a new membership; `change` are report fields about the change that led to it."""
         now, world = self._timeline.now, sum(placement)
         self._append(
-            Membership(
+            protocol.Membership(
                 nodes=len(placement),
                 gpus_per_node=placement[0] if len({*placement}) == 1 else 0,
                 world=world,
@@ -278,9 +259,9 @@ class Reporter:
 
     def bye(self, at: Position, reason: str, code: int = 0) -> None:
         """Report the end of the run."""
-        self._append(Bye(reason, at.step, code))
+        self._append(protocol.Bye(reason, at.step, code))
 
-    def _append(self, report: Report, time: float | None = None) -> None:
+    def _append(self, report: protocol.Report, time: float | None = None) -> None:
         if self._files is None:
             return
         time = self._timeline.now if time is None else time
