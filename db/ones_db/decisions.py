@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, bindparam, case, exists, func, or_, s
 
 from ones_db.backend import ResizeConflict, UnknownRecord
 from ones_db.engine import Transactions, change_rows, noting, reading, remembering
-from ones_db.jobs import alive, among, key_of, keys_of, latest, newest
+from ones_db.jobs import alive, among, key_of, keys_of, latest, newest, with_job
 from ones_db.reasons import NO_REASON, Reason
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ResizeRecord, ResizeStepRecord
 from ones_db.rows import record_of, row_of, same_record
@@ -313,7 +313,11 @@ class DecisionStore(Transactions):
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
         """Return a job's resizes by id, in the order of their begin; empty for an unknown job. The dictionary belongs
         to the store's cache: callers must not change it."""
-        query = _with_job(self._cluster).where(newest(self._cluster), JOBS.c.job_id == job_id).order_by(RESIZES.c.id)
+        query = (
+            with_job(RESIZES, self._cluster)
+            .where(latest(self._cluster), JOBS.c.job_id == job_id)
+            .order_by(RESIZES.c.id)
+        )
         return {row["id"]: _record(row) for row in connection.execute(query).mappings()}
 
     @reading
@@ -321,7 +325,7 @@ class DecisionStore(Transactions):
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
         """Return the resizes of a job or of all jobs, oldest first; with `decisions` only those for these."""
-        query = _with_job(self._cluster).order_by(RESIZES.c.id)
+        query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
         if job_id is not None:
@@ -360,23 +364,15 @@ PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s"
 
 @cache
 def _opened(cluster: int) -> Select[Any]:
-    return _with_job(cluster).where(RESIZES.c.ended.is_(None))
+    return with_job(RESIZES, cluster).where(RESIZES.c.ended.is_(None))
 
 
 @cache
 def _by_id(cluster: int) -> Select[Any]:
-    return _with_job(cluster).where(RESIZES.c.id == bindparam("key"))
+    return with_job(RESIZES, cluster).where(RESIZES.c.id == bindparam("key"))
 
 
 _LAST_STEP = select(STEPS).where(STEPS.c.resize_id == bindparam("key")).order_by(STEPS.c.sequence.desc()).limit(1)
-
-
-def _with_job(cluster: int) -> Select[Any]:
-    return (
-        select(RESIZES, JOBS.c.job_id.label("slurm_id"))
-        .join(JOBS, JOBS.c.id == RESIZES.c.job_id)
-        .where(JOBS.c.cluster_id == cluster)
-    )
 
 
 def _found(connection: Connection, cluster: int, resize_id: int) -> ResizeRecord:
@@ -402,4 +398,4 @@ def _step(connection: Connection, step: ResizeStepRecord) -> None:
 
 
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:
-    return record_of(ResizeRecord, row, job_id=row["slurm_id"])
+    return record_of(ResizeRecord, row, job_id=row["slurm_job"])

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Float,
     Row,
     Select,
+    Table,
     and_,
     bindparam,
     exists,
@@ -93,6 +94,12 @@ def lasted(cluster: int) -> ColumnElement[bool]:
     """Return the condition, in a query of runs joined with jobs, that a run of the cluster had not ended by `since`."""
     since = bindparam("since", type_=Float())
     return alive(cluster, since) & (func.coalesce(run_end(), since) >= since)
+
+
+def with_job(table: Table, cluster: int) -> Select[Any]:
+    """Return the query of a table's rows that belong to jobs of the cluster, with Slurm's job id as `slurm_job`."""
+    query = select(table, JOBS.c.job_id.label("slurm_job")).join(JOBS, JOBS.c.id == table.c.job_id)
+    return query.where(JOBS.c.cluster_id == cluster)
 
 
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:
@@ -299,18 +306,10 @@ class JobStore(Transactions):
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
         """Return promise or refusal of the deadlines of these jobs, or of all that have not ended, by id."""
-        query = (
-            select(PROMISES, JOBS.c.job_id.label("slurm_job"))
-            .join(JOBS, JOBS.c.id == PROMISES.c.job_id)
-            .where(
-                newest(self._cluster), JOBS.c.end_time.is_(None) if job_ids is None else among(JOBS.c.job_id, job_ids)
-            )
-            .order_by(JOBS.c.job_id)
-        )
-        return {
-            row["slurm_job"]: record_of(PromiseRecord, row, job_id=row["slurm_job"])
-            for row in connection.execute(query).mappings()
-        }
+        which = JOBS.c.end_time.is_(None) if job_ids is None else among(JOBS.c.job_id, job_ids)
+        query = with_job(PROMISES, self._cluster).where(latest(self._cluster), which).order_by(JOBS.c.job_id)
+        found = connection.execute(query).mappings()
+        return {row["slurm_job"]: record_of(PromiseRecord, row, job_id=row["slurm_job"]) for row in found}
 
 
 @cache
@@ -409,12 +408,8 @@ class BlockStore(Transactions):
     @reading
     def open_blocks(self, connection: Connection) -> list[BlockRecord]:
         """Return the blocks that have not ended."""
-        query = (
-            select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
-            .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
-            .where(newest(self._cluster), BLOCKS.c.end_time.is_(None))
-            .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
-        )
+        query = with_job(BLOCKS, self._cluster).where(latest(self._cluster), BLOCKS.c.end_time.is_(None))
+        query = query.order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
         return [record_of(BlockRecord, row, job_id=row["slurm_job"]) for row in connection.execute(query).mappings()]
 
     @reading

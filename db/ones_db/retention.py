@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, exists, func, or_, select
 
@@ -34,16 +34,6 @@ from ones_db.tables import (
     THROUGHPUT,
 )
 from ones_db.view import IDLE_USE, LEAST_S, WITHIN
-
-
-class RolledUp(NamedTuple):
-    """Numbers of samples in one step of a roll-up, or in a dry run."""
-
-    read: int
-    """Samples read."""
-    removed: int
-    """Samples deleted, since a rolled-up sample replaces them."""
-
 
 KEPT = max(SPEEDS, NOISES)
 """Number of newest samples of each run and batch that are never rolled up."""
@@ -233,8 +223,11 @@ class RetentionStore(Transactions):
         )
         return list(connection.scalars(query))
 
-    def roll_up(self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False) -> RolledUp:
-        """Roll up the next samples of these runs in a short transaction; done runs leave. `dry` only counts."""
+    def roll_up(
+        self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False
+    ) -> tuple[int, int]:
+        """Roll up the next samples of these runs in a short transaction; done runs leave. `dry` only counts. Return how
+        many samples were read, and how many deleted, since a rolled-up sample replaces them."""
         with self._read() if dry else self._write() as connection:
             read = removed = 0
             while works and read < PIECE:
@@ -242,7 +235,7 @@ class RetentionStore(Transactions):
                 read, removed = read + looked, removed + gone
                 if works[0].done:
                     works.popleft()
-            return RolledUp(read, removed)
+            return read, removed
 
     @reading
     def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
@@ -344,8 +337,8 @@ def maintain(
         while works:
             progress(what, of - len(works), of)
             began = time.monotonic()
-            looked = store.roll_up(works, now - age, stretch, dry=dry)
-            read, removed = read + looked.read, removed + looked.removed
+            looked, gone = store.roll_up(works, now - age, stretch, dry=dry)
+            read, removed = read + looked, removed + gone
             if not dry:
                 sleep(max(time.monotonic() - began, REST_S))
         progress(what, of, of)

@@ -27,6 +27,19 @@ _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
 """SQLite's word for each `Mode`; `rwc` creates the file."""
 
 
+_BUSY = "locked by another process for {busy_s:.0f} s; is a second companion writing it?"
+_ERRORS: tuple[tuple[str, type[StoreError], str], ...] = (
+    ("locked", StoreBusy, _BUSY),
+    ("busy", StoreBusy, _BUSY),
+    ("unable to open", StoreError, "cannot be opened; check that the directory exists and that you may write in it"),
+    ("readonly", StoreError, "you may not write it; check the owner and mode of the file and its directory"),
+    ("disk is full", StoreError, "no space is left on its disk; nothing of this call was stored"),
+    ("not a database", SchemaError, "not an SQLite database; name another file"),
+    ("no such table", SchemaError, f"{{words}}; run `{UPGRADE}`"),
+)
+"""Words of SQLite's errors, each with the error and the message that stand for them."""
+
+
 class SQLite:
     """An SQLite database in one file."""
 
@@ -128,21 +141,9 @@ class SQLite:
         return {}
 
     def explained(self, error: DBAPIError) -> StoreError:
-        words, path = str(error.orig), self.path
-        if "locked" in words or "busy" in words:
-            waited = f"{backend.BUSY_S:.0f} s"
-            return StoreBusy(f"{path}: locked by another process for {waited}; is a second companion writing it?")
-        if "unable to open" in words:
-            return StoreError(f"{path}: cannot be opened; check that the directory exists and that you may write in it")
-        if "readonly" in words:
-            return StoreError(f"{path}: you may not write it; check the owner and mode of the file and its directory")
-        if "disk is full" in words:
-            return StoreError(f"{path}: no space is left on its disk; nothing of this call was stored")
-        if "not a database" in words:
-            return SchemaError(f"{path}: not an SQLite database; name another file")
-        if "no such table" in words:
-            return SchemaError(f"{path}: {words}; run `{UPGRADE}`")
-        return StoreError(f"{path}: {words}")
+        words = str(error.orig)
+        kind, meant = next((told for part, *told in _ERRORS if part in words), (StoreError, "{words}"))
+        return kind(f"{self.path}: {meant.format(words=words, busy_s=backend.BUSY_S)}")
 
     def back_up(self, revision: str) -> str:
         """Copy the file durably to its own directory; the copy is consistent also while a companion writes."""

@@ -250,7 +250,7 @@ def test_samples_of_several_sizes_are_not_put_together(
     works = deque(RollUpWork(run) for run in store.rollups_due(4000.0, 1000.0))
     removed = 0
     while works:
-        removed += store.roll_up(works, 4000.0, 1000.0).removed
+        removed += store.roll_up(works, 4000.0, 1000.0)[1]
     assert removed > 100
     assert sizes() == before
     store._cache.clear()
