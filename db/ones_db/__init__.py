@@ -17,81 +17,47 @@ import sys
 if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, but a path set by hand does not
     sys.exit(f"ones_db needs Python 3.10 or newer; {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}")
 
-from ones_db.backend import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
-from ones_db.engine import LeaderRecord
-from ones_db.query import Database, connect
-from ones_db.records import (
-    RESIZE_DONE,
-    RESIZE_OVERTAKEN,
-    RESIZE_PREEMPTED,
-    AlternativeRecord,
-    BlockRecord,
-    DecisionJobRecord,
-    DecisionRecord,
-    EpochPoint,
-    GuestRun,
-    HeldRecord,
-    JobHistory,
-    JobRecord,
-    MembershipRecord,
-    NoisePoint,
-    PlacedPoint,
-    PromiseRecord,
-    ReportLine,
-    ResizeRecord,
-    ResizeStepRecord,
-    RunRecord,
-    RunReports,
-    ThroughputPoint,
-)
-from ones_db.site import AccountingJob, ActionRecord, HealthRecord, Imported, NodeRecord, PastJob
-from ones_db.store import Store
-from ones_db.summary import JobSummary, TimelineRow
-from ones_db.tables import SCHEMA_REVISION
+from ones_db.backend import NotLeader as NotLeader
+from ones_db.backend import ResizeConflict as ResizeConflict
+from ones_db.backend import SchemaError as SchemaError
+from ones_db.backend import StoreBusy as StoreBusy
+from ones_db.backend import StoreError as StoreError
+from ones_db.backend import StoreLost as StoreLost
+from ones_db.backend import UnknownRecord as UnknownRecord
+from ones_db.engine import LeaderRecord as LeaderRecord
+from ones_db.query import Database as Database
+from ones_db.query import connect as connect
+from ones_db.records import RESIZE_DONE as RESIZE_DONE
+from ones_db.records import RESIZE_OVERTAKEN as RESIZE_OVERTAKEN
+from ones_db.records import RESIZE_PREEMPTED as RESIZE_PREEMPTED
+from ones_db.records import AlternativeRecord as AlternativeRecord
+from ones_db.records import BlockRecord as BlockRecord
+from ones_db.records import DecisionJobRecord as DecisionJobRecord
+from ones_db.records import DecisionRecord as DecisionRecord
+from ones_db.records import EpochPoint as EpochPoint
+from ones_db.records import GuestRun as GuestRun
+from ones_db.records import HeldRecord as HeldRecord
+from ones_db.records import JobHistory as JobHistory
+from ones_db.records import JobRecord as JobRecord
+from ones_db.records import MembershipRecord as MembershipRecord
+from ones_db.records import NoisePoint as NoisePoint
+from ones_db.records import PlacedPoint as PlacedPoint
+from ones_db.records import PromiseRecord as PromiseRecord
+from ones_db.records import ReportLine as ReportLine
+from ones_db.records import ResizeRecord as ResizeRecord
+from ones_db.records import ResizeStepRecord as ResizeStepRecord
+from ones_db.records import RunRecord as RunRecord
+from ones_db.records import RunReports as RunReports
+from ones_db.records import ThroughputPoint as ThroughputPoint
+from ones_db.site import AccountingJob as AccountingJob
+from ones_db.site import ActionRecord as ActionRecord
+from ones_db.site import HealthRecord as HealthRecord
+from ones_db.site import Imported as Imported
+from ones_db.site import NodeRecord as NodeRecord
+from ones_db.site import PastJob as PastJob
+from ones_db.store import Store as Store
+from ones_db.summary import JobSummary as JobSummary
+from ones_db.summary import TimelineRow as TimelineRow
+from ones_db.tables import SCHEMA_REVISION as SCHEMA_REVISION
 
 __version__ = "0.2.0"
-
-__all__ = [
-    "RESIZE_DONE",
-    "RESIZE_OVERTAKEN",
-    "RESIZE_PREEMPTED",
-    "SCHEMA_REVISION",
-    "AccountingJob",
-    "ActionRecord",
-    "AlternativeRecord",
-    "BlockRecord",
-    "Database",
-    "DecisionJobRecord",
-    "DecisionRecord",
-    "EpochPoint",
-    "GuestRun",
-    "HealthRecord",
-    "HeldRecord",
-    "Imported",
-    "JobHistory",
-    "JobRecord",
-    "JobSummary",
-    "LeaderRecord",
-    "MembershipRecord",
-    "NodeRecord",
-    "NoisePoint",
-    "NotLeader",
-    "PastJob",
-    "PlacedPoint",
-    "PromiseRecord",
-    "ReportLine",
-    "ResizeConflict",
-    "ResizeRecord",
-    "ResizeStepRecord",
-    "RunRecord",
-    "RunReports",
-    "SchemaError",
-    "Store",
-    "StoreBusy",
-    "StoreError",
-    "StoreLost",
-    "ThroughputPoint",
-    "TimelineRow",
-    "UnknownRecord",
-    "connect",
-]

@@ -130,8 +130,9 @@ WHO = (Column("name", "text", "name of the job"), Column("user_name", "text", "i
 WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
 
 
-def time_of(name: str, comment: str) -> Column:
-    return Column(name, "time", f"{comment}, Unix seconds")
+def time_of(name: str, text: str, comment: str) -> tuple[Column, Column]:
+    """Return the columns of a time, in Unix seconds and, under the name `text`, as text."""
+    return Column(name, "time", f"{comment}, Unix seconds"), said(text, name)
 
 
 def said(name: str, of: str) -> Column:

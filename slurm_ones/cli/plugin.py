@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from slurm_ones.cli.common import command, say
-from slurm_ones.plugin import PluginError, PluginSite, compile_spank, look, trial, write_own, write_site
+from slurm_ones.plugin.build import PluginError, compile_spank
+from slurm_ones.plugin.install import PluginSite, look, trial, write_own, write_site
 from slurm_ones.simulate import BadInput
 
 app = typer.Typer(

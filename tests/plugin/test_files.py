@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.plugin import PluginError, PluginSite, build, compile_spank, write_own, write_site
+from slurm_ones.plugin import build
+from slurm_ones.plugin.build import PluginError, compile_spank
+from slurm_ones.plugin.install import PluginSite, write_own, write_site
 
 SITE = PluginSite("/etc/slurm/slurm.conf", "all_partitions", "", "/etc/slurm/plugstack.conf")
 VERSION = "#define SLURM_VERSION_NUMBER 0x{:02x}{:02x}03\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.plugin import PluginSite, trial
+from slurm_ones.plugin.install import PluginSite, trial
 
 SBATCH = """#!/bin/sh
 case "$*" in
