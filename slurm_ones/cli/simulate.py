@@ -409,7 +409,6 @@ class ProgressLines:
         self._latest: dict[tuple[str, int], RunProgress] = {}
 
     def __call__(self, progress: RunProgress) -> None:
-        """See `runs.OnProgress`."""
         key = progress.label, progress.seed
         before = self._latest.get(key)
         if before is not None and before.finished:

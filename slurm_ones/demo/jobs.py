@@ -98,7 +98,6 @@ class Paced:
     model: str
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `Speed`."""
         exchange = np.full(len(local), EXCHANGE_S[self.model] * (gpus + 1))
         return PACE_MS[self.model] * (local + 2) / 1000 + exchange, exchange
 

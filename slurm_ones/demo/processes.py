@@ -147,7 +147,6 @@ class ProcessProgram:
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """See `Program`."""
         array, task = self.task.array, self.task.task
         slurm = {
             "SLURM_ARRAY_JOB_ID": str(array),

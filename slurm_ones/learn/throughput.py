@@ -231,7 +231,6 @@ class MeasuredThroughputs:
         self._believed = np.array([[models[j].believed] for j in self._guarded])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `MeasuredThroughput.throughput`."""
         at = self._at(nodes, gpus, batches)
         step = self.log_step(at)
         speed = np.exp(np.log(at.gpus) + at.local + np.log(self._reference) - step)
@@ -242,7 +241,6 @@ class MeasuredThroughputs:
         return np.where(gpus > 0, speed, 0.0)
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `MeasuredThroughput.plausible`."""
         deviation = np.sqrt(np.log1p(self.uncertainty(nodes, gpus, batches) ** 2))
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
@@ -256,7 +254,6 @@ class MeasuredThroughputs:
         return np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `MeasuredThroughput.uncertainty`."""
         return np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
 
     def log_step(self, at: Sizes) -> Floats:

@@ -260,7 +260,6 @@ class Drl:
         self.network = network or load().network
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         game = Game(cluster, jobs, now)
         return game.schedule(best_steps(self.network, game.steps, game.gpus, game.total))
 

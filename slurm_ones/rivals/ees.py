@@ -53,7 +53,6 @@ class Ees:
         self._rescaled: float | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         since = None if self._rescaled is None else now - self._rescaled
         if since is not None and 0 <= since < self.options.interval_s:

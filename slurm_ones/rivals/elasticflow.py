@@ -59,7 +59,6 @@ class ElasticFlow:
         self.options = options or ElasticFlowOptions()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, [_limited(cluster, job) for job in mobile], "requested")

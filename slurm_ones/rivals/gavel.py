@@ -59,7 +59,6 @@ class Gavel:
         self._rounds: dict[int, int] = {}
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         self._had = {job.job_id: self._had.get(job.job_id, {}) for job in jobs}

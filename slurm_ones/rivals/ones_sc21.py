@@ -426,7 +426,6 @@ class OnesSc21:
         """(K, jobs of the last decision) GPUs of each job; `_known` maps job ids to columns."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         space = build(cluster, jobs, fixed_jobs(cluster, jobs))
         limit = self._limits.update(space, jobs)
         best, cost = self._search(space, limit, rng)

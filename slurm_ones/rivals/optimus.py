@@ -128,7 +128,6 @@ class Optimus:
         """Losses of each job at its last fit, and the fit, valid until the job reports another loss."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
         between = self._last <= now < self._last + self.options.interval_s

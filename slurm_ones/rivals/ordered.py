@@ -40,7 +40,6 @@ class Fifo:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         allocations, reasons, parked = {}, {}, set()
         for job in jobs:
@@ -79,7 +78,6 @@ class Srtf:
     first = "jobs that end soonest"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         rank = {job.job_id: self._key(cluster, job) for job in jobs}
         # Of equal jobs the one that runs goes on.
         order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))
@@ -160,7 +158,6 @@ class Tiresias:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 

@@ -454,7 +454,6 @@ class Pollux:
         self._nodes: tuple[str, ...] = ()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         problem = build(cluster, jobs, fixed, self._history, now, self.options.power)

@@ -75,7 +75,6 @@ class Sia:
         self._history = History()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)

@@ -51,7 +51,6 @@ class Wham:
     name = "wham"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.policy.contract.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, mobile, "best")

@@ -125,7 +125,6 @@ class _Present(Collector):
         """Value by the metric's name and its labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """See `Collector`."""
         values = self.values if self._clock() <= self.until else {}
         for name, (text, labels) in NOW.items():
             family = GaugeMetricFamily(f"{SPACE}_{name}", text, labels=labels)

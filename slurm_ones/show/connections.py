@@ -51,7 +51,6 @@ class UnambiguousLength:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         names = {name for name, _ in scope.get("headers", ())}
         if {b"transfer-encoding", b"content-length"} <= names:
             answer = PlainTextResponse("a length and a transfer encoding\n", 400, {"Connection": "close"})
@@ -98,7 +97,6 @@ class Bounded(H11Protocol):
     _admitted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
         super().connection_made(transport)
         self.began = time.monotonic()
         self.peer = peer_of(self.client or ("", 0), self.server or ("", 0))
@@ -144,7 +142,6 @@ class Bounded(H11Protocol):
         self._look_later()
 
     def handle_events(self) -> None:
-        """See uvicorn."""
         before = self.cycle
         # The scope is that of the newest request.
         _ = self.stranger

@@ -288,7 +288,6 @@ class TrueModel:
     """Progress of the job in samples of the base batch."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `policy.contract.ThroughputModel`."""
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -296,7 +295,6 @@ class TrueModel:
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:
-        """See `policy.contract.EfficiencyModel`."""
         return self.application.efficiency(self.done, batches)
 
 

@@ -99,7 +99,6 @@ class Clairvoyant:
         self._world = world
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `policy.contract.Policy`."""
         trainings, view = self._world.trainings, self._world.spec.view
         known = [replace(job, true_remaining_s=remaining_s(trainings[job.job_id], view)) for job in jobs]
         return self._policy.decide(cluster, known, now, rng)

@@ -37,7 +37,6 @@ class Idle:
         """See `Program`."""
 
     def stop(self, *, killed: bool = False) -> float:
-        """See `Program`."""
         return 0.0
 
 

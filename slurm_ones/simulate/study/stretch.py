@@ -182,11 +182,9 @@ class TraceSource(Source):
         return share_figures(self.counted(outcome), hours, rigid)
 
     def kind(self, job: JobOutcome) -> str:
-        """See `Source.kind`."""
         return "elastic" if job.elastic else "there before" if job.name.startswith(BEFORE) else "rigid"
 
     def described(self) -> dict[str, Any]:
-        """See `Source.described`."""
         return {"workload": self.workload, "profiles": str(self.profiles) if self.profiles else None}
 
 
@@ -365,7 +363,6 @@ class EverySecond:
     """Speed model in which every step takes one second."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`."""
         return np.ones_like(local), np.zeros_like(local)
 
 

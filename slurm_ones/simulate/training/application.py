@@ -373,11 +373,9 @@ class Hot:
             raise ValueError(f"bytes_per_s: {self.bytes_per_s!r} must be above 0 and at most 1e15")
 
     def start_s(self, app: Application) -> float:
-        """See `Requeue.start_s`."""
         return self.launch_s
 
     def grow_s(self, app: Application) -> float:
-        """See `Requeue.grow_s`."""
         return self.pause_s + self.sent_bytes(app) / self.bytes_per_s
 
     @staticmethod
@@ -386,11 +384,9 @@ class Hot:
         return round(STATE_BYTES * app.parameters)
 
     def shrink_s(self, app: Application) -> float:
-        """See `Requeue.shrink_s`."""
         return self.shrink_pause_s
 
     def prepare_s(self, app: Application) -> float:
-        """See `Requeue.prepare_s`."""
         return self.launch_s
 
 

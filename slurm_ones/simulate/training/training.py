@@ -729,15 +729,12 @@ class BlockProgram:
 
     @property
     def batch(self) -> int:
-        """See `Program`."""
         return self._training.batch
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """See `Program`."""
         self._training.block_starts(SimulatedBlock(self._task, restart, dict(gpus)))
 
     def stop(self, *, killed: bool = False) -> float:
-        """See `Program`."""
         return self._training.block_stops(self._task, killed=killed)
 
 

@@ -44,7 +44,6 @@ class ParametricSpeed:
     """γ, the exponent of the overlap."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`."""
         compute: Floats = self.fixed + self.sample * np.asarray(local, dtype=np.float64)
         if gpus < 2:
             return compute, np.zeros_like(compute)

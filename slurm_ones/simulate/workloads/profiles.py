@@ -95,11 +95,9 @@ class MeasuredSpeed:
     """(P, 2) seconds of step and sync at each of the `points`."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`."""
         return self.placed(_packed(nodes, gpus, max(max(key) for key in self.placements)), local)
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """See `application.PlacedSpeed`."""
         rows = self.placements.get(smallest_rotation(placement))
         if rows is not None:
             return np.interp(local, rows[:, 0], rows[:, 1]), np.interp(local, rows[:, 0], rows[:, 2])
