@@ -142,8 +142,10 @@ class SQLite:
 
     def explained(self, error: DBAPIError) -> StoreError:
         words = str(error.orig)
-        kind, meant = next((told for part, *told in _ERRORS if part in words), (StoreError, "{words}"))
-        return kind(f"{self.path}: {meant.format(words=words, busy_s=backend.BUSY_S)}")
+        for part, kind, meant in _ERRORS:
+            if part in words:
+                return kind(f"{self.path}: {meant.format(words=words, busy_s=backend.BUSY_S)}")
+        return StoreError(f"{self.path}: {words}")
 
     def back_up(self, revision: str) -> str:
         """Copy the file durably to its own directory; the copy is consistent also while a companion writes."""
