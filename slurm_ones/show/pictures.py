@@ -94,7 +94,7 @@ class Bar(NamedTuple):
 def held(bars: Sequence[Bar], jobs: Sequence[str], moments: Floats) -> Floats:
     """Return the (J, M) GPUs that jobs hold at these moments (M,), ascending."""
     row = {job: j for j, job in enumerate(jobs)}
-    rows, gpus = [row[bar.job] for bar in bars], np.array([float(bar.gpus) for bar in bars])
+    rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
     change = np.zeros((len(jobs), len(moments) + 1))
     np.add.at(change, (rows, np.searchsorted(moments, [bar.start for bar in bars])), gpus)
     np.add.at(change, (rows, np.searchsorted(moments, [bar.end for bar in bars])), -gpus)

@@ -218,8 +218,11 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
         return Estimate(mean, math.nan, math.nan)
     if np.ptp(found) == 0:
         return Estimate(mean, mean, mean)
-    draws = {"confidence_level": CONFIDENCE, "n_resamples": RESAMPLES, "rng": np.random.default_rng(0)}
-    low, high = stats.bootstrap((found,), np.mean, method="percentile", **draws).confidence_interval
+    random = np.random.default_rng(0)
+    drawn = stats.bootstrap(
+        (found,), np.mean, confidence_level=CONFIDENCE, n_resamples=RESAMPLES, method="percentile", rng=random
+    )
+    low, high = drawn.confidence_interval
     return Estimate(mean, float(low), float(high))
 
 
