@@ -153,9 +153,7 @@ def before_script() -> None:
 
 def enter(backend: str | None = None) -> Entered:
     """Return the group of ranks for `init`, which may have met earlier, for a framework or before the script.
-
-    Collective, the first time. Ends a block that has nothing to do.
-    """
+    Collective, the first time. Ends a block that has nothing to do."""
     global _entered
     if _run is not None and not _run.ended:
         return Entered(_run.group)
@@ -178,9 +176,7 @@ def present_group() -> Group | None:
 
 def join(backend: str | None = None) -> Group:
     """Build the process group: torch.distributed's, or with `mpi` a group of the ranks that the MPI launcher started.
-
-    `backend` is `ONES_BACKEND` unless given. With mpi, torch.distributed is not initialized.
-    """
+    `backend` is `ONES_BACKEND` unless given. With mpi, torch.distributed is not initialized."""
     backend = backend or os.environ.get("ONES_BACKEND") or None
     if backend != "mpi":
         try:

@@ -106,20 +106,16 @@ class Job:
 
     @property
     def base_steps(self) -> int:
-        """Samples used so far, in steps of the base batch; at that batch, the number of steps.
-
-        A formula of the script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`).
-        """
+        """Samples used so far, in steps of the base batch; at that batch, the number of steps. A formula of the
+        script's own for the learning rate takes it as the iteration (`lr = cosine(job.base_steps)`)."""
         progress = self._run.progress
         self._run.loop.first_steps.counts_by_job = True
         return (progress.samples + progress.padding) // self._run.sizes.spec.base_batch
 
     @property
     def updates(self) -> bool:
-        """True if the optimizer steps now: of several accumulation steps, only in the last one.
-
-        Put things to do once a step, such as clipping gradients, under `if job.updates:`.
-        """
+        """True if the optimizer steps now: of several accumulation steps, only in the last one. Put things to do once a
+        step, such as clipping gradients, under `if job.updates:`."""
         return self._run.loop.part.last
 
     def prepare(self, *things: Any) -> Any:
@@ -446,9 +442,7 @@ class Job:
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """Give the present epoch's report an accuracy, and a loss in place of the mean of those given to `job.loss`.
-
-        Call it in the loop over epochs; rank 0's last values count. Synchronises nothing.
-        """
+        Call it in the loop over epochs; rank 0's last values count. Synchronises nothing."""
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
 
@@ -488,9 +482,7 @@ class Job:
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean; with a strategy that has each rank compute a part, that part.
-
-        Does not wait for the GPU, and synchronises nothing.
-        """
+        Does not wait for the GPU, and synchronises nothing."""
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.sizes.division.replicas)

@@ -9,9 +9,7 @@ from typing import Any
 
 def load(group: str, name: str, ours: Iterable[str]) -> Any:
     """Return the object that a package registers as `name` in its entry points of `group`, or `package.module:Name`.
-
-    Raises ValueError if there is none or it cannot be imported; the message names `ours` and the registered ones.
-    """
+    Raises ValueError if there is none or it cannot be imported; the message names `ours` and the registered ones."""
     from importlib.metadata import entry_points  # not at the top: `ones-run` and every rank import this module
 
     registered = entry_points(group=group)

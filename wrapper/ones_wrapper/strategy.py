@@ -60,10 +60,8 @@ class Strategy(ABC):
         """
 
     def replicas(self, world: int) -> int:
-        """Return the number of replicas over which the samples of a step are split.
-
-        Raises ValueError for a world size that the strategy cannot use, with sizes that would fit (`refuse`).
-        """
+        """Return the number of replicas over which the samples of a step are split. Raises ValueError for a world size
+        that the strategy cannot use, with sizes that would fit (`refuse`)."""
         return world
 
     def refuse(self, world: int, fitting: list[int]) -> ValueError:

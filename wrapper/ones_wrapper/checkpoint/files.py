@@ -55,10 +55,8 @@ def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryv
 
 
 def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
-    """Write a new file of the header and its tensors, durable on return; return size and checksum.
-
-    A second thread computes the checksum during the write.
-    """
+    """Write a new file of the header and its tensors, durable on return; return size and checksum. A second thread
+    computes the checksum during the write."""
     size = crc = 0
 
     def add(pieces: list[memoryview]) -> None:

@@ -18,9 +18,7 @@ MOST_S = 3_600.0
 
 def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
     """Return the failures per second of a job on `nodes` nodes, after `failures` in `trained_s` seconds at this size.
-
-    The result is the mean of a gamma posterior: nodes fail independently, each at the same rate.
-    """
+    The result is the mean of a gamma posterior: nodes fail independently, each at the same rate."""
     nodes = max(1, nodes)
     return nodes * (PRIOR_FAILURES + failures) / (PRIOR_NODE_S + max(0.0, trained_s) * nodes)
 

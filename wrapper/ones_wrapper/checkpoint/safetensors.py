@@ -108,11 +108,8 @@ def encode(parts: Sequence[TensorPart]) -> bytes:
 
 
 def decode(path: Path) -> list[tuple[TensorPart, int]]:
-    """Return the parts in a file with the position of each part's first byte, in the order of the bytes.
-
-    Raises ValueError for a malformed header, a header that reaches beyond the file, and tensors that overlap or leave
-    gaps.
-    """
+    """Return the parts in a file with the position of each part's first byte, in the order of the bytes. Raises
+    ValueError for a malformed header, a header that reaches beyond the file, and tensors that overlap or leave gaps."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -207,10 +204,8 @@ _TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
 
 
 class PartReader(StorageReader):
-    """Reader by which `torch.distributed.checkpoint.load` reads a checkpoint's tensors without pickle.
-
-    Paths are `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary.
-    """
+    """Reader by which `torch.distributed.checkpoint.load` reads a checkpoint's tensors without pickle. Paths are
+    `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

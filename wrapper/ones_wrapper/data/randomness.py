@@ -46,10 +46,8 @@ def key(*parts: int) -> int:
 
 
 def seed_all(value: int) -> None:
-    """Seed the generators of `random`, numpy and torch's CPU from 64 bits.
-
-    torch.manual_seed would also look for GPUs, which costs 0.2 ms.
-    """
+    """Seed the generators of `random`, numpy and torch's CPU from 64 bits. torch.manual_seed would also look for GPUs,
+    which costs 0.2 ms."""
     random.seed(value)
     np.random.seed(value >> 32)
     torch.default_generator.manual_seed(value)

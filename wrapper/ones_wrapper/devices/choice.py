@@ -67,10 +67,8 @@ def visible() -> tuple[int, str]:
 
 
 def gpus_expected(env: Mapping[str, str], cards: Path = CARDS) -> str:
-    """Return the reason why ranks of this node should have GPUs; empty if there is no reason.
-
-    Torch without CUDA on a node without cards means a test, in which Slurm counts GPUs that do not exist.
-    """
+    """Return the reason why ranks of this node should have GPUs; empty if there is no reason. Torch without CUDA on a
+    node without cards means a test, in which Slurm counts GPUs that do not exist."""
     built = torch.version.cuda or torch.version.hip
     there = _count(cards)
     counted = env.get("SLURM_GPUS_ON_NODE") or "0"

@@ -44,11 +44,8 @@ def make_root(env: Mapping[str, str], cwd: Path) -> None:
 
 
 def make_job_directory(path: Path) -> None:
-    """Create the job's directory (mode 0755), or check an existing directory.
-
-    Raises `LaunchError` if the directory is a link, no directory, another user's or not writable, or if its parent is
-    missing.
-    """
+    """Create the job's directory (mode 0755), or check an existing directory. Raises `LaunchError` if the directory is
+    a link, no directory, another user's or not writable, or if its parent is missing."""
     try:
         path.mkdir()
         path.chmod(0o755)  # the companion may be another user, whatever our umask
@@ -67,10 +64,8 @@ def make_job_directory(path: Path) -> None:
 
 
 def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Write a pointer to the job's directory `path` into the submit directory, SLURM_SUBMIT_DIR; a failure is logged.
-
-    A second pointer goes into the working directory, for jobs with --chdir.
-    """
+    """Write a pointer to the job's directory `path` into the submit directory, SLURM_SUBMIT_DIR; a failure is logged. A
+    second pointer goes into the working directory, for jobs with --chdir."""
     job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
     if not job_id or not given:
         return
@@ -100,9 +95,7 @@ def _point(pointer: Path, text: bytes) -> None:
 
 def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
     """Return the spool that this job reads orders from: ONES_SPOOL, else the spool in the site's file; None for none.
-
-    `protocol.SPOOL_FILE` documents when the site's file is believed.
-    """
+    `protocol.SPOOL_FILE` documents when the site's file is believed."""
     if given := env.get("ONES_SPOOL"):
         return Path(given)
     if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once

@@ -125,10 +125,8 @@ def _free(path: Path) -> Path:
 
 
 def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Copy the sound checkpoints of `source`, a job's id or directory, into this job's directory `path`.
-
-    Does nothing if this job has already resumed from them. Raises `LaunchError`.
-    """
+    """Copy the sound checkpoints of `source`, a job's id or directory, into this job's directory `path`. Does nothing
+    if this job has already resumed from them. Raises `LaunchError`."""
     what, job_id = f"--resume-from {source}", own_job(env)
     earlier = find_earlier(source, what, path, env, cwd)
     if earlier.resolve() == path.resolve():

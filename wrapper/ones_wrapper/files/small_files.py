@@ -33,9 +33,7 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:
     """Replace the file at `path` by one with this text, atomically. Raises OSError, and then leaves the old file.
-
-    `mode` applies whatever the umask is; without `sync` the file may be empty after its host lost power.
-    """
+    `mode` applies whatever the umask is; without `sync` the file may be empty after its host lost power."""
     new = _temporary(path)
     try:
         _write(new, text, mode, sync)

@@ -31,10 +31,8 @@ def called(closure: Callable[[], Any] | None) -> Any:
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB optimizer: Adam's step of each tensor, times the trust ratio |p| / |step|.
-
-    State of a parameter: `step`, `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported.
-    """
+    """LAMB optimizer: Adam's step of each tensor, times the trust ratio |p| / |step|. State of a parameter: `step`,
+    `exp_avg`, `exp_avg_sq`. Sparse gradients are not supported."""
 
     def __init__(
         self,

@@ -87,10 +87,8 @@ class NoiseScale:
         self.looks = self.measures or (self._keeps and self._group.world == 1)
 
     def local(self, bucket: int, gradient: torch.Tensor, samples: float, total: int, passes: int = 1) -> None:
-        """Measure a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
-
-        If a step's `passes` are measured one by one, each counts as a rank.
-        """
+        """Measure a bucket of this rank's own gradient, the mean over its `samples` of the step's `total`. If a step's
+        `passes` are measured one by one, each counts as a rank."""
         parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)

@@ -10,10 +10,8 @@ from pathlib import Path
 
 
 def note(env: Mapping[str, str]) -> str:
-    """Return the hint, with the cost and the remedy; empty if torch has bytecode, or this start leaves it there.
-
-    It is given only at a job's first start.
-    """
+    """Return the hint, with the cost and the remedy; empty if torch has bytecode, or this start leaves it there. It is
+    given only at a job's first start."""
     if (env.get("SLURM_RESTART_COUNT") or "0") != "0":
         return ""
     if env.get("SLURM_ARRAY_TASK_ID", "") != env.get("SLURM_ARRAY_TASK_MIN", ""):

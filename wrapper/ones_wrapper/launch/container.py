@@ -56,10 +56,8 @@ def own_version() -> str:
 
 
 def arrive(env: Mapping[str, str]) -> None:
-    """Check in a container that variables and folders came along, and change to the directory of `ones-run`.
-
-    A node's launcher calls it first. Raises `LaunchError` with the remedy.
-    """
+    """Check in a container that variables and folders came along, and change to the directory of `ones-run`. A node's
+    launcher calls it first. Raises `LaunchError` with the remedy."""
     if "ONES_JOB_DIR" not in env:
         raise LaunchError(
             "ONES_JOB_DIR is not set: in a container, let the environment of the job pass (Apptainer: no --cleanenv or "

@@ -71,9 +71,7 @@ Launcher = Callable[[Layout, Find, Ask], Started]
 
 def launcher_named(name: str) -> Launcher:
     """Return one of `LAUNCHERS`, one of an installed package, or `package.module:function`. Raises `LaunchError`.
-
-    Packages register theirs in the entry points `ones_wrapper.launchers`.
-    """
+    Packages register theirs in the entry points `ones_wrapper.launchers`."""
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     try:

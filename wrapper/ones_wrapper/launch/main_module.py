@@ -37,9 +37,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
     """Return the code of the module that `arguments` begin with, or of a package's `__main__`. Raises ImportError.
-
-    `main` and `sys.argv` become as they are under `python -m`.
-    """
+    `main` and `sys.argv` become as they are under `python -m`."""
     name, *rest = arguments
     sys.argv = [MODULE, *rest]  # while packages above it are imported, as in Python
     spec = _spec(name)

@@ -41,10 +41,8 @@ DUMP = signal.SIGQUIT
 
 
 def preload(env: Mapping[str, str]) -> float:
-    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds that it took.
-
-    A module that is missing fails in the script, where the error makes sense.
-    """
+    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds that it took. A
+    module that is missing fails in the script, where the error makes sense."""
     started = time.monotonic()
     gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
     importlib.import_module("ones_wrapper.api")
@@ -74,10 +72,8 @@ def take_signals() -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`; return its exit code.
-
-    It runs in the main module, and the exit hooks follow.
-    """
+    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`; return its exit code. It runs in the
+    main module, and the exit hooks follow."""
     sys.argv = [script, *arguments]
     main = ModuleType("__main__")
     # It stays: exit handlers may need it, and its objects are finalised when the rank leaves.

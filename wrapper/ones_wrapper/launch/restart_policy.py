@@ -27,9 +27,7 @@ MOST_FORKS = 20
 
 def fork_delay_s(row: int) -> float | None:
     """Return the seconds before a block's ranks start again after losing other blocks; None lets `ones-run` decide.
-
-    `row` counts the losses in a row, from 1.
-    """
+    `row` counts the losses in a row, from 1."""
     if row > MOST_FORKS:
         return None
     return 0.0 if row <= 1 else min(5.0, 0.1 * 2.0 ** (row - 2))

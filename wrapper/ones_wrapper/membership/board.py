@@ -48,10 +48,8 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Have the store set this key to this text when the connection ends. Raises `StoreLostError`.
-
-        Without a pair the end is planned: the store sets nothing, and a leader's missing heartbeats no longer count.
-        """
+        """Have the store set this key to this text when the connection ends. Raises `StoreLostError`. Without a pair
+        the end is planned: the store sets nothing, and a leader's missing heartbeats no longer count."""
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:

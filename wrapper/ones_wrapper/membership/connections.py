@@ -91,9 +91,7 @@ class Formed:
 
 def forget_groups(board: Board, before: int) -> None:
     """Remove from the board the keys of all groups of generations before `before`: some 0.2 KB for each rank and group.
-
-    No rank may need those groups any more. Raises `StoreLostError`.
-    """
+    No rank may need those groups any more. Raises `StoreLostError`."""
 
     def past(name: str) -> bool:
         found = _NAMES.fullmatch(name)
@@ -139,11 +137,8 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
-    """Return the result of a function that may wait for ever, called in a thread.
-
-    Raises `StoreLostError` after `timeout_s` seconds; the thread is then left to itself, as it is if `look` raises,
-    which is called meanwhile.
-    """
+    """Return the result of a function that may wait for ever, called in a thread. Raises `StoreLostError` after
+    `timeout_s` seconds; the thread is then left to itself, as it is if `look` raises, which is called meanwhile."""
     future, until = _start("ones-ask", function), time.monotonic() + timeout_s
     while not wait((future,), min(LOOK_S, timeout_s)).done:
         look()
@@ -219,11 +214,8 @@ class Former(threading.Thread):
     def __init__(
         self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
     ) -> None:
-        """`board` is this thread's own connection to the present term's board, and `address` is this node's.
-
-        `backend` is a configuration as in `backends_of`. `listening` is the port on which a new rank waits for its
-        state.
-        """
+        """`board` is this thread's own connection to the present term's board, and `address` is this node's. `backend`
+        is a configuration as in `backends_of`. `listening` is the port on which a new rank waits for its state."""
         super().__init__(name="ones-form", daemon=True)
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
@@ -293,10 +285,8 @@ def _abort(group: Any) -> None:
 
 
 def backends_of(config: str) -> set[str]:
-    """Return the backends of a configuration of torch.distributed (`dist.get_backend_config`).
-
-    It is "nccl", or "cpu:gloo,cuda:nccl", which torch takes by itself.
-    """
+    """Return the backends of a configuration of torch.distributed (`dist.get_backend_config`). It is "nccl", or
+    "cpu:gloo,cuda:nccl", which torch takes by itself."""
     return {part.rpartition(":")[2] for part in config.split(",")} & {"gloo", "nccl"}
 
 

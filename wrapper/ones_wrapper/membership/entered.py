@@ -92,10 +92,8 @@ class Entered:
             self.blocks.give_up(why)
 
     def keep_ranks(self) -> None:
-        """Have each change of ranks begin a term, for a framework that copies rank and world size.
-
-        Ends a block that found other blocks changing from memory to memory.
-        """
+        """Have each change of ranks begin a term, for a framework that copies rank and world size. Ends a block that
+        found other blocks changing from memory to memory."""
         if self.blocks is None:
             return
         self.blocks.machine.carrier = Carrier.CHECKPOINT

@@ -56,9 +56,7 @@ class FoundBlocks:
 
 def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
     """Find the job's leader, become it, or begin a term with announced blocks; then `group` gets all their ranks.
-
-    Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`.
-    """
+    Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`."""
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
     folder.prepare()

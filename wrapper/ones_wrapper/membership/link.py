@@ -77,10 +77,8 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """Form the groups of all plans after the generation `present` that name the block `uid`, from now on.
-
-        `make` returns a former, given a plan, the rank of the block's first process, and a board.
-        """
+        """Form the groups of all plans after the generation `present` that name the block `uid`, from now on. `make`
+        returns a former, given a plan, the rank of the block's first process, and a board."""
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 

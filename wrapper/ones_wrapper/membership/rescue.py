@@ -25,10 +25,8 @@ WAIT_S = 20.0
 
 
 class Ending:
-    """End of a rank that lost other ranks, by the thread that notices first: the script's thread, or the link's.
-
-    The deadline begins before any wait, also before the wait for the lock.
-    """
+    """End of a rank that lost other ranks, by the thread that notices first: the script's thread, or the link's. The
+    deadline begins before any wait, also before the wait for the lock."""
 
     def __init__(
         self,
@@ -60,10 +58,8 @@ class Ending:
             self._rescue(deadline)
 
     def by_watch(self, say: Callable[[], None], end: Callable[[], None]) -> None:
-        """End the process by `end` from the link's thread, while the script's thread waits for lost ranks.
-
-        Returns only if the script's thread has begun to end the process itself.
-        """
+        """End the process by `end` from the link's thread, while the script's thread waits for lost ranks. Returns only
+        if the script's thread has begun to end the process itself."""
         deadline = self._start()
         with self._one:
             if self._over:

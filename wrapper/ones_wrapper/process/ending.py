@@ -38,10 +38,8 @@ _FILE: type = io.IOBase.__mro__[1]
 
 
 def flush_files() -> None:
-    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open.
-
-    Costs a walk over the objects that the script made: some milliseconds.
-    """
+    """Flush open regular files, buffering log handlers, stdout, stderr and C's streams. Files stay open. Costs a walk
+    over the objects that the script made: some milliseconds."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have put anything there
             stream.flush()

@@ -36,10 +36,8 @@ Slurm or the owner sends the last two, which kill only a process without handler
 
 
 def explaining_code(codes: Sequence[int]) -> int:
-    """Return the exit code, among the `codes` of one run, that explains the others; 0 for none.
-
-    When a rank is killed or hangs, the errors of the other ranks are mere consequences.
-    """
+    """Return the exit code, among the `codes` of one run, that explains the others; 0 for none. When a rank is killed
+    or hangs, the errors of the other ranks are mere consequences."""
     failed = [code for code in codes if code]
     for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED):
         for code in failed:

@@ -88,10 +88,8 @@ class Flags:
             self._calling = False
 
     def call_waiting(self) -> None:
-        """Call the script's handlers of signals that came while it trained: after the checkpoint that they ask for.
-
-        A script whose handler only notes the signal would otherwise leave its loop at another step on each rank.
-        """
+        """Call the script's handlers of signals that came while it trained: after the checkpoint that they ask for. A
+        script whose handler only notes the signal would otherwise leave its loop at another step on each rank."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
             self._call_script(number, None)
@@ -205,10 +203,8 @@ _DEEP = 4
 
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
-    """Return a message if another library requeues the job too, with the remedy; empty if none was noticed.
-
-    A batch script that calls `scontrol requeue` by itself is not seen.
-    """
+    """Return a message if another library requeues the job too, with the remedy; empty if none was noticed. A batch
+    script that calls `scontrol requeue` by itself is not seen."""
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):

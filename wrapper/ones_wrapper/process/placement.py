@@ -197,10 +197,8 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
-    """Return this process's number as its launcher gives it. Raises `LaunchError` if there is none.
-
-    Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
-    """
+    """Return this process's number as its launcher gives it. Raises `LaunchError` if there is none. Under `mpirun`
+    Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count."""
     if launcher == "local":
         return ProcessNumber(0, 1, 0, 1, "local")
     for names in (_SLURM, *_MPI) if launcher == "srun" else (*_MPI, _SLURM):

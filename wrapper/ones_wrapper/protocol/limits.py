@@ -132,10 +132,8 @@ class StrategyLimits:
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes.
-
-    With `any_number`, too many rows become none instead: a number without a row would be refused.
-    """
+    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes. With `any_number`, too
+    many rows become none instead: a number without a row would be refused."""
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
         return found

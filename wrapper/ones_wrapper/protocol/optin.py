@@ -242,10 +242,8 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the opt-in that a comment without one probably means; empty if the comment is not close to one.
-
-    Only to be shown to people, never to be acted on.
-    """
+    """Return the opt-in that a comment without one probably means; empty if the comment is not close to one. Only to be
+    shown to people, never to be acted on."""
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 

@@ -8,10 +8,8 @@ from ones_wrapper.run.boundary import Agreement
 
 
 class Unknown(int):
-    """A rank or world size in a block that has not joined: equal to no number, and shown as none.
-
-    It is an int all the same, so that a seed may be made of it.
-    """
+    """A rank or world size in a block that has not joined: equal to no number, and shown as none. It is an int all the
+    same, so that a seed may be made of it."""
 
     def __eq__(self, other: object) -> bool:
         return False

@@ -107,10 +107,8 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Hold as much memory as the first steps will make.
-
-    Moments count only for parameters without an optimizer's state: a checkpoint that was loaded has brought it.
-    """
+    """Hold as much memory as the first steps will make. Moments count only for parameters without an optimizer's state:
+    a checkpoint that was loaded has brought it."""
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers

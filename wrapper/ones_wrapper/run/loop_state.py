@@ -65,10 +65,8 @@ class Loop:
 
     @property
     def whole(self) -> bool:
-        """True if model, optimizer and progress are one consistent state, the same on all ranks.
-
-        They are in a pass before the optimizer's step, and at a boundary.
-        """
+        """True if model, optimizer and progress are one consistent state, the same on all ranks. They are in a pass
+        before the optimizer's step, and at a boundary."""
         return self.exchanges.steps_together and (self.at_boundary or (self.within and not self.mid_step))
 
     def stepped(self, progress: TrainingProgress, total: int) -> None:

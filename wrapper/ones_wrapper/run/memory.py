@@ -34,10 +34,8 @@ class DoesNotFitError(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a smaller local batch might have prevented this error.
-
-    It is torch's own out-of-memory error, or a RuntimeError of CUDA, its libraries or the CPU's allocator.
-    """
+    """Return whether a smaller local batch might have prevented this error. It is torch's own out-of-memory error, or a
+    RuntimeError of CUDA, its libraries or the CPU's allocator."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None

@@ -28,10 +28,8 @@ class Division(Cut):
 
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
-    """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective.
-
-    Raises TypeError for an object that is no strategy, and ValueError if it cannot use the present ranks.
-    """
+    """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective. Raises
+    TypeError for an object that is no strategy, and ValueError if it cannot use the present ranks."""
     if strategy is None:
         return None
     if not isinstance(strategy, Strategy):
@@ -48,10 +46,8 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs.
-
-    A strategy's formula is corrected by it; without one, no pass takes more.
-    """
+    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs. A
+    strategy's formula is corrected by it; without one, no pass takes more."""
     if found is None:
         return spec
     if spec.limits is not None:
@@ -101,10 +97,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """Return the global batch in force if `wanted` samples are wanted.
-
-    It is a multiple of the job's if one fits, and of the strategy's in any case. Raises ValueError if none fits.
-    """
+    """Return the global batch in force if `wanted` samples are wanted. It is a multiple of the job's if one fits, and
+    of the strategy's in any case. Raises ValueError if none fits."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:

@@ -55,9 +55,7 @@ class Shapes:
 
 def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable[[int, int], int]) -> None:
     """Make a forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards.
-
-    `samples` takes the batch and the ranks that train so far, and returns the samples of a pass of this rank.
-    """
+    `samples` takes the batch and the ranks that train so far, and returns the samples of a pass of this rank."""
     now, _, text = told.partition("\n")
     batch, world = map(int, now.split())
     seen, models = json.loads(text)

@@ -25,10 +25,8 @@ MEMBERS, ACTIVE = "members", "active"
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Optimizers of all members of a fused model. Made by `fuse`.
-
-    The state of a parameter has the members as first dimension; `step`, of shape [B], counts each member's steps.
-    """
+    """Optimizers of all members of a fused model. Made by `fuse`. The state of a parameter has the members as first
+    dimension; `step`, of shape [B], counts each member's steps."""
 
     def __init__(
         self,

@@ -14,9 +14,7 @@ from fractions import Fraction
 @dataclass(frozen=True)
 class MeshTransformer:
     """Sizes of a language model of `TransformerBlock`s, with an embedding, positions, a last norm and an output layer.
-
-    If `layers` or `length` is 0, the size is unknown, and so are all costs.
-    """
+    If `layers` or `length` is 0, the size is unknown, and so are all costs."""
 
     hidden: int
     heads: int

@@ -18,10 +18,8 @@ SCORES = 1 << 22
 
 @dataclass(frozen=True)
 class Dropout:
-    """Rule that selects the dropped scores by a key and by their place in the whole sequences.
-
-    So a mask is the same for every split over ranks, and again in the backward pass.
-    """
+    """Rule that selects the dropped scores by a key and by their place in the whole sequences. So a mask is the same
+    for every split over ranks, and again in the backward pass."""
 
     rate: float
     key: int
@@ -87,10 +85,7 @@ class Above(NamedTuple):
 
 def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in the type of
-    `precise`.
-
-    A query without visible keys in this block gets the output 0 and the logsumexp -inf.
-    """
+    `precise`. A query without visible keys in this block gets the output 0 and the logsumexp -inf."""
     outputs, sums = [], []
     k, v = precise(k), precise(v)
     for start, stop, seen in _chunks(q, k, place):
@@ -150,10 +145,8 @@ _STEP = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Return random numbers from 0 to 1 (exclusive), each determined only by its place and the key.
-
-    `places` are int64. The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014).
-    """
+    """Return random numbers from 0 to 1 (exclusive), each determined only by its place and the key. `places` are int64.
+    The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014)."""
     x = places * _STEP + key  # wraps around, as is meant
     for shift, factor in ((30, _MIX[0]), (27, _MIX[1])):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
