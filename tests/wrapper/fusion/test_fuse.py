@@ -19,6 +19,7 @@ import ones_wrapper as ones
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import StrategyLimits
 from ones_wrapper.strategies.fusion import Fused, FusedModel, FusedOptimizer, Lamb
+from tests.wrapper.waits import NoWaits
 
 pytestmark = pytest.mark.filterwarnings("error")
 EXACT = 1e-11
@@ -212,6 +213,26 @@ def test_a_stopped_member_stays_as_it_is_and_the_others_go_on() -> None:
     x, y = batches(1)[0]
     assert not step_fused(fused, optimizer, x, y).any()
     assert far(dict(fused.state_dict()), dict(before)) == 0
+
+
+def test_a_step_never_waits_for_the_gpu() -> None:
+    """Protects the head start of the processor, with all members and after one has stopped."""
+    models = [nn.Linear(4, 3) for _ in range(3)]
+    fused, optimizer = ones.strategies.fuse(
+        models, [adamw(model, i) for i, model in enumerate(models)], loss=scaled, values={"by": [1.0, 2.0, 3.0]}
+    )
+    x, y = (torch.ones(5, size, device="meta") for size in (4, 3))
+    fused.to("meta")
+    for left in (["0", "1", "2"], ["0", "2"]):
+        assert [fused.members[row] for row in fused.rows()] == left
+        with NoWaits("meta"):
+            fused(x, y).sum().backward()
+            optimizer.step()
+        fused.stop("1")
+
+
+def scaled(output: torch.Tensor, target: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean() * by
 
 
 def test_the_state_of_all_goes_on_where_it_was() -> None:

@@ -25,6 +25,7 @@ from tests.wrapper.layouts import dense as reference
 from tests.wrapper.layouts.dense import texts, twins
 from tests.wrapper.steps import Sizes, passes_of
 from tests.wrapper.traffic import Traffic, saved_bytes
+from tests.wrapper.waits import NoWaits
 
 _meshes: dict[int, Mesh] = {}
 
@@ -94,6 +95,16 @@ def in_bfloat16(group: Group, q: int) -> dict[str, float]:
         "gradient": error(block.grad, dense.grad),
         "norm": error(normal, torch.nn.functional.layer_norm(whole.float(), (32 * q,))),
     }
+
+
+def without_waits(group: Group, q: int) -> None:
+    """Embed, normalise and judge tokens, and back."""
+    mesh = mesh_of(group, q)
+    layers = modules.Embedding(mesh, 8 * q, 4 * q), modules.LayerNorm(mesh, 4 * q)
+    tokens = torch.arange(6 * q).view(2 * q, 3) % (8 * q)
+    with NoWaits("cpu"):
+        found = layers[1](layers[0](mesh.rows(tokens)))
+        modules.cross_entropy(found, mesh.rows(tokens) % (4 * q), mesh).backward()
 
 
 def training(group: Group, q: int, samples: int) -> dict[str, float]:

@@ -64,6 +64,12 @@ def test_sums_of_numbers_in_half_precision_are_whole(meshes_of: MeshesOf, q: int
 
 @pytest.mark.slow
 @by_day_one_side
+def test_layers_never_wait_for_the_gpu(meshes_of: MeshesOf, q: int) -> None:
+    meshes_of(q).run(ranks.without_waits, q)
+
+
+@pytest.mark.slow
+@by_day_one_side
 def test_an_output_layer_may_be_the_embedding(meshes_of: MeshesOf, q: int) -> None:
     assert max(meshes_of(q).run(ranks.tied, q)) < 1e-12
 

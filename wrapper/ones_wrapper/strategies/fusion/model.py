@@ -85,7 +85,7 @@ class FusedModel(torch.nn.Module):
             none: torch.Tensor = nothing.nan_to_num().expand(len(self))
             return none
         device = next(self.stack.parameters()).device
-        partly = None if len(rows) == len(self) else torch.tensor(rows, device=device)
+        partly = None if len(rows) == len(self) else torch.tensor(rows).to(device, non_blocking=True)
         losses: torch.Tensor = self._call(partly, x, *targets)
         if partly is None:
             return losses
@@ -103,7 +103,9 @@ class FusedModel(torch.nn.Module):
         buffers = {name: chosen(tensor).clone() for name, tensor in kept.items()}
         shared = len(self._losses) == 1
         like = next(iter(parameters.values()))
-        values = {name: chosen(value.to(like.device)).to(like.dtype) for name, value in self._values.items()}
+        values = {
+            name: chosen(value.to(like.device, like.dtype, non_blocking=True)) for name, value in self._values.items()
+        }
 
         def one(
             weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]

@@ -119,14 +119,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             scalars = self._update.scalars(own, made.double(), like)
             # A decay of 0 for all members is left out. One copy to the device for all of them.
             used = {name: value for name, value in scalars.items() if name != "decay" or bool(value.any())}
-            there = torch.stack(list(used.values())).to(p.device, p.dtype)
+            there = torch.stack(list(used.values())).to(p.device, p.dtype, non_blocking=True)
             shape = (len(rows), *[1] * (p.dim() - 1))
             ready[key] = {name: there[place].view(shape) for place, name in enumerate(used)}
         kept = {name: state[name] for name in self._kept[index]}
         if len(rows) == len(self.model):
             self._update.apply(p, p.grad, kept, ready[key], like)
             return
-        chosen = torch.tensor(rows, device=p.device)
+        chosen = torch.tensor(rows).to(p.device, non_blocking=True)
         part = {name: tensor.index_select(0, chosen) for name, tensor in kept.items()}
         p_part = p.index_select(0, chosen)
         self._update.apply(p_part, p.grad.index_select(0, chosen), part, ready[key], like)

@@ -95,7 +95,7 @@ class Embedding(nn.Module):
 
 
 class _Lookup(torch.autograd.Function):
-    """Product of one-hot rows with a table, without the one-hot matrix."""
+    """Product of one-hot rows with a table, without the one-hot matrix. An index of flags would wait for the GPU."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -103,8 +103,8 @@ class _Lookup(torch.autograd.Function):
         ctx.mesh, ctx.table = mesh, table.shape
         found = table.new_zeros(*tokens.shape, table.shape[1])
         for part, some in enumerate(summa.arriving(table, mesh.in_column, mesh.row, mesh.q)):
-            here = tokens // len(some) == part
-            found[here] = some[tokens[here] % len(some)]
+            here = (tokens // len(some) == part)[..., None]
+            found = torch.where(here, some[tokens % len(some)], found)
         return found
 
     @staticmethod
@@ -113,8 +113,8 @@ class _Lookup(torch.autograd.Function):
         count, size = ctx.table
 
         def of(part: int) -> torch.Tensor:
-            here = tokens // count == part
-            return gradient.new_zeros(count, size).index_add_(0, tokens[here] % count, gradient[here])
+            mine = torch.where((tokens // count == part)[..., None], gradient, 0).flatten(0, -2)
+            return gradient.new_zeros(count, size).index_add_(0, tokens.flatten() % count, mine)
 
         return summa.summed((of(part) for part in range(mesh.q)), mesh.in_column, mesh.row), None, None
 
