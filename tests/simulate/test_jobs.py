@@ -121,6 +121,7 @@ def same(runs: Sequence[StudyRun], others: Sequence[StudyRun]) -> bool:
     return words[0] == words[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_processes_find_what_this_one_finds_also_after_a_kill(folder: StudyFolder) -> None:
     """Same runs, JSON and order; what was there when the command was stopped is neither run nor written again."""

@@ -130,8 +130,8 @@ class Started:
 
 
 def load() -> None:
-    # Most examples read their data with the second: a second of the processor for each rank.
-    rank.preload({"ONES_PRELOAD": "sklearn.datasets"})
+    # Most examples read their data with the second, and sweeps ask the third: a second of the processor for each rank.
+    rank.preload({"ONES_PRELOAD": "sklearn.datasets,optuna"})
 
 
 def serve(asked: socket.socket) -> None:

@@ -1,5 +1,5 @@
-"""Optimus-2D against the dense model in double precision, on real gloo ranks: 8 of them as meshes of 1 × 1 and 2 × 2,
-9 as one of 3 × 3."""
+"""Optimus-2D against the dense model in double precision, on real gloo ranks: those of one mesh of 1 × 1, 2 × 2 or
+3 × 3, or of replicas of it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks as ranks
 
 SIZES: dict[str, int] = {"hidden": 72, "heads": 12, "vocab": 720}
-SIDES = (1, 2, 3)
 SHAPE = {1: (6, 64, 48, 4), 2: (6, 64, 48, 4), 3: (6, 128, 72, 9)}
 """By q: samples, length, hidden and heads of a block that is measured."""
 
 
-MeshesOf = Callable[[int], Team]
+MeshesOf = Callable[..., Team]
 by_day_one_side = pytest.mark.parametrize("q", [nightly(1), 2, nightly(3)])
 
 
 @pytest.fixture(scope="module")
 def meshes_of() -> Iterator[MeshesOf]:
-    """The ranks of meshes of a side."""
+    """The ranks of one mesh of a side, or of several replicas."""
     teams = Teams()
-    yield lambda q: teams[9 if q == 3 else 8]
+    yield lambda q, replicas=1: teams[q * q * replicas]
     teams.close()
 
 
@@ -87,7 +86,7 @@ def test_gradients_are_the_mean_over_the_samples_of_all_replicas(
     meshes_of: MeshesOf, q: int, sizes: list[list[int]]
 ) -> None:
     """Replicas and passes of unequal size; all replicas take the first one's parameters."""
-    assert max(meshes_of(q).run(ranks.exchanged, q, sizes)) < 1e-12
+    assert max(meshes_of(q, len(sizes)).run(ranks.exchanged, q, sizes)) < 1e-12
 
 
 def test_what_is_not_of_the_mesh_is_refused(meshes_of: MeshesOf) -> None:
@@ -101,7 +100,7 @@ def test_what_is_not_of_the_mesh_is_refused(meshes_of: MeshesOf) -> None:
 
 def test_replicas_with_other_models_are_refused(meshes_of: MeshesOf) -> None:
     """Rather than that they wait for each other."""
-    for said in meshes_of(2).run(ranks.unlike, 2):
+    for said in meshes_of(2, 2).run(ranks.unlike, 2):
         assert "another model than rank" in said and "(8, 8)" in said and "(16, 8)" in said
 
 
@@ -110,15 +109,15 @@ def test_replicas_with_other_models_are_refused(meshes_of: MeshesOf) -> None:
 def test_a_checkpoint_loads_at_any_mesh(meshes_of: MeshesOf, tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""
-    before = meshes_of(2).run(ranks.saved, 2, tmp_path)[0]
+    before = meshes_of(2, 2).run(ranks.saved, 2, tmp_path)[0]
     afterwards = []
-    for q in SIDES:
-        there, after = meshes_of(q).run(ranks.loaded, q, tmp_path)[0]
+    for q, replicas in ((1, 8), (2, 2), (3, 1)):
+        there, after = meshes_of(q, replicas).run(ranks.loaded, q, tmp_path)[0]
         assert all(torch.equal(one, other) for one, other in zip(before, there, strict=True))
         afterwards.append(after)
     for after in afterwards[1:]:
         assert max(map(ranks.apart, afterwards[0], after)) < 1e-11
-    dense = meshes_of(2).run(ranks.into_dense, tmp_path)[0]
+    dense = meshes_of(2, 2).run(ranks.into_dense, tmp_path)[0]
     assert all(torch.equal(one, other) for one, other in zip(before, dense, strict=False))
     with closing(Team(6)) as six:
         oblong = six.run(ranks.into_oblong, (2, 3), tmp_path)[0]
