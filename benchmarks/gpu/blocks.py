@@ -95,7 +95,7 @@ def change(lab: Lab, megabytes: float, most: int = 2, pause_s: float | None = 1.
     most = max(2, min(most, lab.size(lab.gpus, 2)))
     with training(lab, most, "--megabytes", str(lab.size(megabytes, 0.5))) as job:
         time.sleep(0.5)
-        before = job.lines()[-1]["reserved"]
+        before = job.lines()[-1]
         for task in range(1, most):
             grown = job.grow(*range(task + 1))
             lab.measure(f"s of pause to {task + 1}, as reported", grown.pause_s, most=pause_s)
@@ -104,7 +104,9 @@ def change(lab: Lab, megabytes: float, most: int = 2, pause_s: float | None = 1.
         alone = job.shrink(0)
         lab.measure("s of pause to 1", alone.pause_s, most=pause_s)
         time.sleep(1.0)
-        lab.measure("MiB more after it", (job.lines()[-1]["reserved"] - before) / (1 << 20), most=64)
+        after = job.lines()[-1]
+        for kind in ("allocated", "reserved"):
+            lab.measure(f"MiB more {kind} after it", (after.get(kind, 0) - before.get(kind, 0)) / (1 << 20), most=64)
     steps, unequal = _equal(job, most)
     lab.require("(trained together, states that differ)", (steps > 0, unequal), (True, 0))
 

@@ -78,6 +78,7 @@ with (args.out.parent / f"steps-{task}-{os.getpid()}.jsonl").open("w", buffering
             optimizer.step()
             pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
             state = 0 if args.sharded else bits()
-            reserved = torch.cuda.memory_reserved() if cuda else 0
-            line = {"step": job.progress.step, "world": job.world, "bits": state, "reserved": reserved}
+            line = {"step": job.progress.step, "world": job.world, "bits": state}
+            if cuda:
+                line |= {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
             file.write(json.dumps({"time": time.time(), "task": task, **line}) + "\n")

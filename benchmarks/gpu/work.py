@@ -55,6 +55,11 @@ def used(device: torch.device) -> int:
     return (total - free) // MIB
 
 
+def resident() -> int:
+    """MiB of this process's host memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // MIB
+
+
 def threads() -> int:
     """Of this process."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -82,6 +84,26 @@ def test_parameters_that_were_frozen_as_ranks_changed(teams: dict[int, Team], ev
     for stays, found in teams[2].run(frozen_meanwhile, every, sizes):
         assert stays
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+def buckets_there_twice(group: Group) -> list[bool]:
+    """Whether the old buckets of gradients are still there as the new ones are made."""
+    exchange, seen, real = DdpExchange(group, None), [], torch.distributed.Reducer
+    wrapped = exchange.wrap(made(0))
+    old = [weakref.ref(wrapped.reducer), weakref.ref(wrapped.logger)]  # both hold them
+
+    def reducer(*arguments: Any, **options: Any) -> Any:
+        seen.append(any(one() is not None for one in old))
+        return real(*arguments, **options)
+
+    with patch.object(torch.distributed, "Reducer", reducer):
+        exchange.ranks_changed()
+    return seen
+
+
+def test_ranks_that_change_need_no_room_for_a_second_copy_of_the_gradients(teams: dict[int, Team]) -> None:
+    """Found on a GPU: on a full one the change would have lacked memory."""
+    assert teams[1].run(buckets_there_twice) == [[False]]
 
 
 def of_words(group: Group, sizes: Sizes) -> torch.Tensor:

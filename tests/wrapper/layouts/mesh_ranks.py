@@ -145,6 +145,22 @@ def training(group: Group, q: int, samples: int) -> dict[str, float]:
     return worst
 
 
+def by_autocast(group: Group, q: int) -> tuple[float, float]:
+    """How far, as shares, the loss and all gradients are from the dense model's if both compute by autocast."""
+    mesh = mesh_of(group, q)
+    dense, ours = (model.float() for model in twins(mesh))
+    text = texts(5, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cross_entropy(dense(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        found = modules.cross_entropy(ours(mesh.rows(text[:, :-1])), mesh.rows(text[:, 1:]), mesh)
+    loss.backward()
+    found.backward()
+    pairs = [(_plain(one.grad), other.grad) for one, other in zip(ours.parameters(), dense.parameters(), strict=True)]  # type: ignore[arg-type]
+    error = sum(float((one - other).square().sum()) for one, other in pairs) ** 0.5  # type: ignore[operator]
+    whole = sum(float(other.square().sum()) for _, other in pairs) ** 0.5  # type: ignore[union-attr]
+    return apart(found, loss) / float(loss.detach()), error / whole
+
+
 def tied(group: Group, q: int) -> float:
     """The largest error of a model whose output layer is its embedding."""
     mesh = mesh_of(group, q)

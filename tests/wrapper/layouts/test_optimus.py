@@ -63,6 +63,15 @@ def test_sums_of_numbers_in_half_precision_are_whole(meshes_of: MeshesOf, q: int
 
 @pytest.mark.slow
 @by_day_one_side
+def test_autocast_computes_in_half_precision_as_it_does_for_the_dense_one(meshes_of: MeshesOf, q: int) -> None:
+    """Found on a GPU: the backward pass met products of two types."""
+    for of_loss, of_gradients in meshes_of(q).run(ranks.by_autocast, q):
+        assert of_loss < 1e-3
+        assert of_gradients < 0.02
+
+
+@pytest.mark.slow
+@by_day_one_side
 def test_layers_never_wait_for_the_gpu(meshes_of: MeshesOf, q: int) -> None:
     meshes_of(q).run(ranks.without_waits, q)
 

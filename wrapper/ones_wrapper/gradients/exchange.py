@@ -277,6 +277,7 @@ class DdpExchange(Exchange):
         # Made again in place, over the default group that there is now; what the script hung on the object stays.
         kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS or name in _CONTEXTS}
         options = {**self._options, "init_sync": False}
+        del wrapped.reducer, wrapped.logger  # first: else its buckets, a copy of all gradients, are there twice
         DistributedDataParallel.__init__(wrapped, wrapped.module, **options)
         vars(wrapped).update(kept)
         self._frozen = [not p.requires_grad for p in self._learns]

@@ -33,7 +33,7 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         product = summa.ab(x.flatten(0, -2), local(self.weight).t(), self.mesh)
         if self.bias is not None:
-            product = product + features(self.bias, self.mesh)
+            product = product + features(self.bias, self.mesh).to(product.dtype)
         return product.view(*x.shape[:-1], product.shape[-1])
 
 

@@ -24,13 +24,21 @@ from ones_wrapper.strategies.optimus.mesh import Mesh
 
 def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's block [m, n] of C = AB, of a [m, k] and b [k, n]. Collective, as is its backward pass."""
-    product: torch.Tensor = _Product.apply(False, a, b, mesh)  # type: ignore[no-untyped-call]
-    return product
+    return _product(False, a, b, mesh)
 
 
 def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this rank's block [m, n] of C = ABᵀ, of a [m, k] and b [n, k]. Collective, as is its backward pass."""
-    product: torch.Tensor = _Product.apply(True, a, b, mesh)  # type: ignore[no-untyped-call]
+    return _product(True, a, b, mesh)
+
+
+def _product(transposed: bool, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    # Autocast would cast each product's blocks, but neither products in place nor those of the backward pass. Blocks
+    # that are cast here travel in half the bytes, too.
+    if torch.is_autocast_enabled(a.device.type):
+        dtype = torch.get_autocast_dtype(a.device.type)
+        a, b = a.to(dtype), b.to(dtype)
+    product: torch.Tensor = _Product.apply(transposed, a, b, mesh)  # type: ignore[no-untyped-call]
     return product
 
 
