@@ -458,6 +458,22 @@ def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     assert run.end() == 0, run.errors
 
 
+LATE = """
+import os, time
+forks = []
+os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: time.sleep(2.0 * (len(forks) == 2)))
+"""
+
+
+def test_a_rank_may_end_before_another_begins(tmp_path: Path) -> None:
+    """Protects a block whose script has nothing to do: a rank that came after the others had ended waited for their
+    word until its own time was over, and failed the job."""
+    (tmp_path / "late.py").write_text(LATE)
+    run = block_of(tmp_path, "", ranks=2, ONES_PRELOAD="late")
+    assert run.end() == 0, run.errors
+    assert sorted(line.split()[0] for line in run.output.splitlines()) == ["0", "1"]
+
+
 @pytest.mark.slow
 def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
     """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""

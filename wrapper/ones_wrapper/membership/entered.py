@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -139,6 +139,10 @@ def enter_before_script() -> Entered | None:
     if store is not None:  # the first rank's word: a shared file system may show a spec only to some nodes
         if rank == 0:
             store.set("by-terms", str(int(by_terms)))
+            with suppress(TimeoutError):  # the place ends with its last rank, perhaps before the others have come
+                store.wait([f"came-{other}" for other in range(1, world)])
+        else:
+            store.set(f"came-{rank}", "")
         by_terms = store.get("by-terms") == b"1"
     if not by_terms:
         return None
