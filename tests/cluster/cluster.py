@@ -44,6 +44,8 @@ done
 for id in $ids; do wait $id; done
 """
 SLURM_UID = 64030  # fixed by Debian
+ARITHMETIC = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+"""By these PyTorch chooses its instructions: jobs compute as the process that compares their figures with its own."""
 
 
 def build(site: Site, report: Report | None = None, again: bool = False) -> None:
@@ -325,6 +327,7 @@ class Cluster:
         if user == "root":
             system += ":/usr/local/sbin:/usr/sbin:/sbin"
         environment = {"LANG": "C.UTF-8", "PATH": f"{Path(self.python).parent}:{system}"}
+        environment |= {name: os.environ[name] for name in ARITHMETIC if name in os.environ}
         if self.pyslurm:
             environment["PYTHONPATH"] = pyslurm_build.INSIDE
         return environment
