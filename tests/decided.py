@@ -9,12 +9,10 @@ from slurm_ones.testing.policies import check, seeded
 
 
 def decide(policy: Policy, view: ClusterView, jobs: Sequence[JobView], now: float = 0.0, seed: int = 0) -> Schedule:
-    """The policy's schedule, which keeps the contract."""
     schedule = policy.decide(view, jobs, now, seeded(seed))
     check(view, jobs, schedule)
     return schedule
 
 
 def gpus(schedule: Schedule) -> dict[int, int]:
-    """GPUs of each job that runs."""
     return {job_id: got.shape.gpus for job_id, got in schedule.allocations.items()}

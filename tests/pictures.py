@@ -90,7 +90,6 @@ def fault_run(folder: Path) -> None:
 
 
 def main(folder: str) -> None:
-    """Draw all of them."""
     if why := installed():
         sys.exit(why)
     demo(Path(folder))

@@ -150,7 +150,6 @@ class Prometheus:
         return list(data["result"])
 
     def until(self, expr: str, timeout_s: float = 300.0) -> None:
-        """Wait until that is something."""
         end = time.monotonic() + timeout_s
         while True:
             try:
@@ -163,7 +162,6 @@ class Prometheus:
 
 
 def numbers(series: list[Series]) -> Iterator[float]:
-    """All values of all series that are numbers."""
     for one in series:
         for _, text in one["values"]:
             if math.isfinite(value := float(text)):

@@ -69,8 +69,6 @@ def at_terminal(width: int, *arguments: str) -> str:
 
 
 class TestDatabase:
-    """`db upgrade`."""
-
     def test_it_creates_and_then_has_nothing_to_do(self, url: str) -> None:
         """Safe to call at every installation."""
         first = call("db", "upgrade", "--database", url)
@@ -88,8 +86,6 @@ class TestDatabase:
 
 
 class TestJobs:
-    """`jobs`."""
-
     def test_json(self, filled: str) -> None:
         """What scripts read agrees with what was stored."""
         jobs = {j["job_id"]: j for j in printed("jobs", "--json", "--database", filled)}
@@ -162,8 +158,6 @@ class TestJobs:
 
 
 class TestWhy:
-    """`why JOB`."""
-
     def test_json(self, filled: str) -> None:
         """Decisions with their reasons, resizes with their steps."""
         told = printed("why", "7", "--json", "--database", filled)
@@ -351,8 +345,6 @@ class TestDoctor:
 
 
 class TestTemplate:
-    """`template`."""
-
     def test_they_are_listed_with_what_they_are_for(self) -> None:
         """Batch scripts by their short names, service files by theirs."""
         done = call("template")

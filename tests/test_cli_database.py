@@ -57,8 +57,6 @@ def row(job_id: str, submit: int, end: str, state: str = "COMPLETED", name: str 
 
 
 class TestImport:
-    """`import sacct`."""
-
     def test_a_site_and_again(self, rows: Path, url: str) -> None:
         """Protects counts, the figures that a new site gains, bad rows that are named, and the second import."""
         day = 1_760_000_000
@@ -138,8 +136,6 @@ class TestImport:
 
 
 class TestMaintain:
-    """`db maintain`."""
-
     @pytest.fixture
     def old(self, empty_url: str) -> str:
         url = empty_url

@@ -227,7 +227,6 @@ def test_who_has_no_jobs_yet_is_told_when_they_will_show(site: Path, monkeypatch
 
 
 def test_a_report_on_others_says_that_they_are_not_shown(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not that they have no jobs."""
     done = as_user(monkeypatch, ALICE, "report", "-u", "bob", "--config", str(site))
     assert "jobs of bob cannot be seen here" in done.stderr and done.exit_code != 0
 

@@ -104,7 +104,6 @@ class BlockWorld(Interrupted):
         self.simulated.pass_time(seconds)
 
     def companion(self) -> ResizeMachine:
-        """A companion that has just started."""
         observer = Observer(self.client, self.store, self.settings)
         orders = OrderWriter(self.client, None, self.clock)
         self.held = HeldTasks(self.store)

@@ -25,8 +25,6 @@ NOW = 1000.0
 
 @dataclass
 class Slurm:
-    """What is asked of Slurm here."""
-
     jobs: dict[int, SlurmJob] = field(default_factory=dict)
     deferred: dict[int, float] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)

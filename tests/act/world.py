@@ -76,7 +76,6 @@ class Interrupted:
         self._patch.stop()
 
     def companion(self) -> ResizeMachine:
-        """A companion that has just started."""
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
@@ -169,7 +168,6 @@ class World(Interrupted):
         self.store.close()
 
     def companion(self) -> ResizeMachine:
-        """A companion that has just started."""
         return ResizeMachine(
             client=self.slurm,
             store=ResizeStore(self),

@@ -151,7 +151,6 @@ def shell(
     user: UserOption = "alice",
     cwd: CwdOption = None,
 ) -> None:
-    """A shell in a cluster."""
     _pass_through(Cluster.attach(name), ["bash"], user, cwd)
 
 
@@ -169,7 +168,6 @@ def _pass_through(cluster: Cluster, command: list[str], user: str, cwd: str | No
 
 @app.command()
 def status() -> None:
-    """What is built and what runs."""
     sites = Table("site", "Slurm", "PySlurm", "root", title="sites", title_justify="left")
     for site in SITES.values():
         if root.is_built(site):

@@ -257,7 +257,6 @@ class Cluster:
         raise ClusterError(f"the nodes do not come up: {shown}")
 
     def _last_words(self) -> str:
-        """The ends of all logs."""
         ends = []
         for log in sorted(self.logs.glob("*.log")):
             ends += [f"{log.name}:", *log.read_text().splitlines()[-12:]]
@@ -282,7 +281,6 @@ class Cluster:
 
     @property
     def nodes(self) -> list[str]:
-        """The names of all nodes."""
         return [name for partition in self.site.partitions for name in partition.names]
 
     def start_slurmds(self, *nodes: str) -> None:

@@ -47,7 +47,6 @@ def be_the_first_process(spec: Spec, ready: Callable[[], None]) -> None:
 
 
 def _network(shared: int | None) -> None:
-    """That of a process, or one of its own."""
     if shared is None:
         linux.unshare(linux.CLONE_NEWNET)
         linux.loopback_up()

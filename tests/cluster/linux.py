@@ -35,7 +35,6 @@ def _check(result: int, what: str) -> None:
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
-    """mount(2)."""
     result = _libc.mount(
         source.encode(),
         target.encode(),
@@ -60,7 +59,6 @@ def detach(target: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
     _check(_libc.unshare(flags), "unshare")
 
 

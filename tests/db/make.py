@@ -38,7 +38,6 @@ def opened(url: str, *, write: bool = False) -> Iterator[Connection]:
 
 
 def ask(url: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a query."""
     with opened(url) as connection:
         return [tuple(row) for row in connection.exec_driver_sql(sql)]
 
@@ -68,7 +67,6 @@ def node_changes(store: Store, name: str = "") -> list[tuple[float, NodeRecord]]
 
 
 def end_run(store: Store, job_id: int, restart: int, time: float, why: str) -> None:
-    """Store Slurm's word on the end of a run."""
     store.record_runs([RunRecord(job_id, restart, end_time=time, end_reason=why)])
 
 

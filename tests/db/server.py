@@ -145,7 +145,6 @@ class Server:
         os.close(self._lock)
 
     def url(self, database: str, user: str = ADMIN) -> str:
-        """The URL of one of its databases."""
         return f"postgresql://{user}@/{quote(database)}?host={self.place}"
 
     def fresh(self, template: str = "template1", options: str = "") -> str:

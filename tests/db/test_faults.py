@@ -43,7 +43,6 @@ def count(url: str) -> tuple[int, int]:
 
 
 def copying(url: str) -> list[tuple[int]]:
-    """The sessions that are in the middle of a COPY."""
     return ask(url, "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY throughput%%' AND state = 'active'")
 
 

@@ -11,8 +11,6 @@ from tests.cluster.sites import SITES
 
 
 class Lines(Silent):
-    """A line for each note."""
-
     def note(self, text: str) -> None:
         print(text, flush=True)
 

@@ -40,7 +40,6 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
 
 
 def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
-    """What `result.json` holds."""
 
     def part(outcomes: list[Outcome]) -> dict[str, Any]:
         ended = [o.jct_s for o in outcomes if o.finished]

@@ -131,7 +131,6 @@ class Outcome:
 
 
 def reports(directory: Path, restart: int) -> Iterator[tuple[float, Report]]:
-    """What a run wrote, as it wrote it."""
     path = directory / f"reports-{restart}.jsonl"
     if path.exists():
         for line in path.read_bytes().splitlines():
@@ -149,7 +148,6 @@ def queue(cluster: Cluster) -> dict[int, SlurmJob]:
 
 
 def gpus_of(job: SlurmJob) -> int:
-    """GPUs that it has or asks for."""
     return job.gpus_total or job.nodes * job.gpus_per_node
 
 

@@ -68,7 +68,6 @@ def simulated(policy: str = "ones", seed: int = 0, ready_s: float = READY_S) -> 
 
 
 def mean_jct_s(outcome: Outcome) -> float:
-    """Of all twelve."""
     return float(np.mean([job.jct_s for job in outcome.jobs]))
 
 

@@ -48,8 +48,6 @@ def in_folder(folder: Path) -> list[int]:
 
 
 class Started:
-    """A demo in the background."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.text = folder, ""
         # Whoever started the tests in the background may have left SIGINT ignored.

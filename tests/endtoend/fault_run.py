@@ -134,7 +134,6 @@ class FaultRun:
         return FaultOutcome(number, self._part, kind, moment, reached, job_id, count, seconds, lost, held, fresh)
 
     def _judged(self) -> Findings:
-        """What is wrong, and stays so."""
         until = time.monotonic() + JUDGE_S
         while True:
             findings = check(self.site)
@@ -227,7 +226,6 @@ def _soon(job: SlurmJob) -> bool:
 
 
 def _taken(site: FaultSite) -> int:
-    """GPUs that jobs have."""
     return sum(job.nodes * job.gpus_per_node for job in site.jobs().values() if job.state.value == "RUNNING")
 
 

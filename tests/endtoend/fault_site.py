@@ -120,8 +120,6 @@ def small_disks(sizes: Mapping[str, str] = SIZES) -> Iterator[dict[str, Path]]:
 
 
 class Companion:
-    """One companion under its supervisor."""
-
     def __init__(self, supervisor: subprocess.Popen[str], folder: Path) -> None:
         self._supervisor = supervisor
         self._folder = folder
@@ -297,7 +295,6 @@ class FaultSite:
         return Service(host, self.folder, text)
 
     def store(self) -> Store:
-        """What the companion remembers."""
         return Store.open(self.database_outside, "here", read_only=True)
 
     def companion_log(self) -> str:
@@ -388,7 +385,6 @@ class FaultSite:
         return {id_: job for id_, job in found.items() if job.array_id not in folded} | folded
 
     def tasks(self, job_id: int) -> dict[int, BlockTask]:
-        """The tasks of a job of blocks, as Slurm has them."""
         return self.harness.tasks(job_id)
 
     def terms(self, job_id: int) -> int:

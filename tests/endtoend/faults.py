@@ -123,7 +123,6 @@ def _(site: FaultSite, job_id: int) -> None:
 
 @kind("everything killed")
 def _(site: FaultSite, job_id: int) -> None:
-    """But the jobs' own processes."""
     away = site.random.uniform(1, 3)
     for companion in site.companions:
         companion.kill(absent_s=away)

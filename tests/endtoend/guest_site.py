@@ -31,8 +31,6 @@ RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\npreem
 
 @dataclass
 class RowOutcome:
-    """What became of a row."""
-
     served_s: float | None = None
     """From before sbatch to the job's first line."""
     taken: int = 0
@@ -279,7 +277,6 @@ class GuestStage:
         return RowOutcome(wrong=f"these guests end within the reservation: {late}" if late else "")
 
     def companion_log(self) -> str:
-        """The end of what the companion has said."""
         return self.harness.companion_log(self._settings)[-6000:] if self._settings else ""
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -158,7 +158,6 @@ class Harness:
         timeout_s: float = WAIT_S,
         user: str = "alice",
     ) -> Membership:
-        """The job's present membership, once that holds of it."""
 
         def missing() -> str:
             last = self.memberships(job_id, user)[-1:]
@@ -172,7 +171,6 @@ class Harness:
         )
 
     def wait(self, job_id: int, holds: Callable[[SlurmJob], bool], what: str, timeout_s: float = WAIT_S) -> SlurmJob:
-        """The job, once that holds."""
         return until(
             lambda: job if holds(job := self.job(job_id)) else None,
             lambda: f"job {job_id} {what}: {self.job(job_id)}\n{self.traces(job_id)}",
@@ -196,7 +194,6 @@ class Harness:
         return self.cluster.home(user) / directory_name(job_id)
 
     def reports(self, job_id: int, restart: int, user: str = "alice") -> list[Report]:
-        """What a run has reported so far."""
         path = self.directory(job_id, user) / reports_name(restart)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         found = [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
@@ -228,7 +225,6 @@ class Harness:
             self.report(job_id, restart, lambda report: not isinstance(report, Hello), "steps")
 
     def log(self, job_id: int, user: str = "alice") -> str:
-        """What the job printed."""
         home = self.cluster.home(user)
         paths = (*home.glob(f"*-{job_id}.out"), *home.glob(f"*-{job_id}_*.out"))
         return "".join(path.read_text() for path in paths)
@@ -303,7 +299,6 @@ class Harness:
         assert self.scripted(settings, steps).wait(timeout_s) == 0, self.companion_log(settings)[-6000:]
 
     def kill_at_end(self, process: subprocess.Popen[Any]) -> None:
-        """This process is to end with the test."""
         self._processes.append(process)
 
     @contextmanager
@@ -347,11 +342,9 @@ class Harness:
         return self._host(settings).with_name(STAY)
 
     def store(self, settings: str) -> Store:
-        """What the companion remembers."""
         return Store.open(f"sqlite:///{self._host(settings).parent / DATABASE}", "here", read_only=True)
 
     def why(self, settings: str, job_id: int, user: str = "alice") -> dict[str, Any]:
-        """`slurm-ones why JOB --json`."""
         command = ["slurm-ones", "why", str(job_id), "--config", settings, "--json"]
         told: dict[str, Any] = json.loads(self.cluster.run(command, user=user).stdout)
         return told

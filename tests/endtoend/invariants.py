@@ -185,7 +185,6 @@ def check_blocks(site: Site, job: SlurmJob, expected: JobExpectation, store: Sto
 
 
 def _agrees(job: SlurmJob, expected: JobExpectation, store: Store) -> list[str]:
-    """Slurm's job and the database's."""
     record = store.jobs([job.job_id]).get(job.job_id)
     if record is None:
         return [f"job {job.job_id} is not in the database"]
@@ -239,7 +238,6 @@ def _is_light(site: Site, job_id: int) -> bool:
 
 
 def reports_of(site: Site, job_id: int, restart: int) -> Iterator[tuple[float, Report]]:
-    """What a run reported, each with its time."""
     path = site.directory(job_id) / reports_name(restart)
     if not path.exists():
         return

@@ -219,7 +219,6 @@ def _with_a_death(settings: Settings, job_id: int, fatal: Fatal, to: Allocation)
 
 
 def _found(settings: Settings, job_id: int, fatal: Fatal, event: str, statuses: list[int]) -> dict[str, Any]:
-    """What became of the resize."""
     with Store.open(settings.database_url, settings.cluster, read_only=True) as store:
         resizes = store.resizes(job_id)
         left = len(store.open_resizes())

@@ -46,8 +46,6 @@ FASTER = 4
 
 
 class Light:
-    """One run of the job."""
-
     def __init__(self, attempt: int = 0) -> None:
         env = os.environ
         self.attempt = attempt

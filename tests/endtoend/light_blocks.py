@@ -44,8 +44,6 @@ SAVE_EVERY = 40
 
 @dataclass(frozen=True)
 class Block:
-    """One start of one task."""
-
     task: int
     restart: int
     nodes: int

@@ -46,8 +46,6 @@ KEEP, PARK = 0.5, 0.12
 
 @dataclass(frozen=True)
 class Options:
-    """Of `RandomPolicy`."""
-
     folder: str = ""
 
 

@@ -90,7 +90,6 @@ def steps_of(text: str) -> Steps:
 
 
 def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scripted, mode: str = "act") -> Companion:
-    """The companion with this policy."""
     settings = settings.model_copy(update={"mode": mode, "policy": Scripted.name, "policy_options": {}})
     return Companion(settings, client, store, say=lambda line: print(line, flush=True), make=lambda: policy)
 

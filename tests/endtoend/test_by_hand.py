@@ -14,7 +14,6 @@ pytestmark = pytest.mark.cluster
 
 
 def _said(harness: Harness, *words: str, check: bool = True) -> str:
-    """What alice is answered."""
     return harness.cluster.run(["slurm-ones", *words], check=check).stdout
 
 

@@ -13,8 +13,8 @@ from tests.endtoend.guest_rows import ROWS, VARIANTS, rows_of
 from tests.endtoend.guest_site import GuestStage
 
 pytestmark = pytest.mark.cluster
-BY_DAY = {"old": ("b2",), "old-blocks": ("a1",)}
-"""The others run every night."""
+BY_DAY = {"old": ("b2",)}
+"""The others run every night; how the companion gives growth back is simulated by day (tests/simulate/test_harm.py)."""
 CASES = [
     pytest.param(
         VARIANTS[variant].site,
@@ -30,7 +30,6 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def guests(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster with a queue of guests."""
     cluster = start(request, request.param)
     yield cluster
     cluster.stop()

@@ -23,8 +23,6 @@ LR = 0.003
 
 @dataclass(frozen=True)
 class Story:
-    """What happens to a training."""
-
     batch: int
     epochs: int
     text_kb: int

@@ -58,7 +58,6 @@ def usage(site: Site) -> dict[str, int]:
 
 
 def gpu_seconds(site: Site, job_id: int) -> int:
-    """By accounting."""
     rows = table(site, "sacct", "-nPDX", f"-j{job_id}", "-o", "ElapsedRaw,AllocTRES")
     trained = [(int(seconds), dict(one.split("=") for one in tres.split(","))) for seconds, tres in rows if tres]
     return sum(seconds * int(tres.get("gres/gpu", 0)) for seconds, tres in trained)

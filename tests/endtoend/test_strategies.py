@@ -26,7 +26,6 @@ ROWS = rows()
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[Team]:
-    """One rank, for the references."""
     team = Team(1)
     yield team
     team.close()

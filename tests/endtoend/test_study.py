@@ -56,7 +56,6 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
         return {job.name: job for job in read_trace(scratch / "sacct.txt").jobs}
 
     def study(*source: str) -> Any:
-        """The figures of a study."""
         command = ["slurm-ones", "study", *source, "--jobs", "5", "--seeds", "1", "--processes", "1"]
         outputs = ["--html", f"{inside}/page.html", "--figures", f"{inside}/figures.json"]
         done = harness.cluster.run([*command, *outputs], user="bob")

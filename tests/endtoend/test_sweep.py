@@ -26,7 +26,6 @@ RATES = [0.05, 0.1]
 
 
 def ids(harness: Harness, array_id: int) -> dict[int, int]:
-    """Job ids of an array's tasks that have their own."""
     text = harness.cluster.run(["squeue", "--json", "--states=all", f"--jobs={array_id}"], user="root").stdout
     found = parse_jobs(json.loads(text)).values()
     return {job.array_tasks[0]: job.job_id for job in found if len(job.array_tasks) == 1}

@@ -64,7 +64,6 @@ class Unit:
         return self.process
 
     def heard(self) -> list[tuple[float, str]]:
-        """All words so far."""
         while True:
             try:
                 self.words.append((time.monotonic(), self._socket.recv(8192).decode()))
@@ -76,7 +75,6 @@ class Unit:
         return sum(word in said for _, said in self.heard())
 
     def until(self, holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-        """Wait until that holds."""
 
         def missing() -> str:
             alive = self.process is None or self.process.poll() is None
@@ -85,9 +83,7 @@ class Unit:
         until(holds, missing, timeout_s, 0.1)
 
     def log(self) -> str:
-        """What it has written."""
         return (self.folder / "companion.log").read_text()
 
     def close(self) -> None:
-        """Listen no more."""
         self._socket.close()

@@ -173,7 +173,6 @@ class HostLeadership:
             self._lead.leave()
 
     def close(self) -> None:
-        """The process is gone."""
         self._lock.close()
 
     @property

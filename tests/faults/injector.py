@@ -43,7 +43,6 @@ class FaultInjector:
         return True
 
     def count(self, kind: FaultKind, what: object = "") -> None:
-        """It happened."""
         self.injected[kind] += 1
         self.trace(f"*** {kind.value} {what}")
 

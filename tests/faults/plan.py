@@ -88,8 +88,6 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """One run."""
-
     seed: int
     spec: ClusterSpec
     jobs: tuple[JobPlan, ...]
@@ -216,7 +214,6 @@ class FaultPlan:
 
     @classmethod
     def of(cls, seed: int) -> FaultPlan:
-        """The plan of a seed."""
         rng = random.Random(seed)
         nodes, gpus = rng.randint(1, 4), rng.choice((1, 2, 4, 4, 4))
         spec = ClusterSpec(max(nodes, 2) if gpus == 1 else nodes, gpus, whole_nodes=rng.random() < 0.15)

@@ -26,8 +26,6 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Bar:
-    """A shape of the picture."""
-
     kind: str
     x: float
     y: float
@@ -38,8 +36,6 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the picture."""
-
     name: str
     bars: Sequence[Bar]
     job: bool = False
@@ -152,7 +148,6 @@ def _x(time: float, end: float) -> float:
 
 
 def _left(time: float, end: float) -> float:
-    """Of a mark: all of it is in the picture."""
     return round(min(_x(time, end), WIDTH - MARK), 2)
 
 

@@ -54,8 +54,6 @@ RESTART_S = (0.0, 2.0, 10.0, 65.0, 300.0)
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a seed."""
-
     seed: int
     kinds: dict[FaultKind, int]
     """How often each kind of fault really happened."""
@@ -117,8 +115,6 @@ class FirstFound(BaseException):
 
 
 class FaultRun:
-    """Everything of one run."""
-
     to_the_first = False
 
     def __init__(self, plan: FaultPlan, directory: Path, trace: Callable[[str], None] | None) -> None:
@@ -171,7 +167,6 @@ class FaultRun:
     # -- the companion -------------------------------------------------------------------------------------------
 
     def _run_companion(self, host: Host) -> None:
-        """A companion's process."""
         if len(self.hosts) == 1:
             self._lead(host, None)
             return

@@ -214,7 +214,6 @@ class SafetyChecker:
             self.check_change(job.job_id, f"order {order}")
 
     def note_order(self, job_id: int, order: Order) -> None:
-        """An order was written."""
         before = self._numbers.get(job_id, -1)
         if order.number < before:
             self.report(f"order {order.number} to job {job_id} comes after {before}, and the job will not obey it")
@@ -331,7 +330,6 @@ class BlockSafety:
             self.checker.report(f"cancel what waits of {job_id}: it is not over")
 
     def note_order(self, job: WholeJob, order: Order) -> None:
-        """An order was written."""
         self._orders[job.job_id] = order
 
     def check_order(self, job: WholeJob, order: Order) -> None:

@@ -55,8 +55,6 @@ def test_looking_changes_nothing(replayed: tuple[Result, Recording, str]) -> Non
 
 
 class Scripts(HTMLParser):
-    """The scripts of a page."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.found: list[str] = []

@@ -195,7 +195,6 @@ def of_json(seeds: Sequence[Any]) -> Make:
 
 
 def of_text(seeds: Sequence[bytes]) -> Make:
-    """Inputs from sound texts."""
 
     def make(rng: Rng) -> bytes:
         return rng.randbytes(rng.randrange(300)) if rng.random() < 0.05 else damaged(rng.choice(seeds), rng, seeds)

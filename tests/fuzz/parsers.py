@@ -57,8 +57,6 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Parser:
-    """One reader."""
-
     name: str
     share: float
     """Of the inputs, in proportion to the others'."""
@@ -119,7 +117,6 @@ def scratch() -> Path:
 
 
 def clean() -> None:
-    """Remove it."""
     shutil.rmtree(scratch(), ignore_errors=True)
     scratch.cache_clear()
 

@@ -152,7 +152,6 @@ SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def section(name: str) -> str:
-    """One section as the file has it."""
     return "\n".join([f"## {name}", *SECTIONS[name](), "", ""])
 
 

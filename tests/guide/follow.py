@@ -18,8 +18,6 @@ TROUBLE = (NotSeen, ClusterError, StoreError, AssertionError, LookupError, OSErr
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a break."""
-
     row: str
     way: str
     record: Record
@@ -30,7 +28,6 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Row and way."""
         return f"{self.row}: {self.way}" if self.way else self.row
 
     @property

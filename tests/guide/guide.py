@@ -25,8 +25,6 @@ class Command:
 
 @dataclass(frozen=True)
 class Step:
-    """A numbered step of the installation."""
-
     number: int
     title: str
     commands: tuple[Command, ...]
@@ -36,8 +34,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table."""
-
     cells: tuple[str, ...]
 
     @property
@@ -69,7 +65,6 @@ def preamble() -> str:
 
 
 def steps() -> list[Step]:
-    """The steps of the installation, in order."""
     parts = re.split(r"^\*\*(\d+)\. ([^*]+?)\.?\*\*", _section("Install"), flags=re.MULTILINE)[1:]
     return [
         Step(int(number), title, tuple(chain(*map(_commands, _blocks(body, "console")))), tuple(_blocks(body, "ini")))
@@ -91,7 +86,6 @@ def _commands(block: str) -> Iterator[Command]:
 
 
 def row(title: str, name: str) -> Row:
-    """The row of that name in a section's table."""
     return next(one for one in table(title) if one.name == name)
 
 

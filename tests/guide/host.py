@@ -47,7 +47,6 @@ class Host:
 
     @property
     def full_name(self) -> str:
-        """Its host name."""
         return self.box.name
 
     @property

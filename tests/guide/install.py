@@ -56,7 +56,6 @@ def install(place: Place, host: Host, *, first: bool, settings: str, drop_in: st
 
 
 def start(host: Host, say: Say) -> None:
-    """What the guide says to start it with."""
     for step in steps():
         for command in step.commands if step.number <= LAST else ():
             if any(word in command.line for word in LATER):
@@ -114,7 +113,6 @@ def _type(place: Place, host: Host, step: Step, command: Command, settings: str,
 
 
 def edit(path: Path, pattern: str, text: str) -> None:
-    """Replace what has to be there."""
     changed, count = re.subn(pattern, text, path.read_text(), flags=re.MULTILINE)
     if count == 0:
         raise LookupError(f"{path}: nothing is {pattern!r}")

@@ -81,7 +81,6 @@ class Operators:
         }
 
     def jobs(self) -> dict[int, SlurmJob]:
-        """All jobs as Slurm has them."""
         command = ["squeue", "--json", "--states=all"]
         return parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
 
@@ -130,7 +129,6 @@ class Operators:
         raise NotSeen(f"no resize ended with {words!r}")
 
     def ended(self, resize: ResizeRecord) -> ResizeRecord:
-        """A resize, once it has ended."""
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             with suppress(StoreError), self.store() as store:

@@ -139,7 +139,6 @@ class Place:
             partial.rename(mirror.ready())
 
     def database(self, what: str) -> None:
-        """`systemctl WHAT` of the database's server."""
         (version,) = (self.db.root / "etc/postgresql").iterdir()
         self.db.sh(f"systemctl {what} postgresql@{version.name}-main", timeout=60)
 

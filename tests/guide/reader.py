@@ -28,8 +28,6 @@ def unknown() -> list[str]:
 
 
 class Reader:
-    """One reader of the guide."""
-
     def __init__(self, place: Place, only: str = "") -> None:
         """Rows in whose name `only` (a regular expression) is found are broken or done, and no others."""
         self.place, self._only = place, re.compile(only)

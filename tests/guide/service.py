@@ -42,7 +42,6 @@ class ObservedService(Operators):
 
     @property
     def leader(self) -> Host:
-        """The host whose companion leads."""
         with self.store() as store:
             leader = store.leader()
         holder = leader.holder.rpartition(":")[0] if leader else ""
@@ -63,7 +62,6 @@ class ObservedService(Operators):
         return done.returncode, done.stdout + done.stderr
 
     def why(self, job_id: int, host: Host | None = None) -> str:
-        """All that `slurm-ones why` says."""
         return (host or self.place.one).sh(f"{PROGRAM} why {job_id}", check=False)
 
     def journal(self, host: Host, *options: str) -> str:
@@ -73,7 +71,6 @@ class ObservedService(Operators):
         return re.sub(r"^  Binary file .*\n", "", text, flags=re.MULTILINE)
 
     def mark_broken(self, how: str) -> None:
-        """From now on it is broken."""
         self.record.how = how
         self.since = self.repaired_at = time.time()
 
@@ -96,11 +93,9 @@ class ObservedService(Operators):
             time.sleep(0.5)
 
     def see_journal(self, host: Host, pattern: str, timeout_s: float = 60.0) -> str:
-        """A line of the journal."""
         return self.see(lambda: self.journal(host), pattern, timeout_s)
 
     def see_status(self, host: Host, pattern: str, timeout_s: float = 60.0) -> str:
-        """A line of `slurm-ones status`."""
         return self.see(lambda: self.status(host)[1], pattern, timeout_s)
 
     # -- well again ----------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ def task(number: int, *nodes: str, gpus: int = 1, **changes: Any) -> SlurmJob:
 
 
 def ended(number: int, state: JobState = JobState.COMPLETED, **changes: Any) -> SlurmJob:
-    """One that has run."""
     times = {"start_time": 2000.0 + number, "end_time": 3000.0 + number}
     return task(number, state=state, held=False, reason="None", **(times | changes))
 

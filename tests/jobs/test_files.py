@@ -30,7 +30,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elastic:
 
 
 def refusal(places: JobDirectories, job: Elastic, *, read: bool = False) -> Reason | None:
-    """That of one tick."""
     return places.refusal(job.job, read=read)
 
 

@@ -55,7 +55,6 @@ def job(tmp_path: Path) -> SlurmJob:
 
 @pytest.fixture
 def write(job: SlurmJob) -> Write:
-    """Append to the job's reports."""
     directory = job_directory(job)
     directory.mkdir()
 

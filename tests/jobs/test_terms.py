@@ -53,7 +53,6 @@ class Site:
         self.queue.jobs = {job.job_id: replace(job, **own) for job in jobs}  # type: ignore[arg-type]
 
     def says(self, term: int, *reports: Report, hot: bool = True, spec: int | None = None) -> None:
-        """What the leader of that term has written."""
         folder = self.directory / "ones-100"
         said = Spec(32, 256, 64, 1000, 5, term=term if spec is None else spec, hot=hot)
         (folder / "spec.json").write_bytes(encode(said))
@@ -159,7 +158,6 @@ def test_terms_do_not_multiply_reports(site: Site) -> None:
 
 
 def test_a_new_array_with_an_old_id(site: Site) -> None:
-    """It is not in the terms of the old one."""
     site.tasks(task(0, "n1"))
     site.says(3, HELLO)
     assert site.observer.observe().elastic[100].job.restart == 3

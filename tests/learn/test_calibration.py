@@ -36,7 +36,6 @@ def early(rng: np.random.Generator) -> FinishedJob:
 
 
 def declared(rng: np.random.Generator) -> FinishedJob:
-    """Trains what it declared."""
     epochs = int(rng.choice([2, 10, 50, 80, 90]))
     history = [
         TrainingState(50_000, e, 2.3, 2.3 * math.exp(-e / 20), min(0.9, e / epochs)) for e in range(1, epochs + 1)

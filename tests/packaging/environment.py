@@ -38,7 +38,6 @@ def release(folder: Path) -> dict[str, Path]:
 
 
 def members(wheel: Path) -> set[str]:
-    """The files in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 

@@ -81,7 +81,6 @@ def bare(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environmen
 
 @pytest.fixture(scope="module")
 def training(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """ones-wrapper in a training environment."""
     return environment(tmp_path_factory, wheels, "ones-wrapper", "torch")
 
 
@@ -100,8 +99,6 @@ def service(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environ
 
 
 class TestContents:
-    """What is in the wheels."""
-
     def test_one_package_each_with_its_licence(self, wheels: Wheels) -> None:
         """Nothing called `db`, `wrapper` or `tests` is installed into anybody's environment."""
         assert set(wheels) == OURS

@@ -30,8 +30,6 @@ def _library() -> str:
 
 
 class Lua:
-    """One state."""
-
     def __init__(self) -> None:
         self._lua = ctypes.CDLL(_library())
         for name, returns, takes in (

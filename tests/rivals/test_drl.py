@@ -105,7 +105,6 @@ class TestSteps:
         assert steps.extra.tolist() == [[1, 1, 2, 4, 4, 4], [2, 2, 0, 0, 0, 0]]
 
     def test_the_order_of_jobs_does_not_matter(self) -> None:
-        """A job's figures are its own."""
         jobs = queue()
         there = build_steps(cluster(), jobs, 16, 100.0).features
         back = build_steps(cluster(), jobs[::-1], 16, 100.0).features

@@ -26,7 +26,6 @@ def round_of(
 
 
 def rules_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> PartitionRules:
-    """The rules of partition `gpu`."""
     return round_of(seen, *resizes, **settings).partition("gpu")
 
 

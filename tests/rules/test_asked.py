@@ -16,6 +16,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.views import Bounds, decide_within, with_sizes
 from slurm_ones.testing.policies import check, seeded
 from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
+from tests.marks import examples
 from tests.rivals.test_contract import short
 
 VIEW = cluster(2)
@@ -65,6 +66,7 @@ def test_a_job_that_waits_starts_at_its_size_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(POLICIES))
+@examples(8)
 @given(rounds(uniform=True), st.data())
 def test_every_policy_decides_around_it(name: str, drawn: Round, data: st.DataObject) -> None:
     """Whatever it is: the schedule can be had, and who asks for a size gets it or stays."""

@@ -101,7 +101,6 @@ def change_of(job_id: int, old: Shape, new: Shape, state: str, **changes: Any) -
 
 
 def shown(one: Elastic, free: dict[str, int]) -> JobView:
-    """The job as a policy sees it."""
     round_, rules = rules_for([one], free)
     (found,) = job_views(round_, rules, cluster_view(round_, rules), job_models(round_, Learner(seed=0)))
     return found

@@ -104,7 +104,6 @@ def round_with(
 
 
 def left(found: Round, job_id: int = 1) -> set[int]:
-    """Blocks that leave."""
     one = found.seen.elastic[job_id]
     back = found.growth.back.get(job_id)
     return {job.array_tasks[0] for job in one.job.running_blocks} - {*back.tasks} if back is not None else set()

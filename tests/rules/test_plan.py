@@ -57,7 +57,6 @@ def planned(
 
 
 def said(made: ResizePlan) -> dict[int, str]:
-    """What became of each job."""
     return {id_: outcome.code for id_, outcome in made.outcomes.items()}
 
 

@@ -30,7 +30,6 @@ def round_under(*quotas: Quota, look: Observation | None = None, **settings: Any
 
 
 def most(round_: Round, job_id: int = 1) -> int:
-    """GPUs that the job may have."""
     rules = round_.partition("gpu")
     use = CapUse(rules.caps, {id_: job.gpus for id_, job in rules.jobs.items()})
     due = rules.jobs[job_id].requested

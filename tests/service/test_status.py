@@ -94,7 +94,6 @@ def test_files_that_do_not_answer_are_told(url: str) -> None:
 
 
 def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:
-    """Not a traceback."""
     found = examine(Settings(database=f"sqlite:///{tmp_path / 'none.sqlite'}"), ask_slurm=False)
     assert not found.healthy and "no such database" in found.problems[0]
     assert lines(found, asked=False)[0] == "NOT HEALTHY"

@@ -48,7 +48,6 @@ class Page:
         return found
 
     def tick(self, at: float | None = None) -> None:
-        """As a companion that has ticked."""
         now = time.time() if at is None else at
         with Store.open(self.url, "gres") as store:
             store.record_health(HealthRecord(now, "act", 60.0, now, 0.25, 2, 2, 6))

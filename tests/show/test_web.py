@@ -46,8 +46,6 @@ PAGES = ("/", "/decisions", "/jobs/7", "/jobs/9", "/jobs/10")
 
 
 class Elements(HTMLParser):
-    """The elements and attributes of a page."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []

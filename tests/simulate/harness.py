@@ -74,7 +74,6 @@ class Harness:
         return self.cluster.submit(request, program)
 
     def running(self, nodes: int = 1, gpus: int = 0, **other: object) -> int:
-        """A job that runs."""
         job_id = self.submit(nodes, gpus, **other)  # type: ignore[arg-type]
         self.wait(2)
         assert self.job(job_id).running
@@ -88,7 +87,6 @@ class Harness:
         return self.owner.job(job_id)
 
     def inside(self, job_id: int) -> SimulatedJob:
-        """The job as the cluster has it."""
         return self.cluster.jobs[job_id]
 
     def free(self) -> list[int]:

@@ -49,7 +49,6 @@ def test_deadlines_change_nothing_else() -> None:
 
 @cache
 def philly(seed: int) -> Workload:
-    """The usual workload of that seed."""
     return generate("philly", seed=seed)
 
 

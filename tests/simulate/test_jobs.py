@@ -110,7 +110,6 @@ def folder(tmp_path: Path) -> StudyFolder:
 def study(
     site: Scripted, folder: StudyFolder, plan: StudyPlan = SMALL, said: list[str] | None = None
 ) -> list[StudyRun]:
-    """All runs of a command."""
     queue = StudyQueue(plan, folder, site, [].append if said is None else said.append, QUICK)
     return queue.run(lambda progress: None)
 

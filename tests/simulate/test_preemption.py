@@ -62,7 +62,6 @@ def full(site: SlurmConf, **guest: Any) -> tuple[Harness, int, list[int]]:
 
 
 def preempted(harness: Harness, guests: list[int]) -> list[int]:
-    """Numbers of the guests that were preempted."""
     return [i for i, job_id in enumerate(guests) if not harness.inside(job_id).running]
 
 

@@ -53,7 +53,6 @@ PLAN = StudyPlan(Source("ones-sc21", jobs=6), (FIFO, STRICT), (0, 1), ClusterSpe
 
 @pytest.fixture(scope="module")
 def runs() -> list[StudyRun]:
-    """All runs of the plan."""
     return run_all(PLAN, 1)
 
 

@@ -76,7 +76,6 @@ SACCT = """JobIDRaw|JobID|Submit|Start|End|State|NNodes|AllocTRES|ReqTRES|Timeli
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Trace]:
-    """Reads a text as a trace's file."""
 
     def reader(text: str, name: str = "trace", partition: str = "") -> Trace:
         path = tmp_path / name

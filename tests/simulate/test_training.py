@@ -77,21 +77,18 @@ class Bench:
         self.files.flush()
 
     def order(self, number: int, **what: object) -> None:
-        """Give it an order."""
         text = encode(Order(number, self.restart, **what))  # type: ignore[arg-type]
         new = self.files.directory / "new"
         new.write_bytes(text)
         new.rename(self.files.directory / ORDERS)
 
     def reports(self, restart: int | None = None) -> list[tuple[float, Report]]:
-        """What a run has reported, with its times."""
         path = self.files.directory / reports_name(self.restart if restart is None else restart)
         lines = [decode_report(line) for line in path.read_bytes().splitlines()]
         assert [number for number, _, _ in lines] == list(range(1, len(lines) + 1))
         return [(time, report) for _, time, report in lines]
 
     def of(self, kind: type, restart: int | None = None) -> list:  # type: ignore[type-arg]
-        """Its reports of one kind."""
         return [report for _, report in self.reports(restart) if isinstance(report, kind)]
 
 

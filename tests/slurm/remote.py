@@ -53,7 +53,6 @@ class Remote:
         )
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

@@ -119,7 +119,6 @@ class SimulatedSite(Site):
         self._simulated.conf = conf
 
     def as_(self, user: str) -> Client:  # type: ignore[override]
-        """The client as it works for that user."""
         if user not in self._clients:
             client = Client(self._simulated, uid=UIDS[user], operator=user == OPERATOR)
             client.user, client.programs = user, self._program

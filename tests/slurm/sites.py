@@ -72,7 +72,6 @@ class Site(site.Site):
         return self.as_(user).tell(*argv)
 
     def show(self, job_id: int) -> dict[str, str]:
-        """The job as `scontrol show job` prints it."""
         words = self.tell("scontrol", "-o", "show", "job", str(job_id)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -81,6 +80,5 @@ class Site(site.Site):
         self.tell("scancel", *map(str, job_ids), user="root")
 
     def close(self) -> None:
-        """End the clients."""
         for remote in self._remotes.values():
             remote.close()

@@ -14,8 +14,6 @@ from slurm_ones.slurm.connect import connect
 
 
 class Mine(CommandClient):
-    """A site's own client."""
-
     name = "mine"
 
     def __init__(self, *, timeout_s: float, keepalive: Callable[[], None]) -> None:

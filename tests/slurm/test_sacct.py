@@ -211,7 +211,6 @@ BLOCKS = "ones: gpus=1-16 array=blocks"
 
 
 def block(raw: int, shown: str, start: int, end: int, nodes: int = 1, gpus: int = 1, **other: str) -> bytes:
-    """A block's row; one that never started has no nodes."""
     ran = {"Start": str(start), "NodeList": f"n[1-{nodes}]", "AllocTRES": f"gres/gpu={gpus},node={nodes}"}
     ran = ran if start else {"Start": "None", "NodeList": "None assigned", "AllocTRES": "", "State": "CANCELLED by 0"}
     asked = f"gres/gpu={gpus},node={nodes}"

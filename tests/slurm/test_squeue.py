@@ -170,7 +170,6 @@ def test_half_an_answer_is_none(cut: int) -> None:
 
 
 def test_an_empty_queue() -> None:
-    """It is no error."""
     assert parse_queue("", COLUMNS, separator()) == {}
 
 

@@ -22,7 +22,6 @@ def update(slurm: Site, job_id: int | str, *changes: str, user: str = "alice") -
 
 
 def seconds(slurm: Site, job_id: int, first: str, second: str) -> float:
-    """From one time of the job to another."""
     shown = slurm.show(job_id)
     return (datetime.fromisoformat(shown[second]) - datetime.fromisoformat(shown[first])).total_seconds()
 

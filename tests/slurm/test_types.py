@@ -34,7 +34,6 @@ def typed(slurm_typed: Site) -> Iterator[Site]:
 
 
 def asked(job: SlurmJob) -> tuple[int, int, str]:
-    """What a job asks for."""
     return job.nodes, job.gpus_per_node, job.kind
 
 
@@ -62,7 +61,6 @@ def test_a_requeued_job_runs_on_its_type(typed: Site) -> None:
 
 
 def test_a_type_that_begins_with_a_digit(typed: Site) -> None:
-    """Its digits are no count."""
     job_id = typed.held("--nodes=1", "--gres=gpu:2080ti:1")
     typed.owner.reshape(job_id, Shape(1, 3))
     assert asked(typed.owner.job(job_id)) == (1, 3, "2080ti")

@@ -76,7 +76,6 @@ def commands(text: str) -> list[str]:
 
 
 def blocks(template: Path) -> bool:
-    """Whether its jobs are jobs of blocks."""
     return template.stem != "mpi"
 
 

@@ -73,7 +73,6 @@ class Team:
         return [value for value, _ in answers]
 
     def close(self) -> None:
-        """End the ranks."""
         for rank in self._ranks:
             rank.kill()
         self._folder.cleanup()

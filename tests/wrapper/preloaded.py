@@ -125,7 +125,6 @@ class Started:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
         self.send_signal(signal.SIGKILL)
 
 

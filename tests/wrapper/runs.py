@@ -82,11 +82,9 @@ class Run:
         return self.process.returncode
 
     def reports(self) -> list[Report]:
-        """The reports so far."""
         return reports_in(self.job_dir / reports_name(self.restart))
 
     def of(self, kind: type[R]) -> list[R]:
-        """The reports of one kind so far."""
         return [report for report in self.reports() if isinstance(report, kind)]
 
     def wait_for(self, kind: type[R], condition: Callable[[R], bool] = lambda report: True) -> R:
@@ -105,7 +103,6 @@ class Run:
         raise AssertionError(f"no such {kind.kind}; reports {self.reports()}; stderr {self.errors}")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to `ones-run`."""
         self.process.send_signal(number)
 
 

@@ -43,13 +43,11 @@ class Model(nn.Module):
 
 
 def made(seed: int = 0, skip: bool = False) -> Model:
-    """A model with parameters of its own seed."""
     torch.manual_seed(seed)
     return Model(skip)
 
 
 def sample(number: int) -> torch.Tensor:
-    """Input of one sample."""
     return torch.randn(3, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
 
 

@@ -116,8 +116,6 @@ def test_it_trains_as_the_long_form_does(once_an_epoch: bool) -> None:
 
 
 class Stream(IterableDataset[Any]):
-    """A stream that can skip."""
-
     def __iter__(self) -> Any:
         return iter([DATA[i] for i in range(SAMPLES)])
 

@@ -60,8 +60,6 @@ class Stream(IterableDataset[Item]):
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained."""
-
     optimizer: str = "sgd"
     stream: bool = False
     workers: int = 0
@@ -71,8 +69,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Stretch:
-    """One run of a history."""
-
     ranks: int
     steps: int
     """How many it takes before it ends."""

@@ -554,8 +554,6 @@ def test_groups_that_are_added_later_are_refused() -> None:
 
 
 class Ema:
-    """An average of the script's own."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self.shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -571,8 +569,6 @@ class Shadow(Ema):
 
 
 class NoamLR:
-    """A schedule of the script's own."""
-
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.number = optimizer, 0
 
@@ -903,8 +899,6 @@ def test_an_average_follows_progress(batch: int, passes: int, resized: bool) -> 
 
 
 class MyEma:
-    """An average of the script's own."""
-
     def state_dict(self) -> dict[str, Any]:
         return {}
 

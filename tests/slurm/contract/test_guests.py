@@ -77,7 +77,6 @@ class GuestSite:
             self.site.cluster.run(["scontrol", "delete", "ReservationName=maintenance"], user="root")
 
     def guest(self, *options: str) -> Task:
-        """A guest that runs."""
         task = Task(self.site.submit(*GUESTS, *options), 1)
         self.mover.reshape(task, Shape(1, 2), queue=self.queue)
         job = self.site.owner.job(task)

@@ -127,8 +127,6 @@ def test_what_names_code_is_refused(value: Any, named: str) -> None:
 
 
 class Extra:
-    """State of the script's own."""
-
     def __init__(self, value: Any) -> None:
         self.value = value
 

@@ -15,8 +15,6 @@ Array = npt.NDArray[np.float64]
 
 
 class Point(torch.nn.Module):
-    """A vector, and a function of it."""
-
     def __init__(self, at: Array, value: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.x = torch.nn.Parameter(torch.tensor(at, dtype=torch.float64))

@@ -335,7 +335,6 @@ def train_on_rank(
 
 @pytest.fixture(scope="module")
 def team(teams: dict[int, Team]) -> Team:
-    """Two ranks."""
     return teams[2]
 
 

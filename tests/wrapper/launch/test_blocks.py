@@ -370,7 +370,6 @@ def meet():
 
 
 def block_of(folder: Path, text: str, task: int = 0, *, ranks: int = 1, **env: str) -> Run:
-    """A block whose ranks run that text."""
     script = folder / f"script{task}.py"
     script.write_text(LISTENS + text)
     place: dict[str, Any] = slurm(folder, task) | env

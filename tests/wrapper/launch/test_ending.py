@@ -98,7 +98,6 @@ def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None
 
 
 def leave(code: str, exit_code: str = "0", longest_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """A process that runs `code` and leaves."""
     text = (
         "from ones_wrapper.process import ending\n"
         "from ones_wrapper.process.hooks import FLAGS\n"

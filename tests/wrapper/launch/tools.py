@@ -27,6 +27,5 @@ def on_node(folder: Path, scontrol: str = "", scancel: str = "") -> dict[str, st
 
 
 def asked(folder: Path) -> list[str]:
-    """What they were asked."""
     path = folder / "asked"
     return path.read_text().splitlines() if path.exists() else []

@@ -42,7 +42,6 @@ class Job:
         self._hurry.touch()
 
     def start(self, task: int, ranks: int = 1, restart: int = 0) -> ForkedBlock:
-        """Start a block."""
         env = {
             "ONES_BLOCKS": "1", "ONES_JOB_DIR": str(self.directory), "ONES_REPORT_EVERY_S": "0.2",
             "ONES_TRACE": str(self.directory / "trace-{restart}-{rank}.jsonl"), "SLURM_ARRAY_JOB_ID": str(ARRAY),
@@ -65,7 +64,6 @@ class Job:
         return 1 + max(numbers, default=-1)
 
     def runs(self) -> list[list[Report]]:
-        """The reports of each term, in order."""
         return [reports_in(self.directory / reports_name(term)) for term in range(self.terms())]
 
     def of(self, kind: type[R]) -> list[R]:
@@ -118,7 +116,6 @@ class Job:
         return [block.end() for block in self.blocks]
 
     def errors(self) -> str:
-        """What the blocks printed."""
         return "\n".join(f"--- block {index}\n{block.errors[-4000:]}" for index, block in enumerate(self.blocks))
 
     def assert_as_undisturbed(self) -> None:
@@ -127,7 +124,6 @@ class Job:
         torch.testing.assert_close(self.parameters(), self.undisturbed(self.epochs), rtol=1e-9, atol=1e-12)
 
     def parameters(self) -> torch.Tensor:
-        """What the job ended with."""
         return torch.tensor(json.loads((self.directory / "out.json").read_text())["parameters"], dtype=torch.float64)
 
     def undisturbed(self, epochs: int, samples: int = SAMPLES, gamma: float = 0.8) -> torch.Tensor:

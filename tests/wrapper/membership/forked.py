@@ -73,11 +73,9 @@ class ForkedBlock:
 
     @property
     def errors(self) -> str:
-        """What it printed so far."""
         return self._log.read_text() if self._log.exists() else ""
 
     def ended(self) -> bool:
-        """Whether it has."""
         if self.pid and self._code < 0:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -96,11 +94,9 @@ class ForkedBlock:
         return self._code
 
     def ranks(self) -> list[int]:
-        """The processes of its ranks."""
         return children(self.pid)
 
     def stacks(self) -> str:
-        """Where its ranks are."""
         for pid in self.ranks():
             os.kill(pid, signal.SIGQUIT)
         time.sleep(0.5)

@@ -25,8 +25,6 @@ REVIVED = 2
 
 
 class History:
-    """One job, and what happens to it."""
-
     def __init__(self, directory: Path, seed: int) -> None:
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])

@@ -38,8 +38,6 @@ class Centred(torch.nn.Module):
 
 
 class Average:
-    """A moving average of the parameters."""
-
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.values = [p.detach().clone() for p in model.parameters()]

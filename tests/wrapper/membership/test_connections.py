@@ -104,8 +104,6 @@ class Card:
         return Card.Group(self)
 
     class Group:
-        """One of them."""
-
         def __init__(self, card: Card) -> None:
             self._card, self._over = card, threading.Event()
             card.held += 1

@@ -26,8 +26,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 class Held(NamedTuple):
-    """What a process has."""
-
     threads: int
     files: int
     memory: float

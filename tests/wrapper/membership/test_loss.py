@@ -174,7 +174,6 @@ def board(folder: HotFolder) -> Board:
 
 
 def rank_of(folder: HotFolder, board: Board, me: Member, coordinator: Coordinator | None = None) -> Blocks:
-    """One that trains."""
     blocks: Any = object.__new__(Blocks)
     blocks.folder, blocks.present, blocks.local_rank, blocks._board, blocks._me = folder, PRESENT, 0, board, me
     blocks.leader, blocks._coordinator, blocks.machine = folder.newest(), coordinator, SimpleNamespace(plan=None)

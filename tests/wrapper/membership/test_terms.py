@@ -30,7 +30,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def worlds(job: Job) -> list[int]:
-    """Of each membership."""
     return [one.world for one in job.of(Membership)]
 
 

@@ -28,8 +28,6 @@ class Model(torch.nn.Module):
 
 
 class Exchange:
-    """Of one model."""
-
     def __init__(self) -> None:
         self.model = Model()
 

@@ -46,7 +46,6 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def main() -> None:
-    """As the example, and paced."""
     its = optimus(Squares if SQUARES in os.environ else Optimus2D)
     job = ones.init(batch=BATCH, max_local_batch=4, max_accumulation_steps=2, epochs=EPOCHS, strategy=its)
     model = job.ddp(in_double(lambda: Meshed(its.mesh)))

@@ -18,7 +18,6 @@ SIZES = Transformer(layers=2, width=16, heads=2, vocabulary=256, element_bytes=8
 
 
 def ring() -> Ring:
-    """All ranks are one."""
     return Ring(LENGTH, causal=True, model=SIZES)
 
 
@@ -68,7 +67,6 @@ def dense_loss(model: nn.Module, pieces: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    """As the example, and paced."""
     its = ring()
     job = ones.init(batch=BATCH, max_local_batch=4, max_accumulation_steps=8, epochs=EPOCHS, strategy=its)
     plain = model_of(its)

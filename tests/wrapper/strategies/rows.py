@@ -67,7 +67,6 @@ class Row:
 
     @property
     def name(self) -> str:
-        """That of the strategy."""
         return self.label if self.make is None else self.make().name
 
 

@@ -43,7 +43,6 @@ def end(job: Job, tensors: Iterable[torch.Tensor]) -> None:
 
 
 def flat(tensors: Iterable[torch.Tensor]) -> list[float]:
-    """All numbers of some tensors."""
     found: list[float] = torch.cat([one.detach().double().flatten() for one in tensors]).tolist()
     return found
 

@@ -37,7 +37,6 @@ STRATEGIES = [row for row in ROWS if row.make is not None]
 
 
 def start(row: Row, job: Path, restart: int) -> Run:
-    """A run at one of the row's sizes."""
     env = {
         **row.env,
         "PYTHONPATH": str(REPOSITORY),
