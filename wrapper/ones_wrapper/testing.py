@@ -61,7 +61,6 @@ class Put:
     """Value that a rank put by `put`."""
 
     start: int
-    """Number of the start, from 0."""
     rank: int
     world: int
     value: Any
@@ -95,10 +94,7 @@ def elastic(
     ranks: int = 1, *, timeout_s: float = 60.0, most_starts: int = 32, env: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Decorate a test: its body runs in `ranks` processes, then in the number that the body returned, until it returns
-    None.
-
-    Further arguments are those of `run`.
-    """
+    None. Further arguments are those of `run`."""
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -176,7 +172,6 @@ class RankResult:
     """Result of a rank's process."""
 
     wanted: int | None = None
-    """World size of the next start."""
     put: tuple[Any, ...] = ()
     trace: str = ""
     """Traceback of the rank's error; empty if the rank did not fail."""
@@ -340,7 +335,6 @@ class Start:
         return f"rank {rank} of {self._world}, start {self._number}"
 
     def _receive(self, ranks: list[int]) -> dict[int, RankResult]:
-        """Return the results that come from these ranks within a moment."""
         wait([self._pipes[rank] for rank in ranks], 0.05)
         found: dict[int, RankResult] = {}
         for rank in ranks:

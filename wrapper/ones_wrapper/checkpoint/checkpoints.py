@@ -36,8 +36,6 @@ from ones_wrapper.process.log import log
 
 @dataclass(frozen=True)
 class _Work:
-    """Checkpoint that is ready to be written."""
-
     name: str
     progress: TrainingProgress
     plan: WritePlan
@@ -81,18 +79,15 @@ class Checkpoints:
         return behind
 
     def let_go(self) -> None:
-        """Finish the checkpoint under way and release the directory, since these ranks leave and others train on. Not
-        collective."""
+        """Finish the checkpoint under way and release the directory, for ranks that leave. Not collective."""
         self._wait()
         self._folder.wait_for_removal()
         self._folder.release()
 
     def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> str:
         """Write a checkpoint of this rank's whole model without the other ranks, which may be gone; return its name.
-        Not collective. `refuse` is called last; a reason that it returns discards the checkpoint.
-
-        Raises `RankError`.
-        """
+        Not collective. `refuse` is called last; a reason that it returns discards the checkpoint. Raises
+        `RankError`."""
         myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
         folder = self._folder
         alone = Checkpoints(folder.job_dir, myself, self._job_id, folder.restart, folder.keep, holds=False)
@@ -307,8 +302,7 @@ class Planner:
         return replace(plan, items=held)
 
     def agree(self, local: SavePlan) -> WritePlan:
-        """Return the writes of this rank; all ranks agree on them, from what each could write. Collective. Raises
-        `RankError`."""
+        """Return this rank's writes, which all ranks choose together. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None

@@ -63,10 +63,8 @@ class Folder:
         return self._path / f".tmp-{self.mark}{name}"
 
     def prepare(self) -> None:
-        """Lock the job's directory, create the folder, and remove what an interrupted save left.
-
-        Raises `InUseError` if another job runs in the directory.
-        """
+        """Lock the job's directory, create the folder, and remove what an interrupted save left. Raises `InUseError` if
+        another job runs in the directory."""
         self._held = lock_directory(self.job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
         sync(self.job_dir)
@@ -129,8 +127,7 @@ class Folder:
         return [old] if again else []
 
     def _remove(self, names: list[str], replaced: list[Path]) -> None:
-        """Delete checkpoints in a thread. Each is renamed first, since a name without a dot must be complete at any
-        time."""
+        """Delete checkpoints in a thread. Each is renamed first: a name without a dot must be complete at any time."""
         leaving = [self._path / f".gone-{name}" for name in names]
         for name, gone in zip(names, leaving, strict=True):
             shutil.rmtree(gone, ignore_errors=True)

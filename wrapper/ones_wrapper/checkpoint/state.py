@@ -33,8 +33,7 @@ from ones_wrapper.script.optimizers import is_plain, load_plain_state, plain_sta
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Object whose state checkpoints hold besides model and optimizers: a scheduler, gradient scaler or moving
-    average."""
+    """Object whose state checkpoints hold besides model and optimizers: a scheduler, scaler or moving average."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -83,7 +82,6 @@ class Saved:
     stall_s: float
     """Seconds that training paused for the checkpoint, including the wait for the previous checkpoint."""
     progress: TrainingProgress
-    """Progress at the checkpoint's beginning."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,7 @@ _FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 Take = Callable[[str, torch.Tensor], bool]
-"""Function called with each tensor and its path; returns True to keep the tensor under that path, outside the plain
-data."""
+"""Function called with each tensor and its path; returns True to keep the tensor there, outside the plain data."""
 
 
 class CannotSaveError(TypeError):
@@ -181,8 +178,7 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `pack` packed; `tensors` are those that its `take` kept. Raises KeyError for a missing
-    tensor."""
+    """Return the value that `pack` packed; `tensors` are those its `take` kept. Raises KeyError if one is missing."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:
@@ -225,10 +221,8 @@ class Content:
 
 
 def collect(state: SavedState, *, template: bool = False) -> Content:
-    """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`.
-
-    A `template`, for loading, includes optimizer state even before the first step.
-    """
+    """Return this rank's content of a checkpoint of the present state. Raises `CannotSaveError`. A `template`, for
+    loading, includes optimizer state even before the first step."""
     tensors: dict[str, torch.Tensor] = {}
 
     def every(path: str, tensor: torch.Tensor) -> bool:
@@ -273,10 +267,8 @@ def _path_of(optimizer: str) -> str:
 
 @contextmanager
 def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
-    """Keep torch from filling an empty optimizer by a step with zero gradients, which would count as a step.
-
-    torch takes no such step if any gradient exists.
-    """
+    """Keep torch from filling an empty optimizer by a step with zero gradients, which would count as a step. torch
+    takes no such step if any gradient exists."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
     if bare:

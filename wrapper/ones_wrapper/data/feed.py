@@ -32,7 +32,6 @@ LENGTH = (
     "(--resume-from)"
 )
 PLANNED = 32
-"""Number of passes planned at a time."""
 
 
 class Share(NamedTuple):
@@ -253,17 +252,13 @@ class Feed:
         whole: int = 1,
     ) -> None:
         """`seed` fixes the order of every epoch, and with `keyed` the random numbers drawn while a sample is fetched.
-        `options` are further options of torch's DataLoader. An epoch uses the largest multiple of `whole` samples and
-        leaves the permutation's end out.
-
-        Raises TypeError for a dataset without length or items, ValueError for an empty one or for options
-        that contradict each other.
-        """
+        `options` are further options of torch's DataLoader. An epoch uses the largest multiple of `whole` samples.
+        Raises TypeError for a dataset without length or items, ValueError for an empty one or for options that
+        contradict each other."""
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
         self._held = len(dataset)
         self.samples: int = self._held - self._held % whole
-        """Samples of an epoch."""
         if self._held == 0:
             raise ValueError("loader: the dataset is empty")
         if self.samples == 0:
@@ -389,8 +384,6 @@ def identity(collated: Any) -> Any:
 
 
 class _Request(NamedTuple):
-    """The samples that one fetch shall bring."""
-
     epoch: int
     indices: list[int]
     keep: bool = True

@@ -67,8 +67,7 @@ class Holder:
 
 
 class Claim:
-    """Claim of this process on a directory. Call `release` at the end; the end of the process releases the claim,
-    too."""
+    """Claim of this process on a directory. Call `release` at the end; the process's end releases the claim, too."""
 
     def __init__(self, handle: int | None, holder: Holder) -> None:
         self._handle, self._holder = handle, holder
@@ -147,11 +146,8 @@ def _holder_in(handle: int) -> Holder | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Tell whether a holder renews the file's time. The file is opened at each check: on NFS only an open asks the
-    server.
-
-    Checks are counted, not seconds: after a pause of the machine the holder needs some time of its own.
-    """
+    """Tell whether a holder renews the file's time. Each check opens the file: on NFS only an open asks the server.
+    Checks are counted, not seconds: after a pause of the machine the holder needs some time of its own."""
     first = _time(path)
     for _ in range(20):
         time.sleep(seconds / 20)

@@ -40,8 +40,7 @@ POLL_S = 0.5
 
 
 def not_ours(path: Path) -> str:
-    """Return the reason why this user cannot use a directory as a job's own, and what to do; empty if the directory is
-    fine."""
+    """Return the reason why this user cannot use a directory as a job's own, and what to do; empty if it is fine."""
     state = path.lstat()
     if stat.S_ISLNK(state.st_mode):
         return "is a link; set ONES_JOB_DIR to the directory itself"
@@ -71,7 +70,6 @@ class ReportWriter:
             self._log_error(error)
 
     def _continue(self) -> None:
-        """Continue after the lines of an earlier `ones-run` in the same run."""
         text = self._path.read_bytes()
         self._number = text.count(b"\n")
         self._torn = bool(text) and not text.endswith(b"\n")
@@ -178,8 +176,7 @@ STOP = "ones.stop"
 
 
 class OwnerRequests:
-    """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed, so that no later run
-    obeys the request again."""
+    """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed: no later run obeys it."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir = job_dir
@@ -226,11 +223,8 @@ def last_generation(job_dir: Path, term: int) -> int:
 
 
 def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
-    """Yield times and reports in a file; with `head` and `tail`, of only its first and last bytes, since files grow for
-    weeks.
-
-    Malformed lines are skipped.
-    """
+    """Yield a file's times and reports; with `head` and `tail`, of only its first and last bytes: files grow for weeks.
+    Malformed lines are skipped."""
     try:
         with path.open("rb") as file:
             lines = file.read(head).splitlines()

@@ -68,8 +68,7 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def num_processes(self) -> int:
-        """Accelerate's number of processes. Reading it before `prepare` is reported, since the script may scale its
-        schedule by it."""
+        """Accelerate's number of processes. Reading it before `prepare` is reported: schedules may be scaled by it."""
         found: int = self.state.num_processes
         # The Accelerator asks as it is made, too, before it has `_job`.
         early = getattr(self, "_job", self) is None and not self._said

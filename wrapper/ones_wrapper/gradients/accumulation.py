@@ -87,10 +87,8 @@ class Accumulation:
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """Return an object's wrapper, for optimizers and gradient scalers; any other object unchanged.
-
-        Raises ValueError for an optimizer that cannot do without a closure.
-        """
+        """Return an object's wrapper, for optimizers and gradient scalers; any other object unchanged. Raises
+        ValueError for an optimizer that cannot do without a closure."""
         if isinstance(thing, torch.optim.Optimizer):
             self._watch(thing)
             return AccumulatedOptimizer(thing, self)
@@ -179,7 +177,6 @@ class RefusesScaler:
     _step_supports_amp_scaling = True
     """Flag by which a `GradScaler` sets `grad_scale`."""
     scaler_refused: str
-    """The error's text."""
 
     @property
     def grad_scale(self) -> Any:
@@ -191,10 +188,8 @@ class RefusesScaler:
 
 
 class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
-    """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made.
-
-    State, parameter groups and hooks are those of the wrapped `optimizer`.
-    """
+    """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made. State, parameter
+    groups and hooks are those of the wrapped `optimizer`."""
 
     scaler_refused = UNREGISTERED_SCALER  # a registered one sets `grad_scale` of `optimizer`
 

@@ -40,8 +40,7 @@ class Exchange(ABC):
         self._arrived = False
         """True if gradients were exchanged since the present pass began."""
         self._stepped = False
-        """True if an optimizer stepped on these gradients: later gradients of this pass come from another model's loss.
-        """
+        """True if an optimizer stepped on these gradients: later gradients of this pass are of another model's loss."""
         self.begun = 0
         """Number of exchanges begun so far."""
         self._unit = 0.0
@@ -55,14 +54,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model that the script calls, whose gradients are exchanged. Collective.
-
-        Raises ValueError, with a remedy, if the model or the options cannot be used.
-        """
+        """Return the model that the script calls, whose gradients are exchanged. Collective. Raises ValueError, with a
+        remedy, if the model or the options cannot be used."""
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of one forward and backward pass. After the step's last pass the gradients are the mean over all its
-        samples."""
+        """Context of a forward and backward pass. After the step's last, gradients are the mean over its samples."""
         return self._within(part)
 
     hot = False
@@ -80,16 +76,12 @@ class Exchange(ABC):
     """True if forward passes are collective: ranks must make equally many in an evaluation, too."""
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Context of an evaluation, in which ranks may make different numbers of forward passes. Collective at its
-        beginning."""
+        """Context of an evaluation, in which ranks may make unequally many passes. Collective at its beginning."""
         return nullcontext()
 
     def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
         """Take note of the optimizers that hold parameters of this model; `scaled` if a gradient scaler decides whether
-        they step. Not collective.
-
-        Raises ValueError, with a remedy, if an optimizer cannot be used.
-        """
+        they step. Not collective. Raises ValueError, with a remedy, if an optimizer cannot be used."""
 
     def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
         """Take the training loss of this rank's pass, if the script reports it. Not collective, never waits."""
@@ -108,10 +100,8 @@ class Exchange(ABC):
 
     def finish(self) -> None:
         """Check, before a step of this model's optimizer, that its gradients were exchanged. Not for a step with a
-        closure, whose backward pass is still to come.
-
-        Raises RuntimeError if the last pass exchanged nothing: the ranks' models would drift apart.
-        """
+        closure, whose backward pass is still to come. Raises RuntimeError if the last pass exchanged nothing: the
+        ranks' models would drift apart."""
         part = self._part
         if part is None or not part.last:
             return
@@ -132,8 +122,7 @@ class Exchange(ABC):
 
     @property
     def idle(self) -> bool:
-        """True if the model took no part in the present pass: no gradient was exchanged, and all gradients are missing
-        or 0."""
+        """True if the model took no part in the present pass: no gradient was exchanged, and all are missing or 0."""
         if self._arrived or self.model is None:
             return False
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
@@ -174,11 +163,9 @@ class Exchange(ABC):
 
     @contextmanager
     def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
-        """Context of a pass whose gradients are added, on the rank itself, to the sum of the step's earlier passes.
-
-        The sum is kept in units of the newest pass. If a pass has another size than the pass before, the sum is scaled
-        first (Horner's rule).
-        """
+        """Context of a pass whose gradients are added, on the rank itself, to the sum of the step's earlier passes. The
+        sum is kept in units of the newest pass. If a pass has another size than the pass before, the sum is scaled
+        first (Horner's rule)."""
         assert self.model is not None
         if part.index == 0:
             self._unit = 0
@@ -207,8 +194,7 @@ class Exchange(ABC):
             self._part = None
 
     def _now(self) -> AccumulationStep:
-        """Note that gradients of the present pass are exchanged; return the pass. Raises RuntimeError outside the
-        loader's loop."""
+        """Note an exchange of gradients; return the present pass. Raises RuntimeError outside the loader's loop."""
         if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known. Go by "
@@ -261,8 +247,7 @@ class DdpExchange(Exchange):
         return wrapped
 
     def _look_for_frozen(self) -> None:
-        """Make DDP again if the script froze some of the parameters that learn, or unfroze them: DDP would wait for
-        their gradients."""
+        """Make DDP again if the script froze or unfroze parameters that learn: DDP would wait for their gradients."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
             self.ranks_changed()
@@ -360,8 +345,7 @@ _CONTEXTS = {"require_forward_param_sync", "require_backward_grad_sync"}
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times a quotient. For 0 return zeros, since a borrowed sample may give NaN, and NaN times 0
-    is NaN."""
+    """Return the gradient times a quotient. For 0 return zeros: a borrowed sample may give NaN, which stays NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)

@@ -38,8 +38,7 @@ def common_rule(optimizers: Iterable[torch.optim.Optimizer]) -> str:
 
 
 class Rate:
-    """Sets rate and momentum of a job's optimizers during their steps only: schedulers, checkpoints and logs see the
-    script's own values."""
+    """Sets rate and momentum of optimizers during their steps only: schedulers and checkpoints see the script's own."""
 
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
         """`base` is the batch for which the script chose its rate; with `follows` False nothing is changed."""
@@ -49,7 +48,6 @@ class Rate:
         self._ratio = self._power = 1.0
         """Size of the present step in base batches, and its power of momentum."""
         self._peaks = [0.0 for _ in optimizers]
-        """Largest learning rate of each optimizer's schedule so far."""
         self.stepped = False
         """True if an optimizer has stepped in the loop's present step."""
         self.stepping = False
@@ -65,11 +63,8 @@ class Rate:
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
-        """Decide by the noise scale whether the batch in force needs no more samples; return True if the decision
-        changed.
-
-        The noise scale's lower bound admits a batch and its mean keeps it (hysteresis).
-        """
+        """Decide by the noise scale whether the batch in force needs no more samples; return whether that changed. The
+        noise scale's lower bound admits a batch and its mean keeps it (hysteresis)."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))
@@ -87,8 +82,7 @@ class Rate:
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the ratio of the learning rate in force to the script's own; for SGD each is multiplied by its
-        momentum's memory."""
+        """Return the learning rate in force over the script's own; for SGD each is times its momentum's memory."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:

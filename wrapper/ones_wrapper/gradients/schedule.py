@@ -54,8 +54,7 @@ def base_steps(samples: int, base_batch: int) -> int:
 
 
 def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
-    """Return the samples that a schedule counts for a step of `total` samples at global batch `batch`, from this
-    progress on.
+    """Return the samples that a schedule counts for a step of `total` samples at this `batch`, from this progress on.
 
     An epoch's last step counts as if it filled its last base batch, so each epoch has whole steps. Fewer than
     `least_step` samples are left out.
@@ -148,10 +147,8 @@ class _Average:
 
 
 class ProgressScheduler:
-    """Scheduler wrapper that follows the training's progress, in steps of the base batch.
-
-    All other attributes are those of the script's own `scheduler`.
-    """
+    """Scheduler wrapper that follows the training's progress, in steps of the base batch. All other attributes are
+    those of the script's own `scheduler`."""
 
     def __init__(self, scheduler: Any, schedules: Schedules) -> None:
         self.scheduler = scheduler
@@ -167,11 +164,9 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step;
-        a metric is that of all ranks, which all make it.
-
-        Raises RuntimeError for an argument (metric, epoch) inside the loop, since progress gives none.
-        """
+        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step; a
+        metric is that of all ranks, which all make it. Raises RuntimeError for an argument (metric, epoch) inside the
+        loop, since progress gives none."""
         schedules = self._schedules
         if not schedules.within:
             if isinstance(self.scheduler, ReduceLROnPlateau):

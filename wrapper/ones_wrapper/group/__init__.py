@@ -41,7 +41,6 @@ class Group:
     local_rank: int
     nodes: int
     gpus_per_node: int
-    """Ranks on each node."""
     device: torch.device
 
     def duplicate(self) -> Group | None:
@@ -114,8 +113,7 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small agreements, which never wait for the GPU's stream: one of torch.distributed's, or a raw
-    group."""
+    """A gloo group for small agreements, which never wait for the GPU's stream: torch.distributed's, or raw."""
     main: bool = True
     """True if closing this ends torch.distributed, rather than only `control`."""
     again: Callable[[], Any] | None = None

@@ -106,8 +106,7 @@ def wait(request: MPI.Request) -> None:
 
 
 def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
-    """Return the group of the ranks that the MPI launcher started. Raises `MpiError` if another number was asked
-    for."""
+    """Return the group of ranks that the MPI launcher started. Raises `MpiError` if another number was asked for."""
     world = MPI.COMM_WORLD
     check_world(world.size, env)
     comm = world.Dup()
@@ -128,11 +127,8 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
 
 
 def check_world(world: int, env: Mapping[str, str]) -> None:
-    """Raise `MpiError` if MPI found another number of ranks than was started.
-
-    The number that `ones-run` asked for must be there exactly. The launchers' own variables count only if MPI found one
-    rank, since some of them count nodes.
-    """
+    """Raise `MpiError` if MPI found another number of ranks than was started. The number that `ones-run` asked for must
+    be there exactly. The launchers' own variables count only if MPI found one rank, since some of them count nodes."""
     launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
     asked = None
     if env.get("ONES_NODES") and env.get("ONES_GPUS_PER_NODE"):

@@ -81,8 +81,7 @@ class OtherBlocks:
             time.sleep(_LOOK_S)
 
     def keep_guests(self, nodes: int, gpus_per_node: int) -> None:
-        """Start a thread that manages guests of this shape while this block leads, if the job's comment names a queue
-        for them."""
+        """Start a thread that manages guests of this shape while this block leads, if the comment names their queue."""
         self._guests = GuestKeeper(self.block, self._job_dir, self._spool, (nodes, gpus_per_node))
         self._guests.start()
 
@@ -101,20 +100,15 @@ class OtherBlocks:
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
-        """Return whether this block trained by itself in the newest term, according to its reports.
-
-        A term without reports is that of the blocks that were announced for it.
-        """
+        """Return whether this block trained by itself in the newest term, according to its reports. A term without
+        reports is that of the blocks that were announced for it."""
         term = self.term()
         tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` if a signal asked for
-        it.
-
-        If the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
-        """
+        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` if by a signal. If the
+        job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing."""
         if self._guests is not None:
             self._guests.stop()
         leader = self._hot.newest()

@@ -63,7 +63,6 @@ def _first(path: Path, text: str) -> str | None:
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """Drop our own lines above the script's."""
     inner = trace
     while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
         inner = inner.tb_next
@@ -73,7 +72,6 @@ def _of_script(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the script's own line that the error came from, if there is one."""
     lines = traceback.extract_tb(trace)
     own = [line for line in lines if f"{os.sep}site-packages{os.sep}" not in line.filename] or lines
     return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

@@ -75,7 +75,6 @@ class Ranks:
         self._board = hang_detector.Heartbeats(count)
         self._still = Standstill()
         self._living: dict[int, int] = {}
-        """Local rank, by process id."""
         self.received: set[int] = set()
         self._codes: list[int] = []
         self._kill_at = float("inf")
@@ -177,17 +176,14 @@ class Forks:
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
-        """Number of further starts so far."""
         self._job_dir = job_dir
         self._row = 0
         self._newest = ""
         self._code = 0
 
     def wait(self, code: int) -> bool:
-        """Wait until it is time for the next start, after one that ended with this code.
-
-        Return False if there shall be none: too many in a row, without a newer checkpoint.
-        """
+        """Wait until it is time for the next start, after one that ended with this code. Return False if there shall be
+        none: too many in a row, without a newer checkpoint."""
         self._code = code
         path = newest_checkpoint(self._job_dir)
         name = path.name if path else ""

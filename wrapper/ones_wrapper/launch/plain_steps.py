@@ -42,8 +42,7 @@ def stop() -> None:
 
 
 class PlainSteps:
-    """Optimizer hook that counts and reports steps. The first report follows the first step, so a script without steps
-    has none."""
+    """Optimizer hook that counts and reports steps, from the first on: a script without steps has no report."""
 
     def __init__(self, env: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
         self._env, self._clock = env, clock
@@ -70,7 +69,6 @@ class PlainSteps:
                 self._since = now
 
     def _hello(self) -> Hello:
-        """Return a hello with zeros for all that the script does not declare."""
         nodes, world = int(self._env.get("GROUP_WORLD_SIZE") or 1), int(self._env.get("WORLD_SIZE") or 1)
         return Hello(
             nodes=nodes,

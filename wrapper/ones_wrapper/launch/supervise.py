@@ -1,5 +1,4 @@
-"""Supervisor of the ranks: starts them, passes signals on, waits for their end, and starts them again or requeues the
-job."""
+"""Supervisor of the ranks: starts them, passes signals on, waits, and starts them again or requeues the job."""
 
 from __future__ import annotations
 
@@ -36,10 +35,8 @@ _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
 
 def _receiver(pid: int) -> tuple[int, str]:
-    """Return (id, program's name) of the process at or below `pid` that must get a signal.
-
-    `ibrun` and some `mpirun` are shell scripts, which would die of the signal and leave the ranks behind.
-    """
+    """Return (id, program's name) of the process at or below `pid` that must get a signal. `ibrun` and some `mpirun`
+    are shell scripts, which would die of the signal and leave the ranks behind."""
     while True:
         try:
             name = Path(f"/proc/{pid}/exe").readlink().name
@@ -52,8 +49,7 @@ def _receiver(pid: int) -> tuple[int, str]:
 
 
 def _time_left_s(env: Mapping[str, str], now: float) -> float:
-    """Return the seconds that the ranks have to end after the warning; `WARNED_S` if the job's end is unknown or far
-    away."""
+    """Return the ranks' seconds to end after the warning; `WARNED_S` if the job's end is unknown or far away."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - now if end.isdigit() else 0.0
     return max(5.0, left - BEFORE_END_S) if 0 < left < 900 else WARNED_S
@@ -90,10 +86,8 @@ class Supervisor:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them.
-
-        An order to stop goes by the signal that the launcher hands on.
-        """
+        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them. An order to stop goes by the
+        signal that the launcher hands on."""
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()
@@ -109,9 +103,7 @@ class Supervisor:
 
     def run(self, plan: Callable[..., Started]) -> int:
         """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
-
-        `plan` takes the number of starts before, `attempt`.
-        """
+        `plan` takes the number of starts before, `attempt`."""
         attempt = 0
         if self._shell is not None and self._shell.pid:
             log(DIES, "ones-run")

@@ -64,7 +64,6 @@ class Change:
     """Bytes of state that were sent to all new blocks."""
     transfer_s: float
     began: float
-    """Unix time at which training paused."""
     rest: dict[str, Any]
     """State that is no tensor, as a new rank received it; empty on ranks that were members."""
 
@@ -84,7 +83,6 @@ class Blocks:
         self.folder = found.folder
         self.block = found.block
         self.leader = found.leader
-        """Leader of the present term."""
         self._group = group
         self._board = found.board
         self._address = found.address
@@ -120,10 +118,7 @@ class Blocks:
         return self.present is None or len(self.present.members) == 1
 
     def trains(self, max_local: int) -> None:
-        """Record that torch.distributed is set up, and the largest local batch that each rank's device holds.
-
-        Collective.
-        """
+        """Record that torch.distributed is set up, and the most samples that each rank's device holds. Collective."""
         self._backend = dist.get_backend_config()
         each, members = iter(self._group.gather(max_local)), []
         for member in self.present.members if self.present is not None else (self._me,):
@@ -134,10 +129,8 @@ class Blocks:
             self.present = replace(self.present, members=tuple(members))
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: the announced blocks, or only this block, numbered `generation`.
-
-        The membership changes by `carrier` from then on.
-        """
+        """Return the first membership of a term: the announced blocks, or only this block, numbered `generation`. The
+        membership changes by `carrier` from then on."""
         self.machine.carrier = carrier
         self.present = plan = self.present or Plan(generation, self.leader.term, (self._me,), why="first")
         if self.hot:
@@ -166,10 +159,8 @@ class Blocks:
             in_time(say, GIVE_UP_S)
 
     def announce_left(self) -> None:
-        """Announce that the next term begins with the members that are left, unless an announcement is there.
-
-        The leader knows who is lost. If its board is gone, the other blocks announce all but the leading block.
-        """
+        """Announce that the next term begins with the members that are left, unless an announcement is there. The
+        leader knows who is lost. If its board is gone, the other blocks announce all but the leading block."""
         present, term, newest = self.present, self.leader.term, self.folder.newest()
         if present is None or newest is None or newest.term != term or find_coming(self.folder, newest) is not None:
             return
@@ -195,14 +186,12 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """Return (generation of the newest plan, generation to change to now); 0 for none, and on all ranks but rank
-        0."""
+        """Return the generations of the newest plan and to change to now; 0 for none, and on all ranks but rank 0."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
 
     def _may(self, coming: Plan) -> bool:
-        """Return whether the ranks may change to this plan at the present step boundary."""
         all_stay = self.present is not None and not self.present.newcomers(coming)
         return (self.hot and all_stay) or self.may_leave()
 
@@ -247,14 +236,12 @@ class Blocks:
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
-        """Return (global batch in samples, number of blocks) of the order in force; 0 for a value that the order leaves
-        open."""
+        """Return (global batch in samples, number of blocks) of the order in force; 0 if left open."""
         order = self._orders(self.leader.term).poll()
         return (order.batch or 0, len(order.blocks or ())) if order is not None else (0, 0)
 
     def tell_shapes(self, text: str) -> None:
-        """Post the description of the forward pass's input on each term's board, for newcomers. Only rank 0 calls
-        this."""
+        """Post the description of the forward pass's input on each term's board, for newcomers. Rank 0 calls this."""
         if self._told != (self._board.place, text):
             self._told = self._board.place, text
             with suppress(StoreLostError):
@@ -270,9 +257,7 @@ class Blocks:
 
     def announce(self, began: float) -> str:
         """Announce the next term's members, in the job's folder and on the board; return the error, empty for none.
-
-        Only rank 0 calls this, once the checkpoint is durable. Training paused at `began`, in Unix time.
-        """
+        Only rank 0 calls this, once the checkpoint is durable. Training paused at `began`, in Unix time."""
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
             with suppress(StoreLostError):
@@ -389,10 +374,8 @@ class Blocks:
             receiver.close()
 
     def _newer_plan(self, seen: int) -> tuple[int, str, str]:
-        """Return (newest plan, why this block is not wanted, why the board is lost), within `LOOK_S` seconds.
-
-        Only the block's first rank calls this.
-        """
+        """Return (newest plan, why this block is not wanted, why the board is lost), within `LOOK_S` seconds. Only the
+        block's first rank calls this."""
         until = time.monotonic() + LOOK_S
         while time.monotonic() < until:
             if self._leaving():
@@ -465,9 +448,7 @@ class Blocks:
         given_up: Callable[[], str],
     ) -> tuple[dict[str, Any], int, float] | None:
         """Receive the state on the block's first rank, and share it with the other ranks. Collective over the block.
-
-        Return (state that is no tensor, bytes, seconds); None if no state comes. Raises `TransferError`.
-        """
+        Return (state that is no tensor, bytes, seconds); None if no state comes. Raises `TransferError`."""
         group, held = self._group, list[Received]()
 
         def first() -> tuple[list[str], int, int, float] | str:
@@ -559,7 +540,6 @@ class Blocks:
         self._former.start()
 
     def _make_former(self, plan: Plan, first: int, board: Board, listening: int = 0) -> Former:
-        """Return the former for this rank; `first` is the plan's rank of its block's first process."""
         rank, device = first + self.local_rank, self._group.device
         return Former(plan, rank, board, self._backend, device, self._address, listening)
 

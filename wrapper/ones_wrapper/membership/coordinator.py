@@ -30,8 +30,7 @@ NAMED_S = 0.2
 UNWANTED_S = 3.0
 """Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds beyond `form_s` after which a published plan is dropped: its groups were not formed, or in a job by terms no
-step ended."""
+"""Seconds beyond `form_s` after which a plan is dropped: its groups were not formed, or by terms no step ended."""
 
 
 class Coordinator:
@@ -74,8 +73,7 @@ class Coordinator:
         """Monotonic time at which each newcomer was ready, by uid, the first newcomer first."""
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._left: set[int] = set()
-        """Tasks of members that were asked to end since the order came: no plan waits for them, unless they start
-        again."""
+        """Tasks of members asked to end since the order came: no plan waits for them, unless they start again."""
         self._looked_at = 0.0
         self._still = Standstill()
         self._turning, self._stopped = threading.Lock(), False
@@ -119,10 +117,8 @@ class Coordinator:
         self._orders.skip_wait()
 
     def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
-        """Return (generation of the newest plan, generation to change to now); 0 for none.
-
-        `may` says whether the ranks may change to a plan now. An offer holds until `committed` or `dropped`.
-        """
+        """Return (generation of the newest plan, generation to change to now); 0 for none. `may` says whether the ranks
+        may change to a plan now. An offer holds until `committed` or `dropped`."""
         with self._lock:
             plan = self._plan
             if plan is None:
@@ -222,7 +218,6 @@ class Coordinator:
                 self._ready[uid] = time.monotonic()
 
     def _hear_signs(self) -> None:
-        """Count a block as lost if one of its ranks is silent."""
         members = (*self._present.members, *self._registered.values())
         silent = [member.uid for member, age_s in self._ages(members) if age_s > DEAD_S]
         self._lose(dict.fromkeys(silent, f"{{}} gave no sign for {DEAD_S:g} s"))
@@ -251,7 +246,6 @@ class Coordinator:
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:
-        """Publish the next plan, if there is any."""
         order, present, now = self._orders.poll(), self._present, time.monotonic()
         if order is not None and order.number != self._ordered[0]:
             self._ordered, self._left = (order.number, now), set()

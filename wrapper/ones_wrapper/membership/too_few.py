@@ -42,9 +42,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
 
 def wait(group: TorchGroup, blocks: Blocks, requests: OwnerRequests) -> int:
     """Return the exit code with which this rank ends; 0 if no block came. Collective. Raises as `wait_for_others` does.
-
-    A block that is asked to end does so at once, since no block trains; the other blocks start again.
-    """
+    A block that is asked to end does so at once, since no block trains; the other blocks start again."""
     until = time.monotonic() + WAIT_S
     while True:
         first = group.rank == 0

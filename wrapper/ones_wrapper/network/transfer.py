@@ -40,8 +40,7 @@ TIMEOUT_S = 20.0
 ALIVE_S = 2.0
 """Seconds between two keep-alive bytes of a newcomer that is not done."""
 SLOWEST = 50e6
-"""Least bytes a second, by all senders of a newcomer together, before a transfer is given up: half of gigabit
-Ethernet."""
+"""Least bytes a second, by all senders of a newcomer together, before it is given up: half of gigabit Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
@@ -83,8 +82,7 @@ def state_for(board: str, generation: int, rank: int) -> str:
 
 
 def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int, str]]) -> list[Sender]:
-    """Return the parts of the state that rank `rank` of `world` sends. Each newcomer is given as (host, port, its
-    `state_for`)."""
+    """Return the parts of the state that rank `rank` of `world` sends. A newcomer is (host, port, `state_for`)."""
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
@@ -122,10 +120,8 @@ def send(
     rest: dict[str, Any] | None,
     timeout_s: float = TIMEOUT_S,
 ) -> int:
-    """Send this rank's range, wait until the newcomer has loaded the whole state, and return the bytes sent.
-
-    `rest` is plain data, sent by the newcomer's first sender. Raises OSError or `TransferError`.
-    """
+    """Send this rank's range, wait until the newcomer has loaded the whole state, and return the bytes sent. `rest` is
+    plain data, sent by the newcomer's first sender. Raises OSError or `TransferError`."""
     names = sorted(tensors)
     header = {"number": to.number, "count": to.count, "layout": _layout(tensors)}
     encoded, plain = json.dumps(header, separators=(",", ":")).encode(), packed(rest) if to.number == 0 else b""
@@ -155,8 +151,7 @@ def _await_answer(connection: socket.socket, host: str, patience_s: float) -> No
 
 
 def _views(tensors: Sequence[torch.Tensor], stretches: Sequence[tuple[int, int, int]]) -> Iterator[list[memoryview]]:
-    """Yield the ranges' bytes, in lists of at most `CHUNK` bytes and `_VECTOR` pieces. A CPU's tensors are not
-    copied."""
+    """Yield the ranges' bytes, in lists of at most `CHUNK` bytes and `_VECTOR` pieces. CPU tensors are not copied."""
     views: list[memoryview] = []
     held = 0
     for index, first, last in stretches:
@@ -246,10 +241,8 @@ class Receiver:
         given_up: Callable[[], str],
         timeout_s: float = TIMEOUT_S,
     ) -> Received | None:
-        """Wait for the senders of the state at this place, and receive into `tensors`.
-
-        Returns None if `given_up` gives a reason before the first sender came. Raises `TransferError`.
-        """
+        """Wait for the senders of the state at this place, and receive into `tensors`. Returns None if `given_up` gives
+        a reason before the first sender came. Raises `TransferError`."""
         received, self._place = Received(tensors), place
         until = float("inf")
         started = 0.0
@@ -290,16 +283,13 @@ class Received:
         self._threads: list[threading.Thread] = []
         self._count: int | None = None
         self.names: list[str] = []
-        """Names of the sent tensors."""
         self._errors: list[TransferError] = []
         self._lock = threading.Lock()
         self._header = threading.Event()
         self.packed = bytearray()
         """State that is no tensor, for `unpacked`."""
         self.bytes = 0
-        """Bytes of all tensors."""
         self.seconds = 0.0
-        """Seconds of the transfer."""
 
     @property
     def begun(self) -> bool:

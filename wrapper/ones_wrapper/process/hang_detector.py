@@ -1,5 +1,4 @@
-"""Detection of ranks that hang: each rank writes the time of its last step boundary into memory shared with its node's
-launcher.
+"""Detection of ranks that hang: ranks write their last step boundary's time into memory shared with the launcher.
 
 A dead peer, a lost network or a deadlock leaves ranks waiting for ever. The detector ends ranks that hang, and training
 goes on from the last checkpoint.
@@ -20,10 +19,8 @@ _ENTRY = struct.Struct("d")
 
 
 class Heartbeats:
-    """Time of each local rank's last beat, on the machine's monotonic clock; 0 for a rank that is not watched.
-
-    The launcher makes it before the fork. Each rank writes only its own entry, in one store.
-    """
+    """Time of each local rank's last beat, on the machine's monotonic clock; 0 for a rank that is not watched. The
+    launcher makes it before the fork. Each rank writes only its own entry, in one store."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -80,10 +77,8 @@ def pause() -> None:
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
-    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs.
-
-    It runs while the main thread waits in a library, which is how ranks hang.
-    """
+    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs. It runs while the main thread
+    waits in a library, which is how ranks hang."""
     if limit_s <= 0:
         return
     board = Heartbeats(1)

@@ -71,7 +71,6 @@ class Boundary:
         self._later: Callable[[], list[int]] | None = None
         """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []
-        """This rank's part in the agreement under way."""
         self._began_s = self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
@@ -89,8 +88,7 @@ class Boundary:
         return self._orders.order if self._orders is not None else None
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read the orders and requests of the run `restart` from now on; None on all ranks but rank 0. Not
-        collective."""
+        """Read the orders and requests of the run `restart` from now on; None but on rank 0. Not collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
@@ -148,10 +146,8 @@ class Boundary:
         self._began_s = time.perf_counter() - started
 
     def finish_agreement(self, unused: bool = False) -> Agreement | None:
-        """Return the agreement of the step that has just ended; None if there was none. All ranks call it.
-
-        If any rank has `unused` gradients, the agreement is put off, and its requests are made again.
-        """
+        """Return the agreement of the step that has just ended; None if there was none. All ranks call it. If any rank
+        has `unused` gradients, the agreement is put off, and its requests are made again."""
         if self._later is None:
             return None
         later, self._later = self._later, None
@@ -194,7 +190,6 @@ class Boundary:
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
 
     def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
-        """This rank's part in the agreement."""
         order, members = self._order(), self.members
         number = order.number if order else 0
         stops = self._flags.stop and (members is None or members.stops())
@@ -244,11 +239,8 @@ DRAIN_POLL_S = 0.1
 
 
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
-    """Wait for the requeue after a drain by order `number`; return why to carry on, empty if a signal asks to stop.
-    Collective.
-
-    At a requeue `srun` ends the ranks almost at once, so each rank calls `goodbye` as soon as the signal comes.
-    """
+    """Wait for the requeue after order `number`; return why to carry on, empty if a signal asks to stop. Collective. At
+    a requeue `srun` ends the ranks almost at once, so each rank calls `goodbye` as soon as the signal comes."""
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()
     while True:

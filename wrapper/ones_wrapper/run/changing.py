@@ -42,11 +42,8 @@ def start(
     spec_of: Callable[[], Spec],
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
-    """Return the run of ranks that came into their job. Collective.
-
-    `fits` says whether the strategy can use N ranks, and `spec_of` is called once it can. Ends the process if ranks
-    have to start again.
-    """
+    """Return the run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks,
+    and `spec_of` is called once it can. Ends the process if ranks have to start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term
@@ -146,11 +143,8 @@ class ChangingRanks(FixedRanks):
         return self._run.loop.part.samples
 
     def _coming_samples(self, batch: int, world: int) -> int:
-        """Samples of this rank's first pass, as far as they are known before there is a plan.
-
-        The order in force decides; without one this block is to join `world` ranks that train at this batch. Collective
-        over the block.
-        """
+        """Samples of this rank's first pass, as far as they are known before there is a plan. The order in force
+        decides; without one this block is to join `world` ranks that train at this batch. Collective over the block."""
         wanted, blocks = self._group.on_first(self._blocks.ordered)
         batch, world = wanted or batch, (blocks * self._group.world) or (world + self._group.world)
         division = replicas.divide(self._run.sizes.spec, world, 0)
@@ -190,9 +184,7 @@ class ChangingRanks(FixedRanks):
 
     def _end_term(self) -> None:
         """Write the checkpoint with which the next term begins, and end these ranks; return if it cannot be written.
-
-        The launchers of blocks that stay start their ranks again.
-        """
+        The launchers of blocks that stay start their ranks again."""
         run, blocks, began = self._run, self._blocks, time.time()
         run.records.flush()
         plan, why = blocks.coming, ""
@@ -236,7 +228,6 @@ class ChangingRanks(FixedRanks):
         self._ranks_changed(change)
 
     def _collected(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return the state to send to new ranks: tensors, and all other state."""
         run, boundary = self._run, self._run.control.boundary
         assert run.keeping.state is not None
         content: Content = collect(run.keeping.state)
@@ -248,7 +239,6 @@ class ChangingRanks(FixedRanks):
         return content.tensors, rest
 
     def _leave_membership(self) -> None:
-        """End this process: the others train on without its block."""
         self._machine.go(BlockState.PARTING)
         self._run.keeping.let_go()
         connections.destroy()  # the others do, too, which on a node waits for all (NCCL, ncclCommDestroy)

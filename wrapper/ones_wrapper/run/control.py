@@ -116,7 +116,6 @@ class Control:
             log(f"carrying on after order {number}: {why}")
 
     def _stop_for_good(self) -> None:
-        """Stop for good: the owner touched the stop file."""
         saved = self._keeping.save(f"for {STOP}")
         if (requests := self.boundary.requests) is not None:
             requests.remove(STOP)

@@ -68,10 +68,8 @@ class Keeping:
         return not self.writing and time.monotonic() - self._saved_at >= every_s
 
     def save(self, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged.
-
-        Without an order, nothing is written if the progress equals that of the last checkpoint.
-        """
+        """Write a checkpoint that is durable on return, and report it; False if that failed, which is logged. Without
+        an order, nothing is written if the progress equals that of the last checkpoint."""
         self._records.flush()
         hang_detector.beat()
         with self._loop.exchanges.published():

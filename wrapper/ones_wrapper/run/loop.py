@@ -58,7 +58,6 @@ class Loader:
         self._given: deque[AccumulationStep] = deque()
         """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
         self._pass = ExitStack()
-        """Contexts of the first pass in `_given`."""
         self._asks_ahead = False
         """True once the script was seen to ask for its batches ahead."""
         self._doubt: AskedAhead | None = None
@@ -163,17 +162,14 @@ class Loader:
         return self._run.loop.rate.stepped
 
     def _check_pass(self, epoch: int) -> None:
-        """Raises RuntimeError for another pass over an epoch that is used up."""
         if self._run.loop.passed == epoch:
             raise RuntimeError(USED_UP.format(epoch=epoch))
         if not self._run.loop.in_epochs:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
-        """Yield the epoch's remaining passes, cut again if the batch or the ranks change.
-
-        `ahead` samples of it were handed out and are not counted yet; `seeded` as in `Feed.batches`.
-        """
+        """Yield the epoch's remaining passes, cut again if the batch or the ranks change. `ahead` samples of it were
+        handed out and are not counted yet; `seeded` as in `Feed.batches`."""
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
         while changed:

@@ -63,10 +63,8 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones.
-
-        `use` is the device's, on the rank that reports.
-        """
+        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones. `use` is the
+        device's, on the rank that reports."""
         self._use = use
         self._every_s = every_s
         self._clock = clock
@@ -80,7 +78,6 @@ class Meter:
         self.step_s = 0.0
         """Length of a step in seconds, smoothed."""
         self.last_s = 0.0
-        """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
         self.watch: OwnTime | None = None
         """Tells this rank's own time from its wait for others, if shares are uneven."""
@@ -137,8 +134,7 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device within the interval's time, so that a checkpoint or evaluation that follows does not
-        wait."""
+        """Wait for the device within the interval's time, so that a checkpoint or evaluation after it need not."""
         if self._latest is not None:
             began = self._clock()
             self._wait()

@@ -42,7 +42,6 @@ class Records:
         self._series = self._new_series() if first else None
         self._resizes = ResizeLog(tell=self._resized)
         self._shape = ""
-        """Shape of the last membership, in a job of blocks."""
         self._change: tuple[str, Membership, float | None] | None = None
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
         self._after: list[Report] = []
@@ -119,8 +118,7 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the report with which each start of the ranks begins (`Hello`). `order` is the order in force, which may
-        have caused this start."""
+        """Send the first report of a start of the ranks (`Hello`), which the `order` in force may have caused."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -226,9 +224,7 @@ class Records:
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
         """Record that these blocks train from now on; `size` bytes of state reached new ones in `transfer_s` seconds.
-
-        `order` is the one in force. A pause lasts until the first step ends, and is reported then.
-        """
+        `order` is the one in force. A pause lasts until the first step ends, and is reported then."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
@@ -255,16 +251,13 @@ class Records:
 
 class TraceWriter:
     """Writer of lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples"}`.
-
-    In a job of blocks a line `{…, "generation"}` comes at each change of ranks.
-    """
+    In a job of blocks a line `{…, "generation"}` comes at each change of ranks."""
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
         self._path = path
         self._common = common
         self.beforehand = beforehand
-        """True if a step's line is written as the step begins: its rank may die in it, after other ranks got its
-        gradients."""
+        """True if a step's line is written as it begins: its rank may die in it, after others got its gradients."""
 
     @classmethod
     def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> TraceWriter | None:

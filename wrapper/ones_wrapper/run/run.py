@@ -70,13 +70,11 @@ class Run:
             log(self._idle)
         self._run_id = group.on_first(lambda: run_id(directory, env, identity.job_id))
         self.begun = False
-        """True once training has begun."""
         self.left = 0
         """1 once the script has left the loop over epochs on any rank, 2 if it did after a signal."""
         self._signalled = -1
         """Epoch that began after one in which a handler of the script was called."""
         self.ended = False
-        """True once the script has ended."""
         self._watch: stuck.Watch | None = None
         self._loads: Loads | None = None
         self._reason = "stopped"
@@ -87,8 +85,7 @@ class Run:
         on_error(self.failed)
 
     def known(self, number: int) -> int:
-        """Return a rank or world size as the script sees it: `Unknown` for a block that has not joined. Not
-        collective."""
+        """Return a rank or world size as the script sees it: `Unknown` before a block has joined. Not collective."""
         return Unknown(number + 1) if self.ranks.joining else number
 
     @property
@@ -195,8 +192,7 @@ class Run:
         return self.loop.feed.samples
 
     def same_data(self, before: str, where: str) -> str:
-        """Return the data's fingerprint. Raises ValueError if it was another one, `before`, at the place `where`. Not
-        collective."""
+        """Return the data's fingerprint. Raises ValueError if it was another, `before`, at `where`. Not collective."""
         assert self.loop.feed is not None
         mine = self.loop.feed.fingerprint()
         fingerprint.check(mine, before, where)
@@ -290,10 +286,8 @@ class Run:
         return self._reason == "finished"
 
     def leave_epochs(self, loss: float | None, accuracy: float | None) -> None:
-        """Finish training once the script has left the loop over epochs early, on all ranks.
-
-        An epoch whose samples are all used counts.
-        """
+        """Finish training once the script has left the loop over epochs early, on all ranks. An epoch whose samples are
+        all used counts."""
         self.loop.end_open()
         # A handler of the script may have it leave, to go on at the next start.
         signalled = FLAGS.stop or FLAGS.called or self._signalled == self.progress.epoch
@@ -328,8 +322,7 @@ class Run:
         self.ranks.over()
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (exit code, note) for an error that the script did not cause; None for any other error. Not
-        collective."""
+        """Return (exit code, note) for an error that the script did not cause; else None. Not collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
         local_batch = self.sizes.local_batch
@@ -364,8 +357,7 @@ class Run:
 
 
 def _claimed(group: Group, take: Callable[[], Claim | None]) -> Claim | None:
-    """Return the claim that `take` made on this rank, None for none. Collective: ends all ranks if `take` raised
-    `ClaimedError` on any rank."""
+    """Return the claim that `take` made on this rank. Collective: ends all ranks if it raised `ClaimedError` on any."""
     claim, refused = None, 0
     try:
         claim = take()

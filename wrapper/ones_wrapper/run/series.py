@@ -18,10 +18,8 @@ _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
 
 
 class Series:
-    """Writer of the leading rank's reports to a logger, which is opened at the first.
-
-    An error of the logger is logged once and ends the series, never the training.
-    """
+    """Writer of the leading rank's reports to a logger, which is opened at the first. An error of the logger is logged
+    once and ends the series, never the training."""
 
     def __init__(self, opened: Open, run_id: Callable[[], str], directory: Path) -> None:
         """`directory` is the job's: the run's address is written there, for its page."""
@@ -60,10 +58,8 @@ class Series:
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
-        """Close the logger in a thread, since another rank leads and training goes on.
-
-        At a script's end loggers close by themselves.
-        """
+        """Close the logger in a thread, since another rank leads and training goes on. At a script's end loggers close
+        by themselves."""
         end = next(
             (found for name in ("finish", "end_run", "close") if (found := getattr(self._logger, name, None))), None
         )

@@ -40,7 +40,6 @@ class StepSizes:
         self.generation = 0
         """Generation of the present membership; 0 before any change."""
         self.batch = 0
-        """Global batch in force, in samples."""
         self.put_in_force()
 
     def _say(self, text: str) -> None:

@@ -140,8 +140,7 @@ class FirstSteps:
         self._parts += [len(one) for one in islice(given, 1)]
 
     def together(self, name: str) -> None:
-        """Note a call of `name`, which all ranks make together: log it if the script makes it on rank 0 only, on one
-        GPU, too."""
+        """Log a call of `name`, made by all ranks together, if the script makes it only on rank 0."""
         if self._speaks and by_rank():
             self.say(TOGETHER.replace("{name}", name))
 
@@ -226,8 +225,7 @@ class FirstSteps:
         return list(dict.fromkeys(found))
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
-        """Return why a resize would lose an object's state, and the method of Accelerate that carries it; None if
-        nothing is lost."""
+        """Return why a resize would lose an object's state, and Accelerate's method that carries it; else None."""
         schedules = isinstance(thing, LRScheduler) or _SCHEDULE.search(type(thing).__name__)
         if schedules and {id(one) for one in self._optimizers} & {id(one) for one in _reached(thing, INNER)}:
             return "drives a registered optimizer", "prepare"
@@ -246,8 +244,7 @@ class FirstSteps:
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if tensors among these have the shapes of all trained parameters, and are neither these nor their
-        gradients."""
+        """Return True if some of these, neither parameters nor gradients, have the shapes of all trained parameters."""
         trained = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
@@ -288,8 +285,7 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _stateful(kind: type) -> bool:
-    """Return True if objects of this type may have a state to carry: torch's types, or classes of the script and of
-    packages that it uses."""
+    """Return True if this type may have a state to carry: torch's, or a class of the script and of packages."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     known = {*_FRAMEWORKS, *sys.stdlib_module_names}

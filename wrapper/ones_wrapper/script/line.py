@@ -28,8 +28,7 @@ def is_script(code: CodeType | None) -> TypeGuard[CodeType]:
 
 
 def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]:
-    """Yield the script's frames of a call stack, the innermost first. `deep` is the number of frames to search, 0 for
-    all."""
+    """Yield the script's frames of a call stack, the innermost first. `deep` frames are searched, 0 for all."""
     left = deep or 1 << 30
     frame = frame or sys._getframe(1)
     while frame is not None and left:
@@ -40,8 +39,7 @@ def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]
 
 
 def line(frame: FrameType | None = None, deep: int = 0) -> str:
-    """Return the script's innermost line in a call stack, as ` (train.py:12)`; empty for none. `frame` and `deep` as in
-    `frames`."""
+    """Return the script's innermost line, as ` (train.py:12)`; empty for none. `frame` and `deep` as in `frames`."""
     found = next(frames(frame or sys._getframe(1), deep), None)
     return f" ({Path(found.f_code.co_filename).name}:{found.f_lineno})" if found is not None else ""
 

@@ -48,7 +48,6 @@ class Standpoint(NamedTuple):
 
     rank: int
     steps: int
-    """Steps completed."""
     begun: int
     """Exchanges of gradients since the ranks met."""
     done: int
@@ -159,8 +158,7 @@ class Watch:
 
 
 def meeting(env: Mapping[str, str], generation: int) -> str:
-    """Return a name for this start of the ranks. Files in the directory under another name are from other starts, and
-    are ignored."""
+    """Return a name for this start of the ranks. Files under other names, of other starts, are ignored."""
     names = ("ONES_LAUNCHED", "ONES_ATTEMPT", "ONES_FORK", "SLURM_RESTART_COUNT", "MASTER_PORT")
     return "/".join((*(env.get(name, "") for name in names), str(generation)))
 
@@ -176,8 +174,7 @@ def unequal(mine: Standpoint, others: list[Standpoint]) -> str:
 
 
 def apart(all_: list[Standpoint], world: int) -> str:
-    """Return the error if all ranks wait at different places, not all of them for an exchange of gradients; else
-    empty."""
+    """Return the error if all ranks wait at different places, not all for an exchange of gradients; else empty."""
     waiting = sorted((one for one in all_ if one.waits), key=lambda one: one.rank)
     if len(waiting) < world or {one.waits for one in waiting} == {EXCHANGE}:
         return ""

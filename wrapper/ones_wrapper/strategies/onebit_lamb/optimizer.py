@@ -153,7 +153,6 @@ class CompressedLamb(RefusesScaler, Lamb):
         self._count("frozen", True)
 
     def _exchange(self) -> None:
-        """Make 1-bit LAMB's step of all parameters."""
         trained = list(self._trained())
         self._check_trained(trained)
         moved = []

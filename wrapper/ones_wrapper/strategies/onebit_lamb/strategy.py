@@ -21,9 +21,8 @@ from ones_wrapper.strategy import Strategy
 
 
 class OneBitExchange(DdpExchange):
-    """Exchange that averages gradients over samples, as DistributedDataParallel does, until the optimizer exchanges
-    momentum. Then each rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the
-    step's samples."""
+    """Exchange that averages gradients over samples, as DDP does, until the optimizer exchanges momentum. Then each
+    rank keeps its own gradient, scaled so that the plain mean over ranks is the mean over the step's samples."""
 
     def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], CompressedLamb | None]) -> None:
         """`made` returns the optimizer, None before it is made."""
@@ -77,8 +76,7 @@ class OneBitLamb(Strategy):
     hot = True
 
     def __init__(self, warmup_steps: int) -> None:
-        """`warmup_steps` is the number of warm-up steps: 15 to 25 % of all steps. Raises ValueError for less than
-        one."""
+        """`warmup_steps` is the number of warm-up steps: 15 to 25 % of all steps. Raises ValueError below 1."""
         if warmup_steps < 1:
             raise ValueError(f"onebit_lamb: warmup_steps={warmup_steps} must be 1 or more; 15 to 25 % of all steps fit")
         self._warmup_steps = warmup_steps
@@ -120,8 +118,7 @@ class OneBitLamb(Strategy):
         return rows_within(rows, any_number=True)
 
     def sent_bytes(self, world: int) -> int:
-        """Return the bytes that a rank sends in an optimizer step of the present phase: gradients in 32 bits, or
-        momentum in one."""
+        """Return the bytes that a rank sends in a step of this phase: gradients in 32 bits, or momentum in one."""
         elements = self._made.elements if self._made is not None else 0
         return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
 

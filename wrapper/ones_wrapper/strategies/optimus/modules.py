@@ -120,8 +120,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class Positions(nn.Module):
-    """Learned positions, added to blocks [samples, length, size / q], and drawn as `torch.nn.Embedding(length,
-    size)`."""
+    """Learned positions, added to blocks [samples, length, size / q], drawn as `torch.nn.Embedding(length, size)`."""
 
     def __init__(self, mesh: Mesh, length: int, size: int) -> None:
         super().__init__()
@@ -133,8 +132,7 @@ class Positions(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention on blocks [samples, length, hidden / q]; each rank has its row's samples and heads / q whole
-    heads.
+    """Self-attention on blocks [samples, length, hidden / q]; a rank has its row's samples and heads / q whole heads.
 
     The outputs of `packed`, `torch.nn.Linear(hidden, 3 * hidden)`, are ordered by head: its query, its key, its value.
     """

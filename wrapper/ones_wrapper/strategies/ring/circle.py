@@ -13,11 +13,8 @@ FORWARD, BACK = 0, 1
 
 
 class Circle:
-    """This rank's place among `size` consecutive ranks, beginning with rank `first` of the default group.
-
-    A circle has no group of its own: the default group changes in a job of blocks, and messages then go to its new
-    ranks.
-    """
+    """This rank's place among `size` consecutive ranks, beginning with rank `first` of the default group. A circle has
+    no group of its own: the default group changes in a job of blocks, and messages then go to its new ranks."""
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
         self.rank, self.size, self._first = rank, size, first
@@ -29,11 +26,8 @@ class Circle:
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
-        """Begin to send `tensor` to the next rank; return a function that waits for the previous rank's tensor and
-        returns it.
-
-        The tensor must be contiguous and stay as it is until then. Collective over the circle.
-        """
+        """Begin to send `tensor` to the next rank; return a function that awaits the previous rank's. The tensor must
+        be contiguous and stay as it is until then. Collective over the circle."""
         arriving = torch.empty_like(tensor)
         following = self._first + (self.rank + 1) % self.size
         before = self._first + (self.rank - 1) % self.size
