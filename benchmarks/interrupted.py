@@ -30,7 +30,7 @@ def main() -> None:
         commit(run, total)
         for step, name in wanted:
             mark = Path(os.environ["ONES_JOB_DIR"], f"came-{restart}-{step}")
-            if run.progress.step == int(step) and run.rank == run.world - 1 and not mark.exists():
+            if run.progress.step == int(step) and run.rank == run.group.world - 1 and not mark.exists():
                 mark.touch()
                 os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
 
