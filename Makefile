@@ -67,8 +67,8 @@ CHOSEN := -m 'not nightly'
 test: style
 	@$(call with_types,$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(CHOSEN))
 
-# Everything: what takes minutes, 200 examples of each property instead of 20, and fresh seeds. What is found becomes an
-# explicit example of its test. The contract of strategies runs on the oldest processor's instructions, too.
+# Everything: what takes minutes, 200 examples of each property instead of 20 or fewer, and fresh seeds. What is found
+# becomes an explicit example of its test. The contract of strategies runs on the oldest processor's instructions, too.
 OLD_PROCESSOR := MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default
 nightly: export ONES_NIGHTLY := 1
 nightly: CHOSEN :=
