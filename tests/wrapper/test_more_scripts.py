@@ -254,6 +254,29 @@ def test_a_module_made_in_each_step_costs_no_look_at_the_model() -> None:
     testing.run(makes_its_loss)
 
 
+def compiled(whole: bool) -> None:
+    loop = Loop(epochs=1)
+
+    def passes(batch: Any) -> None:
+        loss = loop.loss(batch)
+        loss.backward()
+
+    passes = torch.compile(passes, backend="eager") if whole else passes
+    for _ in loop.job.epochs():
+        for batch in loop.loader:
+            loop.optimizer.zero_grad()
+            passes(batch)
+            loop.optimizer.step()
+    testing.put(loop.weights)
+
+
+@pytest.mark.slow
+def test_a_script_may_compile_its_backward_pass() -> None:
+    """Protects a job from an end at its first resize: on one GPU no hook met the compiler."""
+    plain, ours = (testing.run(partial(compiled, whole), ranks=2)[0].value for whole in (False, True))
+    assert ours == pytest.approx(plain, abs=1e-5)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_layers_may_be_frozen_later(ranks: int) -> None:
     """Protects what the page says of layers that do not learn at all times, at any number of ranks."""

@@ -253,8 +253,10 @@ class DdpExchange(Exchange):
             self.ranks_changed()
 
     def _hook(self, wrapped: DistributedDataParallel) -> None:
-        # A lambda, since DDP judges a function's annotations and takes no strings.
-        wrapped.register_comm_hook(self, lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))
+        # A lambda, since DDP judges a function's annotations and takes no strings. A script may compile its backward
+        # pass, within which torch would compile the hook, too, and fails.
+        hook = torch.compiler.disable(lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))  # type: ignore[no-untyped-call]
+        wrapped.register_comm_hook(self, hook)
 
     def ranks_changed(self) -> None:
         wrapped = self.model
