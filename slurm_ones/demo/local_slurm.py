@@ -99,10 +99,6 @@ class LocalSlurm:
         """True once every job has been submitted and has ended."""
         return not self._upcoming and self.world.done
 
-    @property
-    def _wanted(self) -> bool:
-        return not self.submitted or self.grown or self.seconds > GROWN_S
-
     def look(self) -> None:
         """Advance to the present time: collect ended processes, submit due jobs, and advance the simulated ones."""
         with self.lock:
@@ -113,7 +109,9 @@ class LocalSlurm:
                         self.world.cluster.exited(program.task, code)
             for array_id in cancelled(self._folder / "bin"):
                 self.client.cancel_waiting(array_id)
-            while self._upcoming and self._upcoming[0].at <= self.seconds and self._wanted:
+            while self._upcoming and self._upcoming[0].at <= self.seconds:
+                if self.submitted and not self.grown and self.seconds <= GROWN_S:
+                    break
                 self._submit(self._upcoming.pop(0))
             self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
 

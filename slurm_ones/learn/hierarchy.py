@@ -181,7 +181,7 @@ class Tree:
         nodes = path.nodes()
         for level in range(LEVELS):
             if level:
-                precision = _through(precision, self.spreads[level - 1])
+                precision = np.linalg.inv(np.linalg.inv(precision) + np.diag(self.spreads[level - 1] ** 2))
             place = self._places[level].get(nodes[level])
             if place is None or (others and level + 1 == LEVELS):
                 continue
@@ -252,10 +252,6 @@ class Tree:
                 mean = np.linalg.solve(rest, weighed[:, :, None])[:, :, 0]
                 spread = np.diag(self.spreads[level] ** 2)
                 covariance = np.asarray(np.linalg.inv(rest) + spread, dtype=np.float64)
-
-
-def _through(precision: Floats, spread: Floats) -> Floats:
-    return np.linalg.inv(np.linalg.inv(precision) + np.diag(spread**2))
 
 
 def _vague(around: Prior) -> Floats:

@@ -299,6 +299,7 @@ class Learner:
         efficiency = self._efficiency(history)
         training = training_after(history, epochs_in(history), len(history.epochs))
         progress = self._progress.progress(training, declared)
+        usual_s = self._reshard_s if reshards(history.spec) else self._resize_s
         known = JobModel(
             spec=history.spec,
             throughput=self._learned[history.job.job_id].model,
@@ -306,7 +307,7 @@ class Learner:
             progress=at_least(progress, unreported_epochs(history, efficiency, now)),
             samples=progress_in(history),
             losses=tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
-            resize_s=history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
+            resize_s=usual_s if history.pause_s is None else history.pause_s,
             dataset=dataset_of(history),
             on=self._on(history, kinds) if kinds else {},
         )
@@ -320,9 +321,6 @@ class Learner:
             here, spec = here or self._factors.reference, group_of(history).spec
             known.on.update(on_kinds(known.model, here, kinds, self._factors, spec, own))
         return {kind: known.on[kind] for kind in kinds}
-
-    def _typical_pause_s(self, spec: Spec | None) -> float:
-        return self._reshard_s if reshards(spec) else self._resize_s
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
         """Return the models with the pauses of changes of blocks: the job's own, else those of jobs of its spec."""

@@ -198,6 +198,7 @@ def text() -> str:
             y += height
     for number, one in enumerate(panels, 1):
         one["id"] = number
+    source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}}
     whole = {
         "title": "slurm-ones",
         "uid": "slurm-ones",
@@ -209,15 +210,11 @@ def text() -> str:
         "refresh": "1m",
         "time": {"from": "now-24h", "to": "now"},
         "timezone": "browser",
-        "templating": {"list": [_source(), _choice("partition"), _choice("account")]},
+        "templating": {"list": [source, _choice("partition"), _choice("account")]},
         "annotations": {"list": []},
         "panels": panels,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
-
-
-def _source() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}}
 
 
 def _choice(label: str) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def gpus_over_time(
         Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.shape.gpus) for row in seen
     ]
     bars = [bar for bar in bars if bar.end > bar.start]
-    group = {job: _group(row, by) for job, row in of_job.items()}
+    group = {job: {"user": row.user, "partition": row.partition}.get(by, job) for job, row in of_job.items()}
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in this time.</p>')
@@ -162,10 +162,6 @@ def gpus_over_time(
     legend += _sign("any", GROWN, "beyond what the job asked for") if grown else Markup("")
     legend += _stroke("edge", "GPUs of the cluster") if capacity else Markup("")
     return picture.drawn(legend, f' data-begin="{begin:.0f}" data-end="{now:.0f}"')
-
-
-def _group(row: TimelineRow, by: str) -> str:
-    return {"user": row.user, "partition": row.partition}.get(by, str(row.job_id))
 
 
 def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
@@ -329,7 +325,8 @@ def _dot(x: float, y: float, radius: int, title: str) -> Markup:
 
 def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
     """Line chart of loss or accuracy by epoch. `changes` are the job's resizes: (Unix seconds, label)."""
-    values = [(point.epoch, value) for point in points if math.isfinite(value := _of(point, name))]
+    found = ((point.epoch, getattr(point, name)) for point in points)
+    values = [(epoch, value) for epoch, value in found if value is not None and math.isfinite(value)]
     if not values:
         return Markup("")
     low, high = min(value for _, value in values), max(value for _, value in values)
@@ -354,11 +351,6 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
     label = f"{name} by epoch: from {values[0][1]:.4g} to {values[-1][1]:.4g}"
     picture = Picture(label, of_numbers(first, last, "epoch", whole=True), of_numbers(bottom, top, name), parts, over)
     return picture.drawn(_stroke("change", "a resize") if any("change" in one for one in over) else Markup(""))
-
-
-def _of(point: EpochPoint, name: str) -> float:
-    value: float | None = getattr(point, name)
-    return math.nan if value is None else value
 
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:

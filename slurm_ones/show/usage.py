@@ -372,7 +372,7 @@ def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) ->
 
 
 def _fewer(usage: Usage, allowed: Allowed) -> str | None:
-    asked = _at(usage, usage.job.requested_gpus)
+    asked = next((one for one in _sizes(usage) if one.gpus == usage.job.requested_gpus), None)
     if asked is None:
         return None
     for small in _sizes(usage):
@@ -505,7 +505,3 @@ def _sizes(usage: Usage) -> list[Measured]:
         if one.gpus not in best or one.useful > best[one.gpus].useful:
             best[one.gpus] = one
     return [best[gpus] for gpus in sorted(best)]
-
-
-def _at(usage: Usage, gpus: int) -> Measured | None:
-    return next((one for one in _sizes(usage) if one.gpus == gpus), None)

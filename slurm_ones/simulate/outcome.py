@@ -154,7 +154,10 @@ class RunFigures:
     def tick(self) -> None:
         """Record the current goodput and the number of jobs in the cluster."""
         world = self._world
-        self._goodput.append((world.seconds, total_goodput(world) / world.spec.gpus))
+        live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
+        # As the number of single GPUs at their best batches that would bring it.
+        goodput = sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)
+        self._goodput.append((world.seconds, goodput / world.spec.gpus))
         self._presence.append((world.seconds, world.cluster.live))
         if self._on_time is not None:
             self._on_time(world.seconds, world.ended)
@@ -223,9 +226,3 @@ def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
             nodes = {node for a in there for node in a.gpus}
             gpus = sum(sum(a.gpus.values()) for a in there)
             yield Segment(name, start, end, gpus, len(nodes), there[-1].batch)
-
-
-def total_goodput(world: World) -> float:
-    """Return the goodput of all jobs now, as the number of single GPUs at their best batches that would bring it."""
-    live = [world.trainings[job_id] for job_id in world.cluster.records.live_ids()]
-    return sum(one.goodput / one.application.single_goodput(one.position.progress) for one in live)

@@ -18,15 +18,10 @@ import pytest
 
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import JobState, Snapshot
+from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.reshapes import ReshapeContract
 from slurm_ones.testing.site import CHANGING, OPERATOR, OWNER, STRANGER, Call, Site, both
 from slurm_ones.testing.tasks import TaskContract
-
-
-def _unusable(seen: Snapshot) -> set[str]:
-    return {node.name for node in seen.nodes.values() if not node.usable}
-
 
 ENDS = {
     "exit 0": (JobState.COMPLETED, 0),
@@ -131,7 +126,7 @@ class ReadingContract:
         assert job.comment == "JobId=1 Restarts=9\x1b[31m"
         assert job.restart == 0
         assert seen.reservations == ()
-        assert _unusable(seen) == set()
+        assert all(node.usable for node in seen.nodes.values())
 
     def test_how_a_job_ended(self, site: Site) -> None:
         """Exit codes are those of the scripts, in every release's notation."""

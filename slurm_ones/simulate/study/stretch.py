@@ -188,11 +188,6 @@ class TraceSource(Source):
         return {"workload": self.workload, "profiles": str(self.profiles) if self.profiles else None}
 
 
-def share_label(share: float) -> str:
-    """Return the label of a share, such as `20 %`."""
-    return f"{100 * share:g} %"
-
-
 def plan_of(
     name: str,
     stretch: Stretch,
@@ -205,7 +200,7 @@ def plan_of(
     files enter the digests of kept runs."""
     return StudyPlan(
         source=TraceSource(name, profiles, stretch=stretch, curves=curves),
-        contenders=tuple(Contender(share_label(share), POLICY, elastic=share) for share in shares),
+        contenders=tuple(Contender(f"{100 * share:g} %", POLICY, elastic=share) for share in shares),
         seeds=tuple(seeds),
         cluster=ClusterSpec(stretch.nodes, stretch.gpus_per_node),
         interval_s=interval_of(stretch),
