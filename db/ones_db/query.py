@@ -75,7 +75,7 @@ def one_query(sql: str) -> str:
             kept.append(part["held"].replace(":", r"\:"))
         elif part["comment"]:
             kept.append(" ")
-        elif not _blank(sql[part.end() :]):
+        elif _PARTS.sub(lambda part: part["held"] or "", sql[part.end() :]).strip():
             raise QueryError("more than one statement; ask one question at a time")
         place = part.end()
     found = "".join([*kept, sql[place:]]).strip()
@@ -86,10 +86,6 @@ def one_query(sql: str) -> str:
     if word not in _QUERIES:
         raise QueryError(f"{word or found[:20]!r} is no query, and only queries are taken; begin with SELECT or WITH")
     return found
-
-
-def _blank(sql: str) -> bool:
-    return not _PARTS.sub(lambda part: part["held"] or "", sql).strip()
 
 
 def saved_queries() -> dict[str, str]:

@@ -123,20 +123,17 @@ class _Group:
         counted = [row["nonfinite"] for row in self.rows if row["nonfinite"] is not None]
         progress = [row["progress"] for row in self.rows if row["progress"] is not None]
         memory = [row["gpu_memory"] for row in self.rows if row["gpu_memory"] is not None]
+        finite = [max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0) for row in self.rows]
         return {
             "all_samples": sum(row["samples"] for row in self.rows),
             "all_seconds": sum(row["seconds"] for row in self.rows),
-            "mean_loss": _mean([(row["loss"], _finite_samples(row)) for row in self.rows]),
+            "mean_loss": _mean([(row["loss"], weight) for row, weight in zip(self.rows, finite, strict=True)]),
             "mean_noise": _mean([(row["noise"], row["seconds"]) for row in self.rows]),
             "last_progress": progress[-1] if progress else None,
             "all_nonfinite": sum(counted) if counted else None,
             "mean_gpu_use": _mean([(row["gpu_use"], row["seconds"]) for row in self.rows]),
             "most_gpu_memory": max(memory, default=None),
         }
-
-
-def _finite_samples(row: Any) -> float:
-    return max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0)
 
 
 def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:

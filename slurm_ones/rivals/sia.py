@@ -98,14 +98,10 @@ class Sia:
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
     per_node = cluster.gpus_per_node
     sizes = tuple(
-        n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % max(per_node, 1) == 0)
+        n for n in job.limits.gpus if n > 0 and ((n & (n - 1) == 0 and n < per_node) or n % max(per_node, 1) == 0)
     )
     offered = replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus)) if per_node else job
     return replace(offered, limits=replace(offered.limits, gpus=bounded(cluster, offered, bound)))
-
-
-def _power_of_two(n: int) -> bool:
-    return n & (n - 1) == 0
 
 
 def _costs(tables: Tables, now: float, power: float) -> Floats:
