@@ -386,7 +386,6 @@ def leading(job: Path, term: int, task: int) -> StoreClient:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("true_command")
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
     ranks; nothing is counted as a failure; and nothing is over before the script says so."""
