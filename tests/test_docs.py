@@ -106,9 +106,10 @@ def test_every_decision_is_listed() -> None:
         assert f"| {number} | [{words}]({path.name}) |" in text
 
 
-def wrong(check: Callable[[Path], Iterable[str]]) -> list[str]:
-    """What a check finds on any page."""
-    return [f"{page.relative_to(TOP)}: {found}" for page in PAGES for found in check(page)]
+def assert_no_page(check: Callable[[Path], Iterable[str]]) -> None:
+    """Has what the check finds."""
+    found = [f"{page.relative_to(TOP)}: {what}" for page in PAGES for what in check(page)]
+    assert not found, "\n".join(found)
 
 
 def test_links_lead_somewhere() -> None:
@@ -121,7 +122,7 @@ def test_links_lead_somewhere() -> None:
             if "://" not in target and not (path.exists() and (not anchor or anchor in anchors(path))):
                 yield target
 
-    assert wrong(dead) == []
+    assert_no_page(dead)
 
 
 def test_paths_and_names_exist() -> None:
@@ -133,7 +134,7 @@ def test_paths_and_names_exist() -> None:
         names = (name for name in NAME.findall(text) if not name.endswith(SUFFIXES) and name not in GROUPS)
         yield from (name for name in names if not resolves(name))
 
-    assert wrong(missing) == []
+    assert_no_page(missing)
 
 
 def test_tests_exist() -> None:
@@ -148,7 +149,7 @@ def test_tests_exist() -> None:
             if not (f"{name}.py" in names if suffix else name in defined):
                 yield name
 
-    assert wrong(missing) == []
+    assert_no_page(missing)
 
 
 def test_one_sentence_a_line() -> None:
@@ -163,7 +164,7 @@ def test_one_sentence_a_line() -> None:
             if goes_on and not re.search(r"[.:?!][*_)\"]*$", line):
                 yield f"{line!r} goes on in the line below"
 
-    assert wrong(broken) == []
+    assert_no_page(broken)
 
 
 def test_the_words_of_the_field() -> None:
@@ -173,7 +174,7 @@ def test_the_words_of_the_field() -> None:
         text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
         yield from (match[0] for match in BANNED.finditer(text))
 
-    assert wrong(other) == []
+    assert_no_page(other)
 
 
 def test_the_picture_is_as_it_is_drawn() -> None:
