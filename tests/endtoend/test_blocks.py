@@ -97,7 +97,7 @@ class Training:
 
 def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1 GPUs, and a batch that changes with them."""
-    training = Training(site, 200)
+    training = Training(site, 80, step_ms=400)
     training.sizes(2, 4, batch=32)
     training.sizes(1, batch=16)
     nobody_left_held_or_running(site, training.job_id)
