@@ -350,8 +350,9 @@ def _with_moves(
         found = job.renewal
     if not found or (leaves and {*found.dropped} != {*running}):
         return change if leaves else replace(change, moves=found)
-    if not found.added and {*found.dropped} - job.elastic.job.guests:
-        # A guest that Slurm starts again would take the place of the base block.
+    base = {*found.dropped} - job.elastic.job.guests
+    if found.gained < sum(block.shape.gpus for block in job.blocks if block.task in base):
+        # A guest that Slurm starts again would take the place of the base blocks.
         again = returning_guests(job.elastic, members_of(job.history))
         found = replace(found, dropped=tuple(sorted({*found.dropped, *again})))
     left = [block.shape for block in job.blocks if block.task not in found.dropped]

@@ -224,3 +224,16 @@ def test_no_waiting_guest_takes_the_place_of_a_base_block(
     round_ = replace(round_, histories={1: told(1, 0, 1, 2, job=asked(Shape(1, 2), 1))})
     made = plan(Schedule({1: Allocation(Shape(1, gpus), 32)}), round_.partition("gpu"))
     assert next((change.moves.dropped for change in made.begin if change.moves), None) == leave
+
+
+def test_nor_of_a_part_of_one() -> None:
+    """A base block of two GPUs gives way to one of a single GPU, and Slurm starts guest 2 again."""
+    guest = task(2, Shape(1, 2), held=False, reason="Priority", restart=1, qos="guest")
+    one = replace(
+        job_of_blocks(task(0, Shape(1, 2), "n1"), guest, *waiting(5)[2:]),
+        optin=parse_comment("ones: gpus=1-8 array=blocks"),
+    )
+    round_ = replace(round_of([one], {"n1": 2}, requested=2), histories={1: told(1, 0, 2, job=asked(Shape(1, 2), 1))})
+    (change,) = plan(Schedule({1: Allocation(Shape(1, 1), 32)}), round_.partition("gpu")).begin
+    assert change.moves is not None
+    assert (change.moves.gained, change.moves.dropped) == (1, (0, 2))
