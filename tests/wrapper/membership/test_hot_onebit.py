@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ones_wrapper.protocol import First, Membership, Throughput
+from ones_wrapper.membership.coming import LOST
+from ones_wrapper.protocol import Checkpoint, First, Membership, Throughput
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 from tests.wrapper.membership import onebit
-from tests.wrapper.membership.blocks import Job
+from tests.wrapper.membership.blocks import Job, hellos
 from tests.wrapper.runs import assert_exactly_once
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.nightly
-def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
+def test_the_residual_travels_to_new_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
-    phase, and after a loss all have one that a survivor kept. An order's batch is not taken there. All end with the
-    same model, which has learnt."""
+    phase. A block dies in an exchange, amid the others' optimizer's step: nobody writes that state, and all go on from
+    the last checkpoint. An order's batch is not taken there. All end with the same model, which has learnt."""
     job = Job(tmp_path / "job", epochs=60, script=Path(onebit.__file__))
+    now, exchange = tmp_path / "now", OneBitMean.__call__
+
+    def dies(mean: OneBitMean, *vectors: torch.Tensor) -> Any:
+        if now.exists() and os.environ["SLURM_ARRAY_TASK_ID"] == "2":
+            time.sleep(1.0)  # the others are in the exchange by then
+            for pid in (os.getppid(), os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+        return exchange(mean, *vectors)
+
+    monkeypatch.setattr(OneBitMean, "__call__", dies)  # of forked blocks too
     try:
         job.start(0)
         job.wait(First)
@@ -33,10 +49,13 @@ def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
         job.start(2)
         four = job.wait_for(0, 1, 2)
         assert four.world == 4
-        job.wait(Throughput, lambda report: report.step > four.step + 3)
-        job.blocks[2].kill()
+        job.blocks[0].signal(signal.SIGUSR1)
+        kept = job.wait(Checkpoint, lambda one: one.step > four.step)
+        job.wait(Throughput, lambda report: report.step > kept.step + 3)
+        now.touch()
         left = job.wait(Membership, lambda m: m.generation > four.generation and m.world == 3)
-        assert left.step >= four.step, "the rescue was not used"
+        assert left.why == LOST and left.step == hellos(job)[-1] == job.of(Checkpoint)[-1].step
+        assert "written by one rank" not in job.errors()
         number = job.order(1, batch=24)
         assert job.wait_for(1, after=left.generation).batch == onebit.BATCH
         job.hurry()

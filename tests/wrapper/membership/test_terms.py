@@ -24,7 +24,7 @@ from tests.wrapper.strategies import fused, optimus
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path / "job", "--sharded")
+    job = Job(tmp_path / "job", "--sharded", "--step-ms", "60")
     yield job
     job.kill()
 

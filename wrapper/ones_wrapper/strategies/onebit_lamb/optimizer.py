@@ -161,7 +161,6 @@ class CompressedLamb(RefusesScaler, Lamb):
             gradient = 0.0 if p.grad is None else p.grad
             moved.append(state["scale"] * (beta1 * state["exp_avg"] + (1 - beta1) * gradient))
         residuals = flattened([state["residual"] for *_, state in trained])
-        # Until this returns nothing of the state has changed: where a rank is lost in it, the others can save theirs.
         mean, left = self._mean(flattened(moved), residuals)
         parts = zip(trained, pieces(mean, moved), pieces(left, moved), strict=True)
         for (group, p, state), momentum, residual in parts:
