@@ -9,7 +9,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import Pipe
+from multiprocessing import Pipe, current_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ class Team:
         self.world = world
         self._folder = tempfile.TemporaryDirectory()  # they meet at a file: a port may be taken by others
         meet = f"{self._folder.name}/meet"
-        self._ranks = [Forked(_serve, rank, world, meet) for rank in range(world)]
+        key = bytes(current_process().authkey)
+        self._ranks = [Forked(_serve, key, rank, world, meet) for rank in range(world)]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a module's function returns on each rank. Raises AssertionError with the trace where one fails."""
@@ -78,7 +79,7 @@ class Team:
         self._folder.cleanup()
 
 
-def _serve(rank: int, world: int, meet: str, end: Connection[Any, Any]) -> None:
+def _serve(key: bytes, rank: int, world: int, meet: str, end: Connection[Any, Any]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -89,6 +90,7 @@ def _serve(rank: int, world: int, meet: str, end: Connection[Any, Any]) -> None:
         "LOCAL_WORLD_SIZE": str(world),
     }
     torch.set_num_threads(1)
+    current_process().authkey = key  # of who asks for tensors, which may be no fork of the same process
     dist.init_process_group("gloo", store=dist.FileStore(meet, world), rank=rank, world_size=world)
     group: Group = join("gloo")
     while True:
