@@ -12,6 +12,7 @@ from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import Harness
+from tests.marks import NIGHTLY
 
 pytestmark = pytest.mark.cluster
 JOBS = 4
@@ -25,14 +26,15 @@ def kill_everywhere(
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
     The deaths are shared out among the jobs; with `both`, among half of them for each direction. `steps` are some that
-    must have been among them: resizes have more events or fewer, so those that no number met are then met by name.
+    must have been among them: resizes have more events or fewer, so those that no number met are then met by name. By
+    day there are no numbers: one event of each name is met.
     """
     stride = len(job_ids) // (2 if both else 1)
     firsts = [number if number < stride else stride - 1 - number for number in range(len(job_ids))]
     # Each job has a companion of its own, which knows in all rounds which of its blocks wait in a hold of ours.
     settings = {id_: site.settings("dwell_s = 0\nadvance_s = 0.1", tick_s="0.3") for id_ in job_ids}
     deaths = {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
-    numbered = _rounds(site, settings, deaths)
+    numbered = _rounds(site, settings, deaths) if NIGHTLY else []
     wanted = {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")}
     missed = sorted(wanted - {told["event"] for told in numbered if told["killed"]})
     shares = {id_: missed[number :: len(job_ids)] for number, id_ in enumerate(job_ids)}
@@ -43,8 +45,9 @@ def kill_everywhere(
         assert told["statuses"][1] == 0 and not told["wrong"], told
     killed = [told for told in rounds if told["killed"]]
     # Every number was tried up to one that a resize did not reach, and every kind of step was among them.
-    unreached = min(told["fatal"] for told in numbered if not told["killed"])
-    assert set(range(unreached)) <= {told["fatal"] for told in killed}
+    if numbered:
+        unreached = min(told["fatal"] for told in numbered if not told["killed"])
+        assert set(range(unreached)) <= {told["fatal"] for told in killed}
     assert wanted <= {told["event"] for told in killed}, rounds
     return rounds
 
@@ -80,7 +83,9 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
     for told in kill_everywhere(Site(harness, owner=True), job_ids, "1x2", steps):
         assert told["state"] == "RUNNING" and told["shape"] in ("1x1", "1x2"), told
         changed = told["shape"] != told["from"]
-        assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
+        # Before it was begun the newest one is that of the round before.
+        done = told["resize"] == State.DONE and told["event"] != "before begin_resize"
+        assert changed == done == (told["restarts"] == 1), told
         assert changed or told["killed"], told
 
 
