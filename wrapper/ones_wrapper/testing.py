@@ -131,7 +131,16 @@ def run(
     try:
         with tempfile.TemporaryDirectory(prefix="ones-test-") as directory:
             for number in range(most_starts):
-                wanted = _start(Start(number, ranks, Path(directory)), number, body, timeout_s, env or {})
+                start = Start(number, ranks, Path(directory))
+                try:
+                    start.fork(body, env or {})
+                    results = start.outcome(timeout_s)
+                finally:
+                    start.end()
+                _earlier.extend(
+                    Put(number, rank, ranks, value) for rank, one in enumerate(results) for value in one.put
+                )
+                wanted = [one.wanted for one in results]
                 if len(set(wanted)) > 1:
                     raise RankFailed(f"start {number}: the ranks returned different sizes: {wanted}")
                 if wanted[0] is None:
@@ -140,19 +149,6 @@ def run(
         raise RankFailed(f"the job has not ended after {most_starts} starts")
     finally:
         _earlier.clear()
-
-
-def _start(
-    start: Start, number: int, body: Callable[[], int | None], timeout_s: float, env: Mapping[str, str]
-) -> list[int | None]:
-    """Run one start; store the values that the ranks put, and return the sizes that they returned."""
-    try:
-        start.fork(body, env)
-        results = start.outcome(timeout_s)
-    finally:
-        start.end()
-    _earlier.extend(Put(number, rank, len(results), value) for rank, one in enumerate(results) for value in one.put)
-    return [one.wanted for one in results]
 
 
 _LOCAL = "127.0.0.1"

@@ -31,7 +31,6 @@ from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum, damage
 from ones_wrapper.group import Group, RankError
-from ones_wrapper.process.log import log
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ class Checkpoints:
     def let_go(self) -> None:
         """Finish the checkpoint under way and release the directory, for ranks that leave. Not collective."""
         self._wait()
-        self._folder.wait_for_removal()
         self._folder.release()
 
     def rescue(self, state: SavedState, progress: TrainingProgress, refuse: Callable[[], str]) -> str:
@@ -141,7 +139,6 @@ class Checkpoints:
         if self._behind is not None:
             self._behind.close()
             self._behind = None
-        self._folder.wait_for_removal()
         self._folder.release()
 
     def _wait(self) -> None:
@@ -233,8 +230,8 @@ class Checkpoints:
 
     def _log(self, notes: list[str]) -> str:
         note = "; ".join(notes)
-        if note and self._group.rank == 0:
-            log(note)
+        if note:
+            self._group.say(note)
         return note
 
     def _read(self, name: str, state: SavedState) -> tuple[dict[str, Any], list[str]]:

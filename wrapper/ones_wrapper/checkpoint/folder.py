@@ -41,8 +41,7 @@ class Folder:
     """Checkpoints of one job on the disk. No method is collective: `Checkpoints` decides which rank calls which."""
 
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
-        self.job_dir = job_dir
-        self.restart = restart
+        self.job_dir, self.restart = job_dir, restart
         self._path = job_dir / CHECKPOINTS
         self._job_id, self.keep = job_id, keep
         self._sweeper: Thread | None = None
@@ -80,7 +79,8 @@ class Folder:
             self._held = lock_directory(self.job_dir, self._job_id, wait_s=0.0)
 
     def release(self) -> None:
-        """Unlock the directory for other jobs."""
+        """Unlock the directory for other jobs, once removed checkpoints are deleted."""
+        self.wait_for_removal()
         if self._held is not None:
             os.close(self._held)
             self._held = None

@@ -289,9 +289,9 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
         there = saved.get(path)
         if there is None:
             if path not in bare:
-                found.append(f"{path} {_shape(tensor.shape)} is missing in the checkpoint")
+                found.append(f"{path} {(*tensor.shape,)} is missing in the checkpoint")
         elif isinstance(there, TensorStorageMetadata) and there.size != tensor.shape:
-            found.append(f"{path} is {_shape(there.size)} in the checkpoint and {_shape(tensor.shape)} here")
+            found.append(f"{path} is {(*there.size,)} in the checkpoint and {(*tensor.shape,)} here")
     found += [f"{path} is in the checkpoint and not here" for path in saved if path not in now.tensors]
     for key in now.rest["extras"]:
         if key not in rest["extras"]:
@@ -312,10 +312,6 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in rest.items() if key not in ("model", "extras", *OWN)}
-
-
-def _shape(size: torch.Size) -> str:
-    return str(tuple(size))
 
 
 def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:

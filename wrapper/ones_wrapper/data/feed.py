@@ -264,8 +264,7 @@ class Feed:
         if self.samples == 0:
             raise ValueError(f"loader: drop_last leaves none of {self._held} samples, fewer than a batch of {whole}")
         options = check_options(options)
-        self._shuffle = shuffle
-        self._seed = seed
+        self._shuffle, self._seed = shuffle, seed
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
         self._requests = _Requests()
         self._fingerprint: str | None = None
@@ -403,9 +402,7 @@ class _Collated(Dataset[Any]):
     """The dataset as the loader and its workers see it: local batches, with their own random numbers."""
 
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset = dataset
-        self._seed = seed
-        self._collate = collate
+        self.dataset, self._seed, self._collate = dataset, seed, collate
         self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
         """True if fetching a sample, or collating samples, needs numbers of its own; torch's collate draws none."""
 

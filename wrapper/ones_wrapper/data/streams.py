@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -61,14 +61,15 @@ class StreamFeed:
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
         """Samples of an epoch by the stream's `len`; 0 if it has none. The epoch ends when the stream does."""
-        self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
+        begin = 0, 0, Cut(1, 1, 0, 1)
+        self._stream = _ReplicaStream(dataset, seed, keyed, collate_fn or default_collate, *begin)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, Cut(1, 1, 0, 1))  # options that contradict each other raise now
+        self._loader(*begin)  # options that contradict each other raise now
 
     def _loader(self, epoch: int, cursor: int, cut: Cut) -> DataLoader[Any]:
         return DataLoader(
-            _ReplicaStream(self._stream, epoch, cursor, cut),
+            replace(self._stream, epoch=epoch, cursor=cursor, cut=cut),
             batch_size=None,
             collate_fn=identity,
             generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, cut.replica) >> 1),
@@ -90,39 +91,33 @@ class StreamFeed:
         return list(range(part.start, part.start + part.samples))
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """Dataset that makes local batches of a stream."""
+@dataclass(eq=False)
+class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
+    """One replica's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
 
     dataset: Any
     seed: int
     keyed: bool
     collate: Callable[[list[Any]], Any]
-
-
-class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
-    """One replica's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
-
-    def __init__(self, stream: _Stream, epoch: int, cursor: int, cut: Cut) -> None:
-        self.dataset = stream.dataset
-        self._stream = stream
-        self._epoch, self._cursor, self._cut = epoch, cursor, cut
+    epoch: int
+    cursor: int
+    cut: Cut
 
     def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
-        stream, cursor, full = self._stream, self._cursor, True
+        cursor, full = self.cursor, True
         with self._own_numbers():
             self._seed(cursor)
-            samples = open_stream(stream.dataset, self._epoch, cursor)
+            samples = open_stream(self.dataset, self.epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            for part in step_passes(cursor, len(step), self._cut):
+            for part in step_passes(cursor, len(step), self.cut):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))
                     chosen = step[first : first + max(part.samples, 1)]
-                    local = stream.collate(chosen if part.samples else chosen * part.borrows)
+                    local = self.collate(chosen if part.samples else chosen * part.borrows)
                 yield part, local
             cursor += len(step)
-            full = len(step) == self._cut.batch
+            full = len(step) == self.cut.batch
         if cursor == 0:
             raise ValueError("loader: the stream is empty")
 
@@ -130,20 +125,20 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
         """Return the samples of the step that begins at `position`; fewer, or none, at the stream's end."""
         step: list[Any] = []
         with self._own_numbers():
-            while len(step) < self._cut.batch:
+            while len(step) < self.cut.batch:
                 self._seed(position + len(step))
                 try:
                     step.append(next(samples))
                 except StopIteration:
                     break
-        return step[: step_size(len(step), self._cut)]
+        return step[: step_size(len(step), self.cut)]
 
     def _seed(self, *parts: int) -> None:
-        if self._stream.keyed:
-            seed_all(key(self._stream.seed, self._epoch, *parts))
+        if self.keyed:
+            seed_all(key(self.seed, self.epoch, *parts))
 
     def _own_numbers(self) -> AbstractContextManager[None]:
-        return keep_generators() if self._stream.keyed else nullcontext()
+        return keep_generators() if self.keyed else nullcontext()
 
 
 def can_skip(dataset: Any) -> bool:

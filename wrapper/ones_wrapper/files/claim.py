@@ -92,13 +92,13 @@ class Claim:
             os.close(handle)
 
 
-def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float | None = None) -> Claim:
-    """Claim the directory; the present holder gets `wait_s` seconds (`WAIT_S`) to end. Raises `ClaimedError`.
+def take_claim(directory: Path, holder: Holder, name: str = CLAIM) -> Claim:
+    """Claim the directory; the present holder gets `WAIT_S` seconds to end. Raises `ClaimedError`.
 
     An earlier run of the same job is no obstacle: Slurm has ended that run, though its node may not know yet. If the
     claim file cannot be written, nothing is claimed and training goes on.
     """
-    path, until = directory / name, time.monotonic() + (WAIT_S if wait_s is None else wait_s)
+    path, until = directory / name, time.monotonic() + WAIT_S
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

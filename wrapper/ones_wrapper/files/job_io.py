@@ -132,8 +132,7 @@ class OrderReader:
             except OSError as error:
                 log(f"spool {spool} cannot be read ({error.strerror}); orders come only from {job_dir}")
         self._owners = frozenset(owners)
-        self._restart = restart
-        self._clock = clock
+        self._restart, self._clock = restart, clock
         self._next = -1.0
         self._logged: set[str] = set()
         self.order: Order | None = None
@@ -179,8 +178,7 @@ class OwnerRequests:
     """Rank 0's reader of the request files `SAVE` and `STOP`. An answered request is removed: no later run obeys it."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._job_dir = job_dir
-        self._clock = clock
+        self._job_dir, self._clock = job_dir, clock
         self._next = -1.0
 
     def due(self) -> bool:

@@ -69,8 +69,7 @@ class KeptFile(io.TextIOBase):
     of other ranks are dropped."""
 
     def __init__(self, name: str, writes: Callable[[], bool]) -> None:
-        self.name = name
-        self._writes = writes
+        self.name, self._writes = name, writes
         self._file: io.TextIOWrapper | None = None
 
     def writable(self) -> bool:

@@ -210,10 +210,7 @@ class Batches:
     """
 
     def __init__(self, loader: Loader, dataset: Any, device: torch.device, accumulation: int) -> None:
-        self.dataset = dataset
-        self._accumulation = accumulation
-        self._loader = loader
-        self._device = device
+        self.dataset, self._accumulation, self._loader, self._device = dataset, accumulation, loader, device
 
     @property
     def total_batch_size(self) -> int:

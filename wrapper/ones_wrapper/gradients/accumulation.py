@@ -118,7 +118,10 @@ class Accumulation:
     def check(self) -> None:
         """Raises RuntimeError if gradients changed since a backward pass before the last accumulation step."""
         if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
-            raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+            raise self._changed()
+
+    def _changed(self) -> RuntimeError:
+        return RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
@@ -144,7 +147,7 @@ class Accumulation:
         self._arrived.add(parameter)
         # Where DDP keeps gradients in its buckets the tensor may be another one by now, with the same values.
         if parameter.grad is None or (parameter.grad is mark[0] and not _unchanged(parameter.grad, mark)):
-            raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+            raise self._changed()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -157,7 +160,7 @@ class Accumulation:
         if isinstance(gradient, DTensor) and mark is not None and parameter not in self._arrived:
             self._arrived.add(parameter)
             if not _unchanged(gradient, mark):
-                raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+                raise self._changed()
         if not self.updates:
             self._backward = True
             self._marks[parameter] = _mark(gradient)
@@ -195,8 +198,7 @@ class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation) -> None:
         # Not the base class's: this one has no state and no groups of its own.
-        self.optimizer = optimizer
-        self._accumulation = accumulation
+        self.optimizer, self._accumulation = optimizer, accumulation
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "optimizer":
@@ -231,8 +233,7 @@ class AccumulatedScaler:
     """A gradient scaler that unscales, steps and updates in the last accumulation step."""
 
     def __init__(self, scaler: torch.amp.GradScaler, accumulation: Accumulation) -> None:
-        self.scaler = scaler
-        self._accumulation = accumulation
+        self.scaler, self._accumulation = scaler, accumulation
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "scaler":

@@ -32,8 +32,7 @@ class Exchange(ABC):
     """The gradient exchange of one model. Backward passes are collective: each rank makes equally many."""
 
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
-        self._group = group
-        self._noise = noise
+        self._group, self._noise = group, noise
         self.model: torch.nn.Module | None = None
         """Model that `wrap` returned; None before."""
         self._part: AccumulationStep | None = None

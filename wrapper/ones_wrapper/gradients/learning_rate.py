@@ -43,8 +43,7 @@ class Rate:
     def __init__(self, base: float, *optimizers: torch.optim.Optimizer, follows: bool = True) -> None:
         """`base` is the batch for which the script chose its rate; with `follows` False nothing is changed."""
         self.rule = common_rule(optimizers) if follows else SILENT
-        self._base = base
-        self._optimizers = optimizers
+        self._base, self._optimizers = base, optimizers
         self._ratio = self._power = 1.0
         """Size of the present step in base batches, and its power of momentum."""
         self._peaks = [0.0 for _ in optimizers]

@@ -86,9 +86,7 @@ class Schedules:
         of_ranks: Callable[[float], list[float]] = lambda value: [value],
     ) -> None:
         """`due` says whether the step ends with this accumulation step; `of_ranks` returns every rank's value."""
-        self.of_ranks = of_ranks
-        self.base_batch = base_batch
-        self.due = due
+        self.of_ranks, self.base_batch, self.due = of_ranks, base_batch, due
         self.samples = 0
         """Samples by which the present step advances schedules."""
         self.rest = 0
@@ -151,8 +149,7 @@ class ProgressScheduler:
     those of the script's own `scheduler`."""
 
     def __init__(self, scheduler: Any, schedules: Schedules) -> None:
-        self.scheduler = scheduler
-        self._schedules = schedules
+        self.scheduler, self._schedules = scheduler, schedules
         self._samples = 0
         """Samples not yet counted as a step of the base batch; fewer than one base batch after each step."""
         self._marks: Any = None

@@ -17,6 +17,7 @@ from ones_wrapper.devices.patience import collective
 from ones_wrapper.group.flat import flattened, together, unflatten
 from ones_wrapper.network import plain, rendezvous
 from ones_wrapper.network.pairwise import prove_groups
+from ones_wrapper.process.log import log
 
 T = TypeVar("T")
 
@@ -70,6 +71,11 @@ class Group:
         `code` is the exit code that this rank is about to end with. With one other than 0 this is not
         collective: other ranks may wait for this one, and where the transport doesn't end that wait, this does.
         """
+
+    def say(self, *texts: str) -> None:
+        """Log these lines on rank 0. Not collective."""
+        for text in texts if self.rank == 0 else ():
+            log(text)
 
     def everywhere(self, function: Callable[[], T]) -> list[T]:
         """Run `function` on every rank; return the results in rank order. Raises `RankError` if any rank failed."""

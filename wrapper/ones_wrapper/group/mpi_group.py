@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,23 +53,23 @@ class MpiGroup(Group):
     def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         if self.world == 1 or not values:
             return super().maximum_later(values)
-        mine = np.array(values, np.int64)
-        found = np.empty_like(mine)
-        request = self.comm.Iallreduce(mine, found, MPI.MAX)
-
-        def result() -> list[int]:
-            wait(request)
-            return [int(v) for v in found]
-
-        return result
+        return self._reduce(np.array(values, np.int64), MPI.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
         if self.world == 1 or not values:
             return super().total(values)
-        mine = np.array(values, np.float64)
+        return self._reduce(np.array(values, np.float64), MPI.SUM)()
+
+    def _reduce(self, mine: Any, operation: MPI.Op) -> Callable[[], list[Any]]:
         found = np.empty_like(mine)
-        wait(self.comm.Iallreduce(mine, found, MPI.SUM))
-        return [float(v) for v in found]
+        request = self.comm.Iallreduce(mine, found, operation)
+
+        def result() -> list[Any]:
+            wait(request)
+            plain: list[Any] = found.tolist()
+            return plain
+
+        return result
 
     def gather(self, value: T) -> list[T]:
         mine = np.frombuffer(plain.encode(value), np.uint8)

@@ -42,8 +42,7 @@ class OtherBlocks:
         answers: Callable[[Leader], bool] | None = None,
     ) -> None:
         """`answers` returns whether a leader is alive. Raises `LaunchError` if the folder can't be used."""
-        self.block = block
-        self._job_dir = job_dir
+        self.block, self._job_dir = block, job_dir
         self._hot = HotFolder(job_dir, block.array)
         self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
         self._guests: GuestKeeper | None = None
@@ -64,7 +63,7 @@ class OtherBlocks:
                 return f"job {self.block.array} has ended; to train on, remove {self._job_dir / HOT / OVER}"
             leader = self._hot.newest()
             tasks = self._ordered(leader)
-            if leader is not None and not self._own(leader) and self._answers(leader):
+            if leader is not None and self._trains(leader):
                 if tasks is None:
                     return (
                         f"task {leader.task} trains already, and no order says that task {self.block.task} shall join "
@@ -72,10 +71,7 @@ class OtherBlocks:
                     )
                 if self.block.task not in tasks:
                     return f"task {self.block.task} is not wanted now; those that are: {', '.join(map(str, tasks))}"
-            if tasks is None:
-                own_turn = leader is not None or self._first
-            else:
-                own_turn = self.block.task in tasks
+            own_turn = (leader is not None or self._first) if tasks is None else self.block.task in tasks
             if own_turn or time.monotonic() >= until:
                 return ""
             time.sleep(_LOOK_S)
@@ -88,7 +84,10 @@ class OtherBlocks:
     def others_train(self) -> bool:
         """Return whether another block leads the job and answers."""
         leader = self._hot.newest()
-        return leader is not None and not self._own(leader) and self._answers(leader)
+        return leader is not None and self._trains(leader)
+
+    def _trains(self, leader: Leader) -> bool:
+        return not self._own(leader) and self._answers(leader)
 
     def term(self) -> int:
         """Return the term of the newest leader, whose reports describe the job."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +27,11 @@ def is_consequence(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and fault_in(str(error)) is Fault.PEER
 
 
-def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -> None:
+def show(error: BaseException, code: int) -> None:
     """Show an uncaught error of the script on this rank, which ends with `code`."""
     if code in (OUT_OF_MEMORY, PEER_LOST):  # said already, and the ranks start again
         return
-    trace = _of_script(error.__traceback__)
+    env, trace = os.environ, _of_script(error.__traceback__)
     rank, alone = env.get("RANK", "0"), env.get("WORLD_SIZE", "1") == "1"
     if not alone and is_consequence(error):
         log(f"rank {rank} lost the others{_place(trace)}: {describe_error(error)}")

@@ -69,9 +69,7 @@ class Ranks:
         self, count: int, hang_s: float, grace_s: float = GRACE_S, others_failed: Callable[[], bool] = bool
     ) -> None:
         """`others_failed` says whether ranks of another node ended by an error."""
-        self._count = count
-        self._grace_s = grace_s
-        self._hang_s = hang_s
+        self._count, self._grace_s, self._hang_s = count, grace_s, hang_s
         self._board = hang_detector.Heartbeats(count)
         self._still = Standstill()
         self._living: dict[int, int] = {}

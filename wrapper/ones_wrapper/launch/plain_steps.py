@@ -70,20 +70,16 @@ class PlainSteps:
 
     def _hello(self) -> Hello:
         nodes, world = int(self._env.get("GROUP_WORLD_SIZE") or 1), int(self._env.get("WORLD_SIZE") or 1)
+        unknown = ("batch", "base_batch", "max_batch", "dataset", "epochs", "epoch", "cursor")
+        zeros: dict[str, Any] = dict.fromkeys(unknown, 0)
         return Hello(
             nodes=nodes,
             gpus_per_node=world // nodes,
             world=world,
-            batch=0,
             lr_factor=1.0,
-            base_batch=0,
-            max_batch=0,
-            dataset=0,
-            epochs=0,
-            epoch=0,
-            cursor=0,
             step=self._step,
             checkpoint="",
+            **zeros,
             attempt=int(self._env.get("ONES_ATTEMPT") or 0),
             directory=self._env["ONES_JOB_DIR"][:MAX_TEXT],
             spool=self._env.get("ONES_SPOOL", "")[:MAX_TEXT],

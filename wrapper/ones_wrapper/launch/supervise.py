@@ -68,15 +68,11 @@ class Supervisor:
         blocks: OtherBlocks | None = None,
     ) -> None:
         """`blocks` are the others of the job, if this is one of its blocks."""
-        self._blocks = blocks
+        self._job_dir, self._env, self._job_id, self._restart = job_dir, env, job_id, restart
+        self._limits, self._blocks = limits, blocks
         self._task = blocks.block.task if blocks else None
         self._codes = ExitCodes(job_dir, restart, self._task)
         self._started = time.monotonic()
-        self._job_dir = job_dir
-        self._env = env
-        self._job_id = job_id
-        self._restart = restart
-        self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._launch: Started | None = None
         self._stopped = False

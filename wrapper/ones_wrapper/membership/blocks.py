@@ -509,7 +509,7 @@ class Blocks:
         secret = board.network.secret
         with ThreadPoolExecutor(len(mine)) as pool:
             list(pool.map(lambda one: send(one, secret, tensors, rest), mine))
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def _plan(self, generation: int) -> Plan:
         key = f"plan-{generation}"

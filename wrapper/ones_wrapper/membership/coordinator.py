@@ -50,8 +50,7 @@ class Coordinator:
         Nothing is published until `changes_by`. `back_off` has the failures of earlier terms. Raises `StoreLostError`.
         """
         board.follow("join", "ready", "leaving", "gone", "formed", "unfit")
-        self._board = board
-        self._orders = orders
+        self._board, self._orders = board, orders
         self._superseded, self._fits = superseded, fits
         self._hot: bool | None = None
         self._back_off = back_off

@@ -32,8 +32,7 @@ def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
     directory = find_job_directory(os.environ, Path.cwd())
     generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
     blocks.lead_first(generation, Carrier.CHECKPOINT)
-    if group.rank == 0:
-        log(f"{group.world} ranks are none that the strategy can use; waiting for other blocks of the job")
+    group.say(f"{group.world} ranks are none that the strategy can use; waiting for other blocks of the job")
     code = wait(group, blocks, OwnerRequests(directory))
     blocks.close()
     if code:

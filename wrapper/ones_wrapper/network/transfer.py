@@ -109,10 +109,6 @@ def _stretches(sizes: Sequence[int], number: int, count: int) -> list[tuple[int,
     return found
 
 
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def send(
     to: Sender,
     secret: JobSecret,
@@ -132,7 +128,7 @@ def send(
         connection.sendall(_HEAD.pack(len(encoded), len(plain)))
         connection.sendall(encoded)
         _send_views(connection, [memoryview(plain)])  # may be gigabytes: `sendall` has one time-out for all of them
-        sizes = [_size(tensors[name]) for name in names]
+        sizes = [tensors[name].nbytes for name in names]
         stretches = _stretches(sizes, to.number, to.count)
         with ThreadPoolExecutor(1, "ones-copy") as copier:
             for views in _ahead(copier, _views([tensors[name] for name in names], stretches)):
@@ -373,7 +369,7 @@ class Received:
         if rest_size:
             self.packed = _read(connection, rest_size)
         got = 0
-        for index, first, last in _stretches([_size(self._places[name]) for name in names], number, count):
+        for index, first, last in _stretches([self._places[name].nbytes for name in names], number, count):
             fill(bytes_of(self._places[names[index]])[first:last], partial(_into, connection))
             got += last - first
         with self._lock:

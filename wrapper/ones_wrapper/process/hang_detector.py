@@ -76,7 +76,7 @@ def pause() -> None:
         _own[0].beat(_own[1], 0.0)
 
 
-def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
+def watch_this_process(limit_s: float, end: Callable[[], None]) -> None:
     """Watch without a node launcher (MPI): a thread calls `end` when this process hangs. It runs while the main thread
     waits in a library, which is how ranks hang."""
     if limit_s <= 0:
@@ -87,7 +87,7 @@ def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 
     def look() -> None:
         still = Standstill()
         while os.getpid() == mine:
-            time.sleep(min(poll_s, limit_s / 4))
+            time.sleep(min(1.0, limit_s / 4))
             now = time.monotonic()
             if stood_s := still.look():
                 board.stood_still(now, stood_s)

@@ -66,8 +66,7 @@ class Boundary:
     """The step boundaries of one run."""
 
     def __init__(self, group: Group, flags: Flags) -> None:
-        self._group = group
-        self._flags = flags
+        self._group, self._flags = group, flags
         self._later: Callable[[], list[int]] | None = None
         """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []

@@ -136,8 +136,7 @@ class ChangingRanks(FixedRanks):
         try:
             warm_up.run(self._run.loop.exchanges, text, self._group.device, self._coming_samples)
         except Exception as error:  # the first step is slower, and no worse
-            if self._group.rank == 0:
-                log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
+            self._group.say(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
 
     def _samples(self) -> int:
         return self._run.loop.part.samples
@@ -196,8 +195,7 @@ class ChangingRanks(FixedRanks):
             blocks.stay(why)
             return
         names = ", ".join(map(str, plan.tasks))
-        if self._group.rank == 0:
-            log(f"term {plan.term} begins at step {run.progress.step}, with blocks {names}")
+        self._group.say(f"term {plan.term} begins at step {run.progress.step}, with blocks {names}")
         run.records.bye("moved", 0, f"the next term begins with blocks {names}")
         self._machine.go(BlockState.PARTING)
         streams.wait(self._group.device)  # a rank that is gone never ends a sum

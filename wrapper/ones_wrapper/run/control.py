@@ -112,8 +112,7 @@ class Control:
         why = wait_for_requeue(self.boundary, number, goodbye)
         if not why:
             self._leave("drained", STOP_CODE)
-        if self._group.rank == 0:
-            log(f"carrying on after order {number}: {why}")
+        self._group.say(f"carrying on after order {number}: {why}")
 
     def _stop_for_good(self) -> None:
         saved = self._keeping.save(f"for {STOP}")

@@ -151,5 +151,4 @@ class Keeping:
         self._records.send(Checkpoint(saved.name, *position, saved.bytes, saved.seconds, saved.stall_s, order))
 
     def _failed(self, why: str, error: str) -> None:
-        if self._group.rank == 0:
-            log(f"the checkpoint {why} could not be written ({error}); the last one stays")
+        self._group.say(f"the checkpoint {why} could not be written ({error}); the last one stays")

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from ones_wrapper.data.feed import AccumulationStep, Feed, Pass, weigh
 from ones_wrapper.data.randomness import keep_generators, seed_step
 from ones_wrapper.gradients.schedule import base_steps, counted
 from ones_wrapper.process import hang_detector
-from ones_wrapper.process.log import log
 from ones_wrapper.run.evaluation import Evaluation
 from ones_wrapper.run.run import Run
 from ones_wrapper.script.ahead import UNCLEAR, AskedAhead
@@ -40,21 +40,14 @@ OUTSIDE = (
 )
 
 
-class Sampler:
-    """Stand-in for a DistributedSampler: the order of each epoch follows from the loader's seed and its number."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing."""
-
-
 class Loader:
     """The batches of the present epoch; `Job.loader` makes it. Asking for the next batch is the step boundary."""
 
     def __init__(self, run: Run, dataset: Any = None, options: dict[str, Any] | None = None) -> None:
-        self._run = run
-        self.dataset = dataset
+        self._run, self.dataset = run, dataset
         self._options = options or {}
-        self.sampler = Sampler()
+        # In place of a DistributedSampler: each epoch's order follows from the loader's seed and its number.
+        self.sampler = SimpleNamespace(set_epoch=lambda epoch: None)
         self._given: deque[AccumulationStep] = deque()
         """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
         self._pass = ExitStack()
@@ -247,9 +240,8 @@ class Loader:
         for module in training:
             module.training = True
         feed.take(epoch, chosen)
-        if run.group.rank == 0:
-            seconds = time.perf_counter() - began
-            log(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
+        seconds = time.perf_counter() - began
+        run.group.say(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
 
     @contextmanager
     def passing(self, part: AccumulationStep) -> Iterator[None]:

@@ -65,10 +65,7 @@ class Meter:
     ) -> None:
         """`wait` returns once the device did what is queued: steps that it still owes are no fast ones. `use` is the
         device's, on the rank that reports."""
-        self._use = use
-        self._every_s = every_s
-        self._clock = clock
-        self._wait = wait
+        self._use, self._every_s, self._clock, self._wait = use, every_s, clock, wait
         self._began = clock()
         self._left = WARM_UP
         self._latest: Callable[..., Throughput] | None = None

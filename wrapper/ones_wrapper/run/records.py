@@ -39,8 +39,8 @@ class Records:
         self.every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         use = DeviceUse(group.device) if first else None
         self.meter = Meter(self.every_s, wait=partial(streams.wait, group.device), use=use)
-        self._series = self._new_series() if first else None
-        self._resizes = ResizeLog(tell=self._resized)
+        self._series = self._new_series() if first else Series(None, str, directory)
+        self._resizes = ResizeLog(tell=lambda *resize: self._series.resized(*resize))
         self._shape = ""
         self._change: tuple[str, Membership, float | None] | None = None
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
@@ -78,16 +78,10 @@ class Records:
             self._after.append(report)
             return
         self._writer.send(report)
-        if self._series is not None:
-            self._series.report(report)
+        self._series.report(report)
 
-    def _new_series(self) -> Series | None:
-        opened = self._settings.series
-        return Series(opened, lambda: self._progress.run_id, self._directory) if opened is not None else None
-
-    def _resized(self, step: int, pause_s: float, text: str) -> None:
-        if self._series is not None:
-            self._series.resized(step, pause_s, text)
+    def _new_series(self) -> Series:
+        return Series(self._settings.series, lambda: self._progress.run_id, self._directory)
 
     def _send_interval(self, report: Throughput | None) -> None:
         """Send the report of an interval; log the speed in tokens, and a loss that is no number, once."""
@@ -156,7 +150,7 @@ class Records:
         """Record a step of `total` samples, `useful` of them."""
         progress, meter = self._progress, self.meter
         if self.trace and not self.trace.beforehand:
-            self.trace.step(progress.epoch, progress.step - 1, self._loop.used)
+            self.trace.write(epoch=progress.epoch, step=progress.step - 1, samples=self._loop.used)
         held = self._loop.part.tokens
         interval = meter.stop(
             progress, total, self._sizes.batch, self._sizes.lr_factor, 0 if held is None else held.total
@@ -173,7 +167,7 @@ class Records:
     def uses(self, last: bool) -> None:
         """Record a pass that begins, the step's `last` or not; the step's samples so far are in `loop.used`."""
         if last and self.trace and self.trace.beforehand:
-            self.trace.step(self._progress.epoch, self._progress.step, self._loop.used)
+            self.trace.write(epoch=self._progress.epoch, step=self._progress.step, samples=self._loop.used)
 
     def epoch(self, at: tuple[int, int, int], losses: Losses, loss: float | None, accuracy: float | None) -> None:
         """Report an epoch's end `at` epoch, step and cursor, with all ranks' losses; `loss` overrides the mean."""
@@ -210,9 +204,7 @@ class Records:
         """End this rank's reports: another one reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
-        if self._series is not None:
-            self._series.close()
-            self._series = None
+        self._series.close()
 
     def lead(self, term: int) -> None:
         """Report from this rank from now on, in a term that began as ranks changed."""
@@ -254,8 +246,7 @@ class TraceWriter:
     In a job of blocks a line `{…, "generation"}` comes at each change of ranks."""
 
     def __init__(self, path: Path, common: dict[str, int], beforehand: bool) -> None:
-        self._path = path
-        self._common = common
+        self._path, self._common = path, common
         self.beforehand = beforehand
         """True if a step's line is written as it begins: its rank may die in it, after others got its gradients."""
 
@@ -272,16 +263,10 @@ class TraceWriter:
     def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
         """Write that another membership begins, for all following lines."""
         self._common |= {"restart": restart, "rank": rank, "world": world}
-        self._write({"generation": generation})
+        self.write(generation=generation)
 
-    def begin(self, step: int) -> None:
-        """Write that the run goes on from this step: all that earlier runs did from there on is undone."""
-        self._write({"begin": step})
-
-    def step(self, epoch: int, step: int, samples: list[int]) -> None:
-        """Write the dataset indices that this rank used in a step."""
-        self._write({"epoch": epoch, "step": step, "samples": samples})
-
-    def _write(self, line: dict[str, Any]) -> None:
+    def write(self, **line: Any) -> None:
+        """Write a line: the dataset indices, `samples`, that this rank used in a step, or `begin`. A run goes on from
+        step `begin`: all that earlier runs did from there on is undone."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

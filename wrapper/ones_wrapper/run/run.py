@@ -39,7 +39,6 @@ from ones_wrapper.run.settings import Common, Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
 from ones_wrapper.script import gathered, stuck
 from ones_wrapper.script.first_steps import FirstSteps
-from ones_wrapper.script.loads import Loads
 from ones_wrapper.script.optimizers import stepper
 
 
@@ -76,7 +75,6 @@ class Run:
         """Epoch that began after one in which a handler of the script was called."""
         self.ended = False
         self._watch: stuck.Watch | None = None
-        self._loads: Loads | None = None
         self._reason = "stopped"
         """Reason in the bye if the script ends now by itself."""
         FLAGS.install()
@@ -131,7 +129,6 @@ class Run:
 
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(before_step)
-        self._loads = Loads(state.model, optimizers)
         its = list(state.optimizers.values())
         self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
 
@@ -140,11 +137,10 @@ class Run:
         if self.begun or self.ranks.join():
             return
         samples, progress, boundary = self.complete(), self.progress, self.control.boundary
-        assert self._loads is not None
-        if self.group.maximum([len(self._loads.found)])[0]:
+        loads = self.loop.first_steps.loads
+        if self.group.maximum([len(loads)])[0]:
             self.keeping.load_again()
-            for text in self._loads.found if self.group.rank == 0 else ():
-                log(text)
+            self.group.say(*loads)
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self.keeping.loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
@@ -161,7 +157,7 @@ class Run:
         self.loop.rate.resume(progress)
         self.sizes.admit()
         if self.records.trace:
-            self.records.trace.begin(progress.step)
+            self.records.trace.write(begin=progress.step)
         new = self.sizes.use_batch()
         self.sizes.write_spec()
         note = "; ".join(filter(None, (self.keeping.note, self._idle, new)))
@@ -185,8 +181,7 @@ class Run:
         FLAGS.keep()
         if why := requeue_conflict():
             raise RuntimeError(why)
-        if self._loads is not None:
-            self._loads.close()
+        self.loop.first_steps.close_setup()
         self.begun = True
         self.sizes.complete(self.loop.feed.samples)
         return self.loop.feed.samples
@@ -228,8 +223,8 @@ class Run:
         """Complete a step of `total` samples. Not collective."""
         useful = self.sizes.count(total)
         self.loop.stepped(self.progress, total)
-        if self.loop.still == mistakes.NO_STEPS and self.group.rank == 0:
-            log(mistakes.NOT_STEPPED.format(step=self.progress.step))
+        if self.loop.still == mistakes.NO_STEPS:
+            self.group.say(mistakes.NOT_STEPPED.format(step=self.progress.step))
         self.records.step(total, useful)
         self.ranks.stepped()
 
@@ -301,8 +296,7 @@ class Run:
         """Write the last checkpoint: all epochs are trained. From here on a signal ends the script at once."""
         if self.finished_before:
             text = mistakes.finished(self.progress.epoch, self.sizes.spec.epochs, self.progress.left >= 0)
-            if self.group.rank == 0:
-                log(text)
+            self.group.say(text)
             # No hello: nothing begins.
             self.records.bye("finished", 0, text)
         else:

@@ -21,12 +21,11 @@ class Series:
     """Writer of the leading rank's reports to a logger, which is opened at the first. An error of the logger is logged
     once and ends the series, never the training."""
 
-    def __init__(self, opened: Open, run_id: Callable[[], str], directory: Path) -> None:
-        """`directory` is the job's: the run's address is written there, for its page."""
+    def __init__(self, opened: Open | None, run_id: Callable[[], str], directory: Path) -> None:
+        """`opened` None writes nothing. `directory` is the job's, where the run's address is written for its page."""
         self._opened, self._run_id, self._directory = opened, run_id, directory
         self._logger: Any = None
         self._now: dict[str, float] = {}
-        self._failed = False
 
     def report(self, report: Report) -> None:
         """Write a report's numbers that belong to the series, if there are any."""
@@ -42,7 +41,7 @@ class Series:
         self._write(step, self._now | {"pause_s": pause_s}, text)
 
     def _write(self, step: int, numbers: Mapping[str, float], resize: str = "") -> None:
-        if self._failed:
+        if self._opened is None:
             return
         try:
             if self._logger is None:
@@ -54,18 +53,17 @@ class Series:
                     (self._directory / RUN_URL).write_text(url)
             write(self._logger, step, {f"ones/{name}": float(value) for name, value in numbers.items()}, resize)
         except Exception as error:
-            self._failed = True
+            self._opened = None
             log(f"init: series: {type(error).__name__}: {str(error)[:300]}; nothing more is written to this logger")
 
     def close(self) -> None:
         """Close the logger in a thread, since another rank leads and training goes on. At a script's end loggers close
         by themselves."""
-        end = next(
-            (found for name in ("finish", "end_run", "close") if (found := getattr(self._logger, name, None))), None
-        )
-        if end is not None:
-            threading.Thread(target=end, daemon=True).start()
-        self._failed = True
+        self._opened = None
+        for name in ("finish", "end_run", "close"):
+            if end := getattr(self._logger, name, None):
+                threading.Thread(target=end, daemon=True).start()
+                return
 
 
 def address(logger: Any) -> str:

@@ -14,7 +14,6 @@ from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.uneven import Uneven
 from ones_wrapper.files.job_io import write_spec
 from ones_wrapper.gradients.schedule import counted
-from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.growth import efficiency
 from ones_wrapper.run import replicas, resize_log
@@ -35,16 +34,12 @@ class StepSizes:
         self.division = replicas.divide(self.spec, group.world, group.rank, settings.equal)
         """Division of samples, as this rank sees it."""
         if note := replicas.look_at(self.spec, group.world):
-            self._say(note)
+            self._group.say(note)
         self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
         self.generation = 0
         """Generation of the present membership; 0 before any change."""
         self.batch = 0
         self.put_in_force()
-
-    def _say(self, text: str) -> None:
-        if self._group.rank == 0:
-            log(text)
 
     @property
     def shares(self) -> Shares | None:
@@ -96,9 +91,11 @@ class StepSizes:
         wanted = wanted or spec.base_batch * self._rated
         self.batch = batch = replicas.in_force(spec, wanted, self.division)
         if self._settings.equal and wanted % self.division.quantum:
-            self._say(f"{self._group.world} ranks take {batch} samples a step in place of {wanted}, in equal shares")
+            self._group.say(
+                f"{self._group.world} ranks take {batch} samples a step in place of {wanted}, in equal shares"
+            )
         if batch % spec.multiple_of:
-            self._say(
+            self._group.say(
                 f"{self._group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}"
             )
 
@@ -107,7 +104,7 @@ class StepSizes:
         strategy = self._settings.strategy
         note = strategy.batch_in_force(self.batch) if strategy is not None else ""
         if note:
-            self._say(note)
+            self._group.say(note)
         self.batch_fixed()
         return note
 
@@ -161,13 +158,15 @@ class StepSizes:
             return
         passes = self.division.passes(self.batch)
         if self.uneven.agreed(measured, self.batch, passes) and self.uneven.shares is not None:
-            self._say(resize_log.shares_changed(self.uneven.shares.samples(self.batch, passes), self._progress.step))
+            self._group.say(
+                resize_log.shares_changed(self.uneven.shares.samples(self.batch, passes), self._progress.step)
+            )
 
     def order(self, wanted: int, number: int | None) -> bool:
         """Take an order's batch as the next to put in force; False, which is logged, if the strategy forbids it now."""
         strategy, progress = self._settings.strategy, self._progress
         if strategy is not None and strategy.batch_fixed() and wanted != progress.batch:
-            self._say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+            self._group.say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
             return False
         progress.batch = wanted
         return True

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from ones_wrapper.process.log import log
 from ones_wrapper.script.counts import counts
 from ones_wrapper.script.line import by_rank, frames, line, variables
-from ones_wrapper.script.optimizers import INNER, shown
+from ones_wrapper.script.optimizers import INNER, shown, stepper
 
 LOOK = 20
 """Number of a run's first steps that are checked for gradients which no optimizer used."""
@@ -82,6 +82,10 @@ GROWN = (
     "{name} of the model was made or changed after job.prepare or job.register, so no checkpoint would fit the next "
     "start. Make it before, by a forward pass where a layer makes it, or register_buffer(..., persistent=False)"
 )
+OVER = (
+    "{name}.load_state_dict was called after job.prepare or job.register{line}: once the job has a checkpoint of its "
+    "own, that checkpoint counts. Load weights before job.prepare, and leave out the script's own resume"
+)
 _FEW = 100
 """Most objects of one class that are searched; of samples there may be millions."""
 _LONG = 10_000
@@ -105,8 +109,7 @@ class FirstSteps:
         self._evaluation = model.register_forward_pre_hook(self._evaluates) if buffers else None
         self._parts: list[int] = []
         """Samples of each forward pass of the present step, counted only in a run's first steps."""
-        self._speaks = speaks
-        self._optimizers = optimizers
+        self._speaks, self._optimizers = speaks, optimizers
         self._carried = list(carried)
         self._saves = any(getattr(one, "carries_counts", False) for one in self._carried)
         self._scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self._carried)
@@ -129,6 +132,30 @@ class FirstSteps:
         """True once the script asked for `Job.base_steps`."""
         self._rates: list[list[float]] = []
         """Learning rates after each of a run's first steps."""
+        self.loads: list[str] = []
+        """Sentences on states that the script loaded by itself after registration."""
+        self._watches = self._watch_loads()
+
+    def _watch_loads(self) -> list[Any]:
+        """Return the handles of hooks on models and optimizers that fill `loads`."""
+        loads, modules = self.loads, list(self._model.modules())
+        optimizers = [stepper(one) for one in self._optimizers]
+        watched = {id(one) for one in (*modules, *optimizers)}
+
+        def loaded(thing: Any, *_: Any) -> None:  # a function, which copies of the model have, too
+            text = OVER.format(name=type(thing).__name__, line=line())
+            if id(thing) in watched and text not in loads:
+                loads.append(text)
+
+        # Optimizers of scripts may lack what torch's base class sets up.
+        whole = [one for one in optimizers if hasattr(one, "_optimizer_load_state_dict_post_hooks")]
+        hooked: list[Any] = [*modules, *whole]
+        return [one.register_load_state_dict_post_hook(loaded) for one in hooked]
+
+    def close_setup(self) -> None:
+        """Note that training begins: the script loads nothing from now on."""
+        for handle in self._watches:
+            handle.remove()
 
     def begin(self) -> None:
         """Begin a step, or the loop over an epoch."""

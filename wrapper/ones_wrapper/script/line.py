@@ -29,13 +29,13 @@ def is_script(code: CodeType | None) -> TypeGuard[CodeType]:
 
 def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]:
     """Yield the script's frames of a call stack, the innermost first. `deep` frames are searched, 0 for all."""
-    left = deep or 1 << 30
     frame = frame or sys._getframe(1)
-    while frame is not None and left:
-        left -= 1
+    while frame is not None:
         if is_script(frame.f_code):
             yield frame
-        frame = frame.f_back
+        frame, deep = frame.f_back, deep - 1
+        if deep == 0:
+            return
 
 
 def line(frame: FrameType | None = None, deep: int = 0) -> str:

@@ -90,13 +90,13 @@ class Watch:
     ) -> None:
         """`meeting` names the `world` ranks of this start, `now` returns this rank's counts, and `end` ends the process
         with a message and a code."""
-        self._world = world
-        self._directory, self._rank, self._meeting, self._now, self._end = directory, rank, meeting, now, end
+        self._directory, self._rank, self._world, self._meeting = directory, rank, world, meeting
+        self._now, self._end = now, end
         self._own = directory / f"{PREFIX}{rank}"
         self._main = threading.main_thread().ident
         self._stop = threading.Event()
-        self._written, self._looks = False, 0
-        self._at: Standpoint | None = None
+        self._written: Standpoint | None = None
+        """Content of this rank's file; None if there is none."""
         self._forget()
         threading.Thread(target=self._run, name="ones-places", daemon=True).start()
 
@@ -108,28 +108,26 @@ class Watch:
     def _forget(self) -> None:
         with suppress(OSError):
             self._own.unlink(missing_ok=True)
-        self._written = False
+        self._written = None
 
     def _run(self) -> None:
-        mine = os.getpid()
-        last, since = self._now()[:3], time.monotonic()
+        mine, last, since, looks = os.getpid(), self._now()[:3], time.monotonic(), 0
         while not self._stop.wait(self.POLL_S) and os.getpid() == mine:
-            *here, step_s = self._now()
-            if here != [*last]:
-                last, since, self._looks = (here[0], here[1], here[2]), time.monotonic(), 0
-                if self._written:
+            now = self._now()
+            if now[:3] != last:
+                last, since, looks = now[:3], time.monotonic(), 0
+                if self._written is not None:
                     self._forget()
-            elif last[1] and time.monotonic() - since > max(STILL_S, 3 * step_s):
+            elif last[1] and time.monotonic() - since > max(STILL_S, 3 * now[3]):
                 place = Standpoint(self._rank, *last, *self._place())
-                if not self._written or place != self._at:
-                    self._write(place)
+                self._write(place)
                 others = self._others()
                 if why := unequal(place, others):
                     self._end(why, 1)
                     return
                 why = apart([place, *others], self._world)
-                self._looks = self._looks + 1 if why else 0
-                if self._looks > LOOKS:
+                looks = looks + 1 if why else 0
+                if looks > LOOKS:
                     self._end(why, HUNG)  # from the last checkpoint again: the network may have paused
                     return
 
@@ -140,11 +138,13 @@ class Watch:
         return frame.f_code.co_name if frame.f_code.co_filename.endswith(_WAITS) else "", line(frame)
 
     def _write(self, here: Standpoint) -> None:
+        if here == self._written:
+            return
         new = self._own.with_name(f"{self._own.name}.new")
         with suppress(OSError):
             new.write_text("\n".join((self._meeting, *map(str, here))))
             new.replace(self._own)
-            self._written, self._at = True, here
+            self._written = here
 
     def _others(self) -> list[Standpoint]:
         found = []

@@ -45,8 +45,7 @@ class CompressedLamb(RefusesScaler, Lamb):
         are sharded or narrower than 32 bits."""
         if "betas" in numbers and not numbers["betas"][0]:
             raise ValueError(f"onebit_lamb: betas={numbers['betas']}: the first must be above 0")
-        self._mean = mean
-        self._warmup_steps = warmup_steps
+        self._mean, self._warmup_steps = mean, warmup_steps
         self._untrained: set[torch.Tensor] | None = None
         """Parameters that had no gradient in the warm-up; None until they are determined."""
         super().__init__(params, lr, **numbers)

@@ -12,7 +12,6 @@ import torch
 from ones_wrapper.gradients.exchange import DdpExchange, known, scale
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, check_torch
-from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 from ones_wrapper.protocol.limits import MOST_GPUS, SizeLimits, StrategyLimits, rows_within
 from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean, sent_bytes
@@ -130,8 +129,8 @@ class OneBitLamb(Strategy):
         if made is None or self._told == made.frozen:
             return limits
         self._told = made.frozen
-        if made.frozen and group is not None and group.rank == 0:
-            log(f"{self.name}: from now on one bit for each of {made.elements} parameters is exchanged at a step")
+        if made.frozen and group is not None:
+            group.say(f"{self.name}: from now on one bit for each of {made.elements} parameters is exchanged at a step")
         most = max(MOST_GPUS, group.world if group is not None else 1)
         return replace(limits, sizes=self._sizes(most), batch_fixed=made.frozen)
 

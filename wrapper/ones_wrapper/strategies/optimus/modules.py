@@ -40,10 +40,10 @@ class Linear(nn.Module):
 class LayerNorm(nn.Module):
     """`torch.nn.LayerNorm` over the last dimension of blocks […, size / q]."""
 
-    def __init__(self, mesh: Mesh, size: int, eps: float = 1e-5) -> None:
+    def __init__(self, mesh: Mesh, size: int) -> None:
         super().__init__()
         dense = nn.LayerNorm(size)
-        self.mesh, self.size, self.eps = mesh, size, eps
+        self.mesh, self.size, self.eps = mesh, size, dense.eps
         self.weight, self.bias = mesh.cut(dense.weight, FEATURES), mesh.cut(dense.bias, FEATURES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,12 +153,12 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers on blocks […, hidden / q], with a GELU between them and `times` as many features there."""
+    """Two linear layers on blocks […, hidden / q], with a GELU between them and 4 times as many features there."""
 
-    def __init__(self, mesh: Mesh, hidden: int, times: int = 4) -> None:
+    def __init__(self, mesh: Mesh, hidden: int) -> None:
         super().__init__()
-        self.wide = Linear(mesh, hidden, times * hidden)
-        self.back = Linear(mesh, times * hidden, hidden)
+        self.wide = Linear(mesh, hidden, 4 * hidden)
+        self.back = Linear(mesh, 4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.back(gelu(self.wide(x)))

@@ -37,7 +37,7 @@ class Circle:
                 dist.P2POp(dist.irecv, arriving, before, tag=tag),
             ]
         )
-        self.sent_bytes += tensor.numel() * tensor.element_size()
+        self.sent_bytes += tensor.nbytes
         return partial(_arrived, works, arriving, tensor)
 
     def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
