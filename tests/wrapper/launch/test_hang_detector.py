@@ -53,7 +53,7 @@ def test_rank_without_a_launcher_watches_itself() -> None:
     """Protects MPI ranks, which nobody of ours forked."""
     code = (
         "import os, time\nfrom ones_wrapper.process import hang_detector as watch\n"
-        f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}), 0.1)\n"
+        f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}))\n"
         "time.sleep(0.8)\nprint('begins', flush=True)\nwatch.beat()\ntime.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
