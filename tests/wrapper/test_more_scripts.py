@@ -239,6 +239,18 @@ def test_a_model_that_grows_is_refused_when_it_does() -> None:
         testing.run(partial(trains, lambda: Lazy(True)))
 
 
+def takes_another_head() -> None:
+    loop = Loop(model=Net())
+    loop.job.unwrap(loop.model).register_module("last", nn.Linear(3, 2))
+    loop.job._run.loop.first_steps.end(True, 4)
+
+
+def test_a_model_whose_part_is_replaced_is_refused() -> None:
+    """Protects a job from an end at its next resize: the new part is made outside of the model."""
+    with pytest.raises(testing.RankFailed, match=r"module\.last\.bias of the model was made or changed"):
+        testing.run(takes_another_head)
+
+
 def makes_its_loss() -> None:
     loop, looks = Loop(model=Net(), epochs=1), list[int]()
     loop.model.register_state_dict_pre_hook(lambda *_: looks.append(1))

@@ -125,7 +125,7 @@ class FirstSteps:
         self._model = model
         self._shapes, self._inner = _shapes(model), {*map(id, model.modules())}
         self._grown = False
-        """True if a module, parameter or buffer was added to one of the modules in `_inner`, by their ids."""
+        """True if a module in `_inner` (ids) got a new parameter or buffer, or another module at a place."""
         for kind in ("module", "parameter", "buffer") if optimizers else ():
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
@@ -182,8 +182,8 @@ class FirstSteps:
 
     def _registers(self, module: torch.nn.Module, name: str, thing: Any) -> None:
         if id(module) in self._inner:  # rather than in a loss function that is made in each step
-            places = (module._modules, module._parameters, module._buffers)
-            self._grown = self._grown or not any(name in one for one in places)
+            known = name in module._parameters or name in module._buffers
+            self._grown = self._grown or not (known or module._modules.get(name) is thing)
 
     def end(self, stepped: bool, samples: int) -> None:
         """End a step; `stepped` if an optimizer stepped in it. This rank had `samples` samples in its last pass. Raises
