@@ -35,7 +35,7 @@ def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 def _product(transposed: bool, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     # Autocast would cast each product's blocks, but neither products in place nor those of the backward pass. Blocks
     # that are cast here travel in half the bytes, too.
-    if torch.is_autocast_enabled(a.device.type):
+    if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # as torch's own products
         dtype = torch.get_autocast_dtype(a.device.type)
         a, b = a.to(dtype), b.to(dtype)
     product: torch.Tensor = _Product.apply(transposed, a, b, mesh)  # type: ignore[no-untyped-call]
