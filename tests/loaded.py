@@ -13,6 +13,7 @@ import atexit
 import gc
 import importlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,22 +51,22 @@ def folder() -> Path:
 
 def start(paths: Sequence[str]) -> None:
     """Start the process, which ends with this one."""
-    place = tempfile.TemporaryDirectory(prefix="ones-forks-")
+    place = tempfile.mkdtemp(prefix="ones-forks-")  # no object: a fork that drops it would remove the folder
     python_path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.loaded", place.name, *paths],
+        [sys.executable, "-m", "tests.loaded", place, *paths],
         env={**os.environ, "PYTHONPATH": python_path, "PYTEST_ADDOPTS": ""},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
-    until(lambda: Path(place.name, ALL).exists() or server.poll() is not None, "forks", START_S)
-    os.environ[FOLDER] = place.name
+    until(lambda: Path(place, ALL).exists() or server.poll() is not None, "forks", START_S)
+    os.environ[FOLDER] = place
 
     @atexit.register
     def _end() -> None:
         server.kill()
         server.wait()
-        place.cleanup()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _import(paths: Sequence[str]) -> None:
