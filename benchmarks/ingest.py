@@ -32,8 +32,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Double
+
 from ones_db import JobRecord, ReportLine, RunReports, Store, migrate
-from ones_db.postgres import stream_of
 from ones_db.shape import Shape
 from ones_db.tables import THROUGHPUT
 from ones_wrapper.protocol import Hello, Throughput, decode_report, encode_report
@@ -42,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.db.server import NoServer, Server
 
-FIELDS = tuple(field.name for field in fields(Throughput))
+FIELDS = tuple(field.name for field in fields(Throughput) if field.name in THROUGHPUT.columns)
 COLUMNS = ("number", "time", *FIELDS)
 BARE = ("copy_rows", "copy_stream")
 _values = attrgetter(*FIELDS)
@@ -151,7 +152,9 @@ class BareCopy:
         names = ", ".join(column.name for column in THROUGHPUT.columns)
         order = f"COPY throughput ({names}) FROM STDIN (FORMAT BINARY)"
         with self.connection.cursor() as cursor, cursor.copy(order) as copy:
-            copy.write(stream_of(THROUGHPUT, rows) or b"")
+            copy.set_types(["float8" if isinstance(column.type, Double) else "int8" for column in THROUGHPUT.columns])
+            for row in rows:
+                copy.write_row(row)
         self.connection.commit()
 
 
