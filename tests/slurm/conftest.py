@@ -46,7 +46,7 @@ DEAR = frozenset(
 OF_OLD = frozenset(
     ("test_several_times_while_held", "test_fewer_gpus_come_with_fewer_cpus", "test_more_gpus_come_with_more_cpus")
 )
-"""Such clauses of which 22.05 is the hard case: by day on that and the simulated Slurm."""
+"""Such clauses that are hardest on 22.05: by day they run there and on the simulated Slurm."""
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:

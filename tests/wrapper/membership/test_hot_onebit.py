@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.nightly
 def test_the_residual_travels_to_new_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
-    phase. A block dies in an exchange, amid the others' optimizer's step: nobody writes that state, and all go on from
+    phase. A block dies in an exchange, within the step of the optimizers: nobody writes that state, and all go on from
     the last checkpoint. An order's batch is not taken there. All end with the same model, which has learnt."""
     job = Job(tmp_path / "job", epochs=60, script=Path(onebit.__file__))
     now, exchange = tmp_path / "now", OneBitMean.__call__
