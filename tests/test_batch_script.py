@@ -42,7 +42,6 @@ def test_a_good_script_has_no_finding(text: str) -> None:
 
 
 def test_our_own_templates_have_no_fault() -> None:
-    """What we ship is what we ask for."""
     scripts = {name: text for name, text in templates().items() if "#SBATCH" in text and "gres" in text}
     assert scripts
     for text in scripts.values():

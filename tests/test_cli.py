@@ -70,7 +70,6 @@ def at_terminal(width: int, *arguments: str) -> str:
 
 class TestDatabase:
     def test_it_creates_and_then_has_nothing_to_do(self, url: str) -> None:
-        """Safe to call at every installation."""
         first = call("db", "upgrade", "--database", url)
         assert (first.exit_code, "schema none → " in first.stdout) == (0, True)
         again = call("db", "upgrade", "--database", url)
@@ -87,7 +86,6 @@ class TestDatabase:
 
 class TestJobs:
     def test_json(self, filled: str) -> None:
-        """What scripts read agrees with what was stored."""
         jobs = {j["job_id"]: j for j in printed("jobs", "--json", "--database", filled)}
         assert set(jobs) == {7, 8, 9}
         assert (jobs[7]["shape"], jobs[7]["batch"], jobs[7]["resizes"], jobs[7]["pause_s"]) == ("1x4", 256, 1, 410.0)
@@ -95,7 +93,6 @@ class TestJobs:
         assert [j["job_id"] for j in printed("jobs", "8", "--json", "--database", filled)] == [8]
 
     def test_table(self, filled: str) -> None:
-        """What people read."""
         done = call("jobs", "7", "8", "--database", filled)
         assert done.exit_code == 0
         assert "1x4" in done.stdout
@@ -114,7 +111,6 @@ class TestJobs:
         assert ("too narrow here for" in done) == (width < 200)
 
     def test_piped_all_columns_are_there(self, filled: str) -> None:
-        """Protects scripts, which have no width."""
         with Store.open(filled, "gres") as store:
             store.record_jobs([job(123456789, user="u" * 16, name="n" * 24, state="COMPLETING")])
         header, *rows = call("jobs", "--database", filled).stdout.splitlines()
@@ -150,7 +146,6 @@ class TestJobs:
         assert found == dict.fromkeys((7, 8, 9, 13)) | dict.fromkeys((10, 11), "account_cap") | {12: "task_counts"}
 
     def test_an_empty_database(self, empty_url: str) -> None:
-        """It is said how a job opts in."""
         with Store.open(empty_url, "gres"):
             pass
         done = call("jobs", "--database", empty_url)
@@ -159,7 +154,6 @@ class TestJobs:
 
 class TestWhy:
     def test_json(self, filled: str) -> None:
-        """Decisions with their reasons, resizes with their steps."""
         told = printed("why", "7", "--json", "--database", filled)
         assert told["job"]["job_id"] == 7
         (decided,) = told["decisions"]
@@ -173,11 +167,9 @@ class TestWhy:
         assert (resized["state"], resized["pause_s"], len(resized["steps"]) >= 2) == ("done", 410.0, True)
 
     def test_no_decision_is_shown_of_none_asked_for(self, filled: str) -> None:
-        """In place of a sentence that nothing was decided."""
         assert call("why", "7", "--last", "0", "--database", filled).exit_code == 2
 
     def test_words(self, filled: str) -> None:
-        """The same for people, and the refusal."""
         cap = said("capped")
         with Store.open(filled, "gres") as store:
             store.add_decision(replace(decision(2450.0), jobs=(DecisionJobRecord(7, None, None, cap, outcome=cap),)))
@@ -245,7 +237,6 @@ class TestWhy:
         assert [j["job_id"] for j in printed("jobs", "10_3", "--json", "--database", filled)] == [10]
 
     def test_a_word_that_is_no_job(self, filled: str) -> None:
-        """typer's own message."""
         for word in ("mine", "7_", "7_x", "-7", "7.batch", "7_3_1", "٧"):
             assert call("why", "--database", filled, "--", word).exit_code == 2
 
@@ -301,7 +292,6 @@ class TestDoctor:
         return done.returncode, {f["what"]: f for f in json.loads(done.stdout)}
 
     def test_an_ordinary_user_with_their_own_jobs(self, cluster: Cluster) -> None:
-        """Nothing is bad: alice may start at once."""
         status, found = self.findings(cluster, "alice", "--own")
         assert (status, [f for f in found.values() if f["verdict"] == "bad"]) == (0, [])
         assert found["Slurm"]["found"].startswith("22.05" if cluster.site.name == "old" else "2")
@@ -323,7 +313,6 @@ class TestDoctor:
         assert found["spool"]["verdict"] == "bad"
 
     def test_the_operator(self, cluster: Cluster) -> None:
-        """slurm may resize everybody's jobs, and needs a spool for its orders."""
         status, found = self.findings(cluster, "slurm")
         assert found["permission"]["found"] == "slurm may resize everybody's jobs"
         assert (found["spool"]["verdict"], "ONES_SPOOL" in found["spool"]["advice"]) == ("bad", True)
@@ -337,7 +326,6 @@ class TestDoctor:
         assert found["partition whole"]["found"].startswith("whole nodes of 4 GPUs")
 
     def test_the_table(self, cluster: Cluster) -> None:
-        """For people, on any terminal."""
         program = Path(cluster.python).with_name("slurm-ones")
         done = cluster.run([str(program), "doctor", "--own"], user="bob", env={"COLUMNS": "60"}, check=False)
         assert done.returncode == 0
@@ -346,7 +334,6 @@ class TestDoctor:
 
 class TestTemplate:
     def test_they_are_listed_with_what_they_are_for(self) -> None:
-        """Batch scripts by their short names, service files by theirs."""
         done = call("template")
         assert done.exit_code == 0
         lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
@@ -364,7 +351,6 @@ class TestTemplate:
 
 
 def test_a_slip_of_the_finger_is_answered() -> None:
-    """Who mistypes a command reads what was meant, and -h helps everywhere."""
     done = call("jbos")
     assert done.exit_code == 2 and "Did you mean jobs?" in done.output
     assert "Did you mean" not in call("\x1b[2Jzzz").output and "\x1b" not in call("stat\x1bus").output

@@ -115,7 +115,6 @@ class TestImport:
         assert (job.name, job.user, job.gpus, run.start_time) == ("train", "alice", 4, 1_760_000_060.0)
 
     def test_rows_of_another_cluster(self, rows: Path, url: str) -> None:
-        """Protects one cluster's past from another's: such rows are named, and not stored."""
         rows.write_text(row("7", 1_760_000_000, "1760000100") + "\n")
         span = ("--since", "2025-10-08", "--until", "2025-10-11")
         done = call("import", "sacct", *span, "--cluster", "there", "--database", url)
@@ -129,7 +128,6 @@ class TestImport:
         assert done.exit_code == 2 and done.stderr.startswith("slurm-ones: --since: "), done.output
 
     def test_without_accounting(self, rows: Path, url: str, tmp_path: Path) -> None:
-        """Slurm's own words, and nothing made up."""
         (tmp_path / "bin/sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
         done = call("import", "sacct", "--database", url)
         assert done.exit_code == 2 and "accounting storage is disabled" in done.stderr
@@ -158,7 +156,6 @@ class TestMaintain:
             assert action.action == "db maintain" and action.user
 
     def test_ages_of_the_settings(self, old: str, tmp_path: Path) -> None:
-        """What the settings say counts where the command line says nothing."""
         config = tmp_path / "ones.toml"
         config.write_text(f'database = "{old}"\n[retention]\nminutes_after_days = 36500\nhours_after_days = 36500\n')
         assert "nothing to do" in call("db", "maintain", "--config", str(config)).stdout
@@ -172,7 +169,6 @@ class TestMaintain:
 
 
 def test_why_tells_what_was_weighed(empty_url: str) -> None:
-    """Protects an owner's question what else the job could have had."""
     url = empty_url
     weighed = (AlternativeRecord(Shape(1, 4), 256, 3.5), AlternativeRecord(PARKED, 0, 0.25))
     with Store.open(url, "here") as store:

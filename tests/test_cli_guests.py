@@ -28,10 +28,7 @@ CONFIG = {
     "PreemptExemptTime": "00:00:00",
     "MinJobAge": "300 sec",
 }
-QOS = {
-    "normal": PreemptedQos("normal", 10, ("guest",)),
-    "guest": PreemptedQos("guest", 0, (), "cancel", 60.0),
-}
+QOS = {"normal": PreemptedQos("normal", 10, ("guest",)), "guest": PreemptedQos("guest", 0, (), "cancel", 60.0)}
 BY_QOS = GuestSite(CONFIG, {"gpu": GPU}, QOS)
 TIERS = {**CONFIG, "PreemptType": "preempt/partition_prio"}
 BY_PARTITION = GuestSite(TIERS, {"gpu": GPU, "scavenge": SCAVENGE}, {})
@@ -71,7 +68,6 @@ def test_a_site_that_has_all() -> None:
     ],
 )
 def test_what_slurm_conf_lacks(change: dict[str, str], what: str, line: str) -> None:
-    """Words that are there already stay."""
     assert lacking(BY_QOS._replace(config={**CONFIG, **change})) == ({what}, {line} - {""})
 
 
@@ -94,7 +90,6 @@ def test_a_slurm_that_dies_of_preempt_parameters() -> None:
     ],
 )
 def test_what_the_qos_lack(change: dict[str, Any], what: str, line: str) -> None:
-    """Each QOS whose jobs shall be served lists that of the guests."""
     name = what.split()[-1]
     site = BY_QOS._replace(qos={**QOS, name: QOS[name]._replace(**change)})
     assert lacking(site) == ({what}, {line} - {""})
@@ -120,7 +115,6 @@ def test_the_grace_time_is_compared_with_checkpoints(
 
 
 def test_a_qos_that_is_not_there() -> None:
-    """It is made; without accounting there can be none."""
     what, lines = lacking(BY_QOS._replace(qos={"normal": QOS["normal"]}))
     assert what == {"bad QOS guest"} and "sacctmgr -i add qos guest" in lines
     assert lacking(BY_QOS._replace(qos={})) == ({"bad QOS guest"}, set())
@@ -149,7 +143,6 @@ def test_a_qos_that_is_not_there() -> None:
 def test_what_the_partitions_lack(
     gpu: Partition | None, scavenge: Partition | None, what: str, lines: set[str]
 ) -> None:
-    """The same nodes, below in tier, and a mode that frees GPUs."""
     partitions = {one.name: one for one in (gpu, scavenge) if one is not None}
     assert lacking(BY_PARTITION._replace(partitions=partitions), LOW) == ({what}, lines)
 
@@ -193,7 +186,6 @@ def test_two_queues_of_guests() -> None:
 
 
 def test_the_guide_has_the_same_lines() -> None:
-    """Of a site that has nothing, by QOS and by partition."""
     text = (Path(__file__).parents[1] / "docs/guests.md").read_text()
     by_qos, by_partition = text.split("## By QOS")[1].split("## By partition")
     nothing = {"PreemptMode": "OFF", "MinJobAge": "300 sec"}
@@ -213,7 +205,6 @@ def written(text: str, kind: str) -> list[str]:
 
 
 def test_the_account_of_guests() -> None:
-    """Its users; and accounts whose limit guests would use up without it."""
     charged = Settings(guests={"gpu": GuestSettings(qos="guest", account="guests")})
     site = BY_QOS._replace(associations=frozenset({("lab", "alice"), ("lab", "bob"), ("guests", "alice")}))
     add = "sacctmgr -i add user bob account=guests"
@@ -227,7 +218,6 @@ def test_the_account_of_guests() -> None:
 
 
 def test_without_settings_the_recipe_is_checked() -> None:
-    """By QOS if there is accounting, else by partition."""
     assert lacking(BY_QOS, Settings()) == ({"note settings"}, set())
     assert lacking(BY_PARTITION, Settings()) == ({"note settings"}, set())
 

@@ -23,12 +23,10 @@ NOW = 1_800_000_000.0
     ],
 )
 def test_a_moment(text: str, at: float) -> None:
-    """Dates, lengths of time and seconds."""
     assert moment(text, now=NOW) == at
 
 
 def test_a_date_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As people mean it, and shown so by `clock`."""
     assert moment("2026-11-22T18:00") - moment("2026-11-22") == 18 * 3600
 
 

@@ -83,7 +83,6 @@ def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
 
 
 def test_the_header_tells_how_the_companion_is(filled: str) -> None:
-    """Protects whoever looks at old figures from believing them."""
     live = live_of(filled)
     shown = JobOrder().jobs(live)
     first, second, *_ = header(live, NOW + 3, shown)
@@ -94,7 +93,6 @@ def test_the_header_tells_how_the_companion_is(filled: str) -> None:
 
 
 def test_who_is_on_which_node(filled: str) -> None:
-    """Protects the map: each node once, with what each job holds there."""
     nodes = {node.name: (node.state, node.held, node.gpus) for node in live_of(filled).node_rows}
     assert nodes["n1"] == ("UP", {7: 4}, 4) and nodes["n3"] == ("UP", {10: 2}, 4) and nodes["n2"] == ("DOWN", {}, 4)
 
@@ -131,7 +129,6 @@ def test_the_options_are_squeues(filled: str, options: tuple[str, ...], expected
 
 
 def test_sorting(filled: str) -> None:
-    """By any column, either way round."""
     by_shape = printed("top", "--json", "--sort", "-shape", "--database", filled)["jobs"]
     assert [one["job_id"] for one in by_shape][:2] == [7, 10]
     assert [one["job_id"] for one in printed("top", "--json", "--sort", "job", "--database", filled)["jobs"]] == [
@@ -144,7 +141,6 @@ def test_sorting(filled: str) -> None:
 
 @pytest.mark.parametrize("falling", [False, True])
 def test_what_is_not_known_stands_last(filled: str, falling: bool) -> None:
-    """Protects the top of the table, whichever way it is sorted."""
     shown = JobOrder(by="left", falling=falling).jobs(live_of(filled))
     known = [left_s(one.job) is not None for one in shown]
     assert known == sorted(known, reverse=True) and any(known) and not all(known)
@@ -277,7 +273,6 @@ def test_long_lines_hang(text: str, lines: list[str]) -> None:
 
 
 def test_a_database_that_fails_is_said_and_looked_at_again(filled: str) -> None:
-    """Protects the window from ending with a traceback while a file is replaced."""
 
     async def play(pilot: Pilot[None]) -> None:
         app = pilot.app

@@ -74,7 +74,6 @@ def as_user(monkeypatch: pytest.MonkeyPatch, uid: int, *arguments: str) -> Resul
 
 
 def test_users_see_their_own_jobs_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects bob's jobs, and the commands' promise that they work at every site."""
     config = ("--config", str(site))
     done = as_user(monkeypatch, ALICE, "jobs", "--json", *config)
     assert [job["job_id"] for job in json.loads(done.stdout)] == [7]
@@ -199,7 +198,6 @@ def test_a_rehearsal_revives_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the companion is well, and of resizes one's own."""
     told = {}
     for uid in (ALICE, BOB, EVE):
         done = as_user(monkeypatch, uid, "status", "--no-slurm", "--json", "--config", str(site))
@@ -253,7 +251,6 @@ def test_a_users_own_database_is_theirs_alone(tmp_path: Path, monkeypatch: pytes
 
 
 def test_doctor_tells_of_a_script_that_slurm_would_miss(tmp_path: Path) -> None:
-    """`scontrol reconfigure` fails without it."""
     config = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "JobSubmitPlugins": "all_partitions,lua"}
     client = SimpleNamespace(config=lambda: config)
     (found,) = _plugin(client, Settings())  # type: ignore[arg-type]
@@ -266,7 +263,6 @@ def test_doctor_tells_of_a_script_that_slurm_would_miss(tmp_path: Path) -> None:
 
 
 def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither rights over others' jobs nor the database."""
     settings, nobody = load(site), None
     for uid, what in ((ALICE, "shows them"), (EVE, "none of them has been seen yet")):
         with monkeypatch.context() as patch:
@@ -277,7 +273,6 @@ def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch:
 
 
 def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first user asks why there is nothing."""
     settings = Settings(views=tmp_path)
     assert [one.verdict for one in _views(None, settings)] == ["ok"]  # type: ignore[arg-type]
 
@@ -305,7 +300,6 @@ def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monk
 def test_what_is_known_of_an_unknown_job(
     known: dict[str, str] | None, own_only: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm is asked: each cause has another remedy."""
 
     class Client:
         def details(self, ids: list[int]) -> dict[int, SlurmJob]:
@@ -346,13 +340,11 @@ class TestSecrets:
             _ = settings.database_url
 
     def test_two_databases_are_refused(self) -> None:
-        """Nobody could say which one is meant."""
         with pytest.raises(ConfigError, match="both name a database") as caught:
             parse('database = "postgresql://me:s3same@host/a"\ndatabase_url_file = "/b"')
         assert "s3same" not in str(caught.value)
 
     def test_a_settings_file_that_is_closed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is said who opens it, and how."""
         file = tmp_path / "config.toml"
         file.write_text("")
 

@@ -20,11 +20,7 @@ from tests.cluster import Cluster, accounting, unavailable
 until = partial(waiting.until, within_s=240.0, look_s=0.1)
 REPOSITORY = Path(__file__).resolve().parents[1]
 WHY_NOT = unavailable()
-real = [
-    pytest.mark.cluster,
-    pytest.mark.nightly,
-    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
-]
+real = [pytest.mark.cluster, pytest.mark.nightly, pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))]
 
 
 def submit(cluster: Cluster, *arguments: str, user: str = "alice") -> str:
@@ -84,10 +80,7 @@ class TestCommands:
     def test_at_the_time_limit_children_die_too(self, gres: Cluster) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             gres.run(["sh", "-c", "sleep 4321 & wait"], timeout=0.5)
-        until(
-            lambda: gres.run(["pgrep", "-fx", "sleep 4321"], check=False).returncode == 1,
-            "the child's death",
-        )
+        until(lambda: gres.run(["pgrep", "-fx", "sleep 4321"], check=False).returncode == 1, "the child's death")
 
     def test_the_repository_is_safe_from_it(self, gres: Cluster) -> None:
         for folder in (REPOSITORY, sys.prefix):

@@ -23,7 +23,6 @@ def test_an_empty_file_is_the_defaults() -> None:
 
 
 def test_a_whole_file() -> None:
-    """Each kind of value is read, sections included."""
     settings = parse(
         """
         mode = "act"
@@ -75,7 +74,6 @@ def test_user_mode_polls_less_often() -> None:
     ],
 )
 def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ...]) -> None:
-    """Nobody hunts for a spelling mistake in silence."""
     for word in words:
         assert word in error(text)
 
@@ -120,19 +118,16 @@ def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ..
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(text: str, words: str) -> None:
-    """The key, what was given, what would do."""
     assert words in error(text)
 
 
 def test_every_mistake_has_a_line() -> None:
-    """One run of the companion finds them all."""
     lines = error('mode = "go"\nzzz = 1\ntick_s = -1').splitlines()
     assert len(lines) == 3
     assert all(line.startswith("site.toml: ") for line in lines)
 
 
 def test_what_is_not_toml() -> None:
-    """With the line where it stops being TOML."""
     assert "site.toml: not TOML: " in error("mode = act")
     assert "line 2" in error('mode = "act"\n[resize\n')
 
@@ -179,7 +174,6 @@ def test_without_a_file_a_user_looks_after_their_own_jobs(tmp_path: Path, monkey
 
 
 def test_the_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the site's."""
     monkeypatch.setenv("HOME", str(tmp_path))
     own = tmp_path / ".config/slurm-ones/config.toml"
     own.parent.mkdir(parents=True)

@@ -33,14 +33,12 @@ TestSmallestFirst = policy_contract(shown("SmallestFirst"))
 
 
 def test_the_launcher() -> None:
-    """The command has as many processes as there are nodes."""
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
     started = shown("prun")(Layout(allocation(env, None), ["python", "t.py"]), shutil.which, lambda command: "")
     assert started.command == ["prun", "-n", "2", "python", "t.py"]
 
 
 def test_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm's commands go through the program in front."""
     for name, text in (("ssh", 'shift; exec "$@"'), ("scontrol", "echo slurm 26.05.1")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -78,7 +76,6 @@ def test_what_make_test_says_and_leaves(tmp_path: Path) -> None:
 
 
 def test_the_targets_exist() -> None:
-    """Each `make` command that it names is one of the Makefile's."""
     named = set(re.findall(r"`?make (\w+)", (TOP / "CONTRIBUTING.md").read_text()))
     assert {"install", "check", "test", "docs"} <= named
     for target in named:

@@ -45,7 +45,6 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
     "model", [Settings, ResizeSettings, GuestSettings, LimitSettings, NotifySettings, RetentionSettings]
 )
 def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
-    """An admin finds each key with the description that the program itself has."""
     text = (DOCS / "configuration.md").read_text()
     described = descriptions(model)
     assert {*described} == {*model.model_fields} - {"resize"}
@@ -77,13 +76,11 @@ def test_policies_and_their_options_are_documented(name: str) -> None:
 
 
 def test_policies_are_named_where_people_choose() -> None:
-    """A researcher finds each policy."""
     text = (DOCS / "researcher.md").read_text()
     assert all(f"`{name}`" in text for name in POLICIES)
 
 
 def test_commands_are_named_where_people_need_them() -> None:
-    """Each command is on a page of those who use it."""
     text = "".join((DOCS / page).read_text() for page in ("user.md", "admin.md", "researcher.md"))
     for command in app.registered_commands:
         assert command.callback is not None
@@ -91,7 +88,6 @@ def test_commands_are_named_where_people_need_them() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """It leads to the pages and shows the picture."""
     text = (TOP / "README.md").read_text()
     assert len(text.split()) <= MOST_WORDS
     for target in ("docs/user.md", "docs/admin.md", "docs/researcher.md", "docs/developer.md", "docs/img/demo.png"):
@@ -113,7 +109,6 @@ def assert_no_page(check: Callable[[Path], Iterable[str]]) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """To files that exist, and to headings of pages."""
 
     def dead(page: Path) -> Iterator[str]:
         for target in LINK.findall(page.read_text()):
@@ -138,7 +133,6 @@ def test_paths_and_names_exist() -> None:
 
 
 def test_tests_exist() -> None:
-    """A page that says which test shows something names one that is there."""
     paths = [*(TOP / "tests").rglob("test_*.py")]
     names = {path.name for path in paths}
     defined = {*re.findall(r"def (\w+)\(", "".join(path.read_text() for path in paths))}
@@ -183,7 +177,6 @@ def test_the_picture_is_as_it_is_drawn() -> None:
 
 
 def test_the_site_has_every_page() -> None:
-    """What mkdocs.yml lists exists, and every page but single decisions is listed."""
     listed = set(re.findall(r"([\w/]+\.md)$", (TOP / "mkdocs.yml").read_text(), flags=re.MULTILINE))
     pages = {str(path.relative_to(DOCS)) for path in PAGES if DOCS in path.parents}
     assert {page for page in pages if not page.startswith("decisions/0")} == {

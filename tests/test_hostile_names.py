@@ -66,7 +66,6 @@ def output(*arguments: str) -> str:
     ],
 )  # fmt: skip
 def test_commands(url: str, arguments: tuple[str, ...]) -> None:
-    """For people and for programs."""
     text = output(*arguments, "--database", url)
     assert harmless(text)
     if "--json" in arguments:
@@ -74,7 +73,6 @@ def test_commands(url: str, arguments: tuple[str, ...]) -> None:
 
 
 def test_a_script(tmp_path: Path) -> None:
-    """As `check` repeats it."""
     (tmp_path / "job.sbatch").write_text(f"#SBATCH --comment='ones: {NAME}'\n{NAME}\n")
     done = call("check", str(tmp_path / "job.sbatch"))
     assert done.exit_code == 1 and harmless(done.output)
@@ -91,7 +89,6 @@ def test_questions(url: str, view: str) -> None:
 
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_data_on_a_terminal(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a person looks at it, it is printable."""
     from slurm_ones.cli import query
 
     class Terminal(io.StringIO):
@@ -108,7 +105,6 @@ def test_data_on_a_terminal(url: str, format: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_errors(url: str, tmp_path: Path) -> None:
-    """What a command repeats of its arguments, or of a file."""
     config = tmp_path / "config.toml"
     config.write_text('"\\u001b[2J" = 1\n')
     for arguments in (["db", "query", NAME], ["db", "query", "--sql", NAME], ["jobs", "--config", str(config)]):
@@ -130,7 +126,6 @@ def test_the_log(layout: logging.Formatter) -> None:
 
 
 def test_the_log_on_a_terminal() -> None:
-    """As rich writes it there: its own colours, and nothing of the name's."""
     from rich.logging import RichHandler
 
     written = io.StringIO()

@@ -47,7 +47,6 @@ def test_every_code_is_used_and_every_use_has_its_arguments() -> None:
 
 
 def test_what_is_counted_has_a_sentence() -> None:
-    """Limits of the site are all counted."""
     assert SITE_LIMITS <= CAUSES.keys() <= SENTENCES.keys()
 
 
@@ -61,12 +60,10 @@ def test_what_is_counted_has_a_sentence() -> None:
     ],
 )
 def test_sentences(code: str, arguments: dict[str, int | float], sentence: str) -> None:
-    """Of one thing as of many; seconds without fractions."""
     assert str(reason(code, **arguments)) == sentence
 
 
 def test_a_wrong_argument_is_an_error_at_once() -> None:
-    """Not when somebody asks why."""
     for code, arguments in (("max_open", {}), ("max_open", {"resizes": 1, "more": 2}), ("no such code", {})):
         with pytest.raises(KeyError):
             reason(code, **arguments)
@@ -79,7 +76,6 @@ def test_a_code_of_a_newer_version_is_shown() -> None:
 
 
 def test_causes_are_counted() -> None:
-    """Most first, and right where there is one job only."""
     assert counted(["held_by_owner", *["account_cap"] * 18]) == "18 jobs: capped by account; 1 job: held by the owner"
 
 

@@ -21,7 +21,6 @@ from tests.cluster.paths import REPOSITORY
     ],
 )
 def test_circles(arrows: str, found: list[str]) -> None:
-    """Groups in which everyone reaches everyone."""
     assert sorted("".join(sorted(group)) for group in circles((one, other) for one, other in arrows.split())) == found
 
 
@@ -38,7 +37,6 @@ def test_the_table() -> None:
 
 
 def test_classes_of_one_name_are_found(tmp_path: Path) -> None:
-    """At the top of modules, public ones alone, examples left out."""
     for package, folder in PACKAGES.items():
         (tmp_path / folder / package / "examples").mkdir(parents=True)
     (tmp_path / "slurm_ones/one.py").write_text("class A: pass\nclass B:\n    class C: pass\nclass _D: pass\n")

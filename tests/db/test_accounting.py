@@ -29,7 +29,6 @@ def past(job_id: int = 7, *starts: float, user: str = "bob", submit: float = 100
 
 
 def test_a_job_is_stored_with_its_runs(store: Store) -> None:
-    """Protects every field of the job and of each run."""
     one = past(7, 1010.0, 2000.0)
     assert store.add_accounting([one]) == Imported(new=1)
     assert store.jobs()[7] == one.job
@@ -46,7 +45,6 @@ def test_a_job_of_blocks_counts_by_its_blocks(store: Store) -> None:
 
 
 def test_again(store: Store) -> None:
-    """Protects from jobs stored twice."""
     told_of = [past(7, 1010.0, 2000.0), past(8)]
     store.add_accounting(told_of)
     assert store.add_accounting(told_of) == Imported(same=2)

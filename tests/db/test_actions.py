@@ -14,7 +14,6 @@ UP, DOWN = NodeRecord("n1", "UP", True, 4, "gpu"), NodeRecord("n1", "DOWN*", Fal
 
 
 def test_actions(store: Store) -> None:
-    """Protects who did what when; the same told again is stored once."""
     first, second = ActionRecord(1.0, "ops", "run --act", "policy ones"), ActionRecord(2.0, "ops", "stop file made")
     for one in (first, second, first, ActionRecord(2.0, "root", "stop file made"), second):
         store.add_action(one)
@@ -54,7 +53,6 @@ def test_alternatives_of_a_decision(store: Store) -> None:
 
 
 def test_decisions_are_read_in_a_few_queries(store: Store) -> None:
-    """Protects `why` from a query for each decision."""
     store.record_jobs([job(1)])
     for n in range(20):
         store.add_decision(decision(float(n), 1))

@@ -138,13 +138,11 @@ def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
 
 
 def test_zeros_in_a_name(store: Store) -> None:
-    """Protects a snapshot from a name that PostgreSQL does not take."""
     store.record_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
     assert (store.jobs()[1].name, store.jobs()[1].comment) == ("a\\x00b", "tab\t and \x1b")
 
 
 def test_counts_are_whole_numbers(store: Store) -> None:
-    """Protects JSON and plots from a server's own kinds of numbers."""
     store.record_jobs([job(1)])
     report(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()

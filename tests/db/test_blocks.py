@@ -34,7 +34,6 @@ def member(number: int, generation: int, *blocks: int, time: float | None = None
 
 
 def test_a_block_is_a_row_and_changes_in_place(store: Store) -> None:
-    """Protects accounting of GPUs: one row a start, whoever stores it how often."""
     store.record_jobs([job(7)])
     again = replace(
         BLOCK, task=1, restart=1, slurm_id=101, node_list=("n1", "n2"), shape=Shape(2, 2), start_time=2010.0

@@ -43,7 +43,6 @@ def test_no_password_on_a_command_line(sqlite_url: str) -> None:
 
 
 def test_a_password_in_settings_that_others_may_read(tmp_path: Path) -> None:
-    """Protects a password in a file from all but its owner."""
     file = tmp_path / "config.toml"
     file.write_text('database = "postgresql://me:s3same@host/ones"\n')
     file.chmod(0o644)

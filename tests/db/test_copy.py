@@ -175,7 +175,6 @@ def test_a_copy_of_what_a_companion_writes(ways: tuple[str, str]) -> None:
 
 
 def test_the_same_database_and_another_schema(sqlite_url: str, tmp_path: Path) -> None:
-    """Protects from copying a database onto itself, and one of another version."""
     with pytest.raises(StoreError, match="the same database"):
         copy(sqlite_url, sqlite_url)
     other = f"sqlite:///{tmp_path}/other.sqlite"

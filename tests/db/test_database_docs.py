@@ -23,18 +23,15 @@ CLI = CliRunner()
 
 
 def test_tables_and_views_are_as_they_are() -> None:
-    """Protects the diagram and the columns from going stale."""
     assert renewed(DOCUMENT) == DOCUMENT, "run: python -m tests.db.describe docs/database.md"
 
 
 def test_a_document_without_a_place_says_so() -> None:
-    """Protects from a mark that was lost, after which nothing would be compared."""
     with pytest.raises(ValueError, match="no place for the diagram"):
         renewed("# Nothing\n")
 
 
 def test_every_view_has_an_example() -> None:
-    """Protects a view that nobody would know how to read."""
     for name in VIEWS:
         assert any(command.startswith(f"db query {name} ") or command == f"db query {name}" for command in COMMANDS)
 

@@ -48,7 +48,6 @@ def test_a_decision_on_an_earlier_job_of_the_same_id(store: Store) -> None:
 
 
 def test_the_same_decision_again(store: Store) -> None:
-    """Protects from doubled decisions."""
     store.record_jobs([job(1)])
     assert store.add_decision(decision(1.0, 1)) == store.add_decision(decision(1.0, 1))
     assert store.add_decision(decision(1.0, 1, policy="fifo")) == 2
@@ -62,7 +61,6 @@ def test_scores_that_are_no_numbers(store: Store) -> None:
 
 
 def test_a_decision_on_an_unknown_job_is_not_stored(store: Store) -> None:
-    """Protects from half a decision."""
     store.record_jobs([job(1)])
     with pytest.raises(UnknownRecord, match="job 2"):
         store.add_decision(decision(1.0, 1, 2))

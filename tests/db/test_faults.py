@@ -233,7 +233,6 @@ def test_a_file_that_is_gone_takes_no_rows(sqlite_url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not may_unshare(), reason="needs root that may mount a small disk")
 def test_a_files_full_disk(tmp_path: os.PathLike[str]) -> None:
-    """Protects the same on SQLite."""
     mount = f"mount -t tmpfs -o size=12m tmpfs '{tmp_path}' && exec \"$@\""
     python = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(["unshare", "--mount", "sh", "-c", mount, "sh", *python], capture_output=True, text=True)

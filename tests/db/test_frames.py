@@ -25,7 +25,6 @@ EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughpu
 
 
 def test_every_view_is_a_method_that_says_what_it_tells() -> None:
-    """Protects completion in a notebook from a view that was forgotten."""
     for name in VIEWS:
         method = getattr(Database, name)
         assert inspect.getdoc(method) and list(inspect.signature(method).parameters) == ["self", "where"]
@@ -55,7 +54,6 @@ def test_types_do_not_hang_on_the_rows(store: Store, url: str, full: bool) -> No
 
 
 def test_times_and_conditions(store: Store, url: str) -> None:
-    """Protects times from another time zone, and a job from others' rows."""
     import pandas  # not while tests are collected: each of pytest's workers would
 
     fill(store)
@@ -101,7 +99,6 @@ def test_plots_by_one_call(store: Store, url: str) -> None:
 
 
 def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names the extra that has it."""
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(StoreError, match=r"ones-db\[notebook\]"):
         ones_db.connect(sqlite_url)

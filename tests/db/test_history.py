@@ -28,7 +28,6 @@ from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, 
 
 
 def test_history_of_a_resized_job(store: Store) -> None:
-    """Protects every number that learning starts from."""
     resized_job(store)
     history = store.histories([7])[7]
     assert history.spec == SPEC
@@ -98,10 +97,7 @@ def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
     report(store, 1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
     history = store.histories()[1]
     assert history.samples == 2000
-    assert [(point.epoch, point.restart, point.accuracy) for point in history.epochs] == [
-        (0, 0, 0.5),
-        (1, 1, 0.7),
-    ]
+    assert [(point.epoch, point.restart, point.accuracy) for point in history.epochs] == [(0, 0, 0.5), (1, 1, 0.7)]
 
 
 def test_samples_without_a_spec(store: Store) -> None:
@@ -156,7 +152,6 @@ def test_only_resizes_that_interrupted_the_job_count(store: Store) -> None:
 
 
 def test_failures_are_counted_since_the_last_success(store: Store) -> None:
-    """Protects a job from being tried again and again where Slurm always refuses."""
     resized_job(store)
     for number, state in enumerate(("abandoned", "rolled_back", "done", "abandoned", "rolled_back", "rolled_back")):
         opened = store.begin_resize(resize(7, started=4000.0 + number, restart=1)).id
@@ -183,7 +178,6 @@ def test_runs_whose_end_nobody_saw(store: Store) -> None:
 
 
 def test_summary_of_a_resized_job(store: Store) -> None:
-    """Protects the line of `slurm-ones jobs`."""
     resized_job(store)
     store.begin_resize(resize(7, started=3600.0, restart=1))
     (line,) = store.job_summaries()
@@ -198,7 +192,6 @@ def test_summary_of_a_resized_job(store: Store) -> None:
 
 
 def test_timeline(store: Store) -> None:
-    """Protects the picture of GPUs over time."""
     resized_job(store)
     assert store.timeline() == [
         TimelineRow(7, "job7", "alice", "", 2, 0, Shape(1, 1), 2000.0, 2900.0),

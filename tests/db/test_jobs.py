@@ -13,7 +13,6 @@ from tests.db.make import SPEC, hello, job, report, run, said
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
-    """Protects every field, and text that SQL, terminals or other alphabets make dangerous."""
     odd = job(
         1,
         name="'); DROP TABLE jobs;--",
@@ -41,7 +40,6 @@ def test_one_odd_name_does_not_keep_a_snapshot_out(store: Store) -> None:
 
 
 def test_seeing_a_job_again_updates_it(store: Store) -> None:
-    """Protects the newest state, and what counts from the first: submission and request."""
     store.record_jobs([job(1, state="PENDING")])
     report(store, 1, 0, spec=SPEC, offset=0, number=None)
     store.record_jobs([job(1, requested_shape=Shape(1, 4), comment="new")])
@@ -74,7 +72,6 @@ def test_a_job_id_used_again_is_another_job(store: Store) -> None:
 
 
 def test_an_old_record_does_not_move_the_newest_job(store: Store) -> None:
-    """Protects the latest submission when the old one is told again."""
     store.record_jobs([job(1)])
     store.record_jobs([job(1, submit_time=9000.0, name="other")])
     store.record_jobs([job(1, state="FAILED")])
@@ -92,7 +89,6 @@ def test_runs_keep_what_a_later_record_does_not_know(store: Store) -> None:
 
 
 def test_unknown_jobs_are_named(store: Store) -> None:
-    """Protects from rows without a parent, and from storing half of a call."""
     store.record_jobs([job(1)])
     with pytest.raises(UnknownRecord, match="job 2"):
         store.record_runs([run(1), run(2)])
@@ -102,7 +98,6 @@ def test_unknown_jobs_are_named(store: Store) -> None:
 
 
 def test_clusters_do_not_mix(url: str, store: Store) -> None:
-    """Protects two clusters with equal job ids in one database."""
     store.record_jobs([job(1)])
     with Store.open(url, "old") as other:
         assert other.jobs() == {}
@@ -114,7 +109,6 @@ def test_clusters_do_not_mix(url: str, store: Store) -> None:
 
 
 def test_the_only_cluster_need_not_be_named(url: str, store: Store) -> None:
-    """Protects readers without a settings file; a writer says whose jobs it stores."""
     store.record_jobs([job(1)])
     with Store.open(url, "", read_only=True) as reader:
         assert (list(reader.jobs()), reader.cluster) == ([1], "gres")
@@ -143,7 +137,6 @@ def test_a_deferral_is_kept_until_it_is_taken_back(store: Store) -> None:
 
 
 def test_a_deferral_does_not_pass_to_the_next_job_with_that_id(store: Store) -> None:
-    """Protects a new job from what an old one with its id had."""
     store.record_jobs([job(1)])
     store.set_deferral(1, 5000.0)
     store.record_jobs([job(1, submit_time=4000.0)])

@@ -217,8 +217,7 @@ def test_a_leader_stopped_in_the_middle_of_a_write(postgresql_url: str) -> None:
     """Protects from a paused process that keeps all writers waiting: its other sessions end with that of its lead."""
     url = postgresql_url
     change(
-        url,
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(2); RETURN NEW; END$$",
+        url, "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(2); RETURN NEW; END$$"
     )
     with candidates(url, 1.0) as (one, other):
         change(url, "CREATE TRIGGER slow BEFORE INSERT ON actions FOR EACH ROW EXECUTE FUNCTION slow()")
@@ -324,7 +323,6 @@ def test_a_server_that_is_restarted(postgresql_url: str, server: Server) -> None
 
 
 def test_a_session_that_is_ended_by_hand(postgresql_url: str) -> None:
-    """Protects from a leader whose connection an administrator, or a proxy, cuts."""
     with LeaderLock(postgresql_url, "gres") as lock:
         lead = Leadership(lock, 60.0, say=lambda line: None)
         assert lead.take()

@@ -13,13 +13,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from ones_db import (
-    SCHEMA_REVISION,
-    SchemaError,
-    Store,
-    StoreError,
-    migrate,
-)
+from ones_db import SCHEMA_REVISION, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_db.query import Reader
 from ones_db.tables import METADATA
@@ -44,7 +38,6 @@ def ours(item: Any, name: str | None, kind: str, reflected: bool, other: Any) ->
 
 
 def test_migrations_and_models_agree(url: str) -> None:
-    """Protects from a model that was changed without its migration."""
     with opened(url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, METADATA) == []
@@ -52,7 +45,6 @@ def test_migrations_and_models_agree(url: str) -> None:
 
 
 def test_every_column_and_table_is_explained() -> None:
-    """Protects the promise that each column says what it means."""
     for table in METADATA.tables.values():
         assert table.comment, table.name
         for column in table.columns:
@@ -168,7 +160,6 @@ def test_a_copy_is_never_open_to_others(empty_sqlite: Path, tmp_path: Path, monk
 
 
 def test_a_failed_upgrade_leaves_what_was_there(url: str, next_schema: str) -> None:
-    """Protects from half a schema: an upgrade is one transaction."""
     with pytest.raises(StoreError, match="full"):
         migrate.upgrade(url, fails)
     assert migrate.current(url) == SCHEMA_REVISION and ask(url, "SELECT count(*) FROM jobs") == [(0,)]
@@ -214,7 +205,6 @@ def fails(revision: str, what: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_a_failed_upgrade_leaves_nothing(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Protects from half a schema: an upgrade is one transaction, tables included."""
     url = unmade(kind, tmp_path, request)
     with pytest.raises(StoreError, match="full"):
         migrate.upgrade(url, fails)
@@ -223,7 +213,6 @@ def test_a_failed_upgrade_leaves_nothing(kind: str, tmp_path: Path, request: pyt
 
 
 def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:
-    """Protects whatever a mistyped path points at."""
     other, words = tmp_path / "other.sqlite", tmp_path / "words.txt"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE theirs (x)")

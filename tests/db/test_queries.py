@@ -45,20 +45,17 @@ def test_every_query_is_tested() -> None:
 
 
 def test_a_query_and_a_view_have_different_names() -> None:
-    """Protects `slurm-ones db query NAME` from meaning two things."""
     assert not set(saved_queries()) & set(VIEWS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_every_query_answers_without_rows_and_with(store: Store, url: str, name: str) -> None:
-    """Protects a site's first day, and both databases' SQL."""
     assert ask(url, name) == []
     fill(store)
     assert ask(url, name)
 
 
 def test_what_they_tell(store: Store, url: str) -> None:
-    """Protects the answers, done by hand."""
     fill(store)
     assert [(row["gpus"], row["batch"]) for row in ask(url, "fastest_size")] == [(4, 256), (1, 64)]
     (cost,) = ask(url, "resize_cost_by_job")
@@ -115,7 +112,6 @@ def test_clusters_are_told_apart(store: Store, url: str) -> None:
 
 
 def test_the_fastest_size_is_of_the_newest_job(store: Store, url: str) -> None:
-    """Protects from sizes of a job that had the same id before."""
     fill(store)
     store.record_jobs([job(7, submit_time=9 * DAY)])
     store.record_runs([run(7, 0, 1, 2, start_time=9 * DAY)])

@@ -47,7 +47,6 @@ def answer(url: str, sql: str, timeout_s: float = 60.0, **parameters: object) ->
     ],
 )
 def test_one_query_is_taken(sql: str, kept: str) -> None:
-    """Protects questions with semicolons and colons in texts, names and comments."""
     assert " ".join(one_query(sql).split()) == kept
 
 
@@ -112,7 +111,6 @@ def test_the_database_itself_refuses_to_write(store: Store, url: str, sql: str) 
 
 
 def test_parameters_and_texts_with_colons(store: Store, url: str) -> None:
-    """Protects values from being SQL, and texts from being parameters."""
     store.record_jobs([job(1, name="x'; DROP TABLE jobs; --"), job(2, name="10:30")])
     assert answer(url, "SELECT job_id FROM jobs WHERE name = :name", name="x'; DROP TABLE jobs; --") == [(1,)]
     assert answer(url, "SELECT job_id, '%s :no' FROM jobs WHERE name = '10:30'") == [(2, "%s :no")]
@@ -132,7 +130,6 @@ def test_rows_come_as_they_are_taken(url: str) -> None:
 
 
 def test_a_question_without_end_is_given_up(url: str) -> None:
-    """Protects the database's log and server from a reader that never ends."""
     began = time.monotonic()
     with pytest.raises(QueryError, match=r"not answered within 0\.2 s"):
         answer(url, f"SELECT COUNT(*) FROM ({ENDLESS}) n", timeout_s=0.2)
@@ -143,7 +140,6 @@ def test_a_question_without_end_is_given_up(url: str) -> None:
     "sql", ["SELECT * FROM nothing", "SELECT nothing FROM jobs", "SELECT * FRM jobs", "SELECT (1", "SELECT 'a"]
 )
 def test_mistakes_are_explained(url: str, sql: str) -> None:
-    """Protects researchers from a driver's words without a way on."""
     with pytest.raises(QueryError, match="lists the views"):
         answer(url, sql)
 
@@ -164,13 +160,11 @@ class TestCommand:
     """`slurm-ones db query`."""
 
     def test_without_a_question_the_views_are_listed(self, filled: str) -> None:
-        """A newcomer's first call."""
         shown = call(filled).stdout
         for view in VIEWS.values():
             assert view.name in shown and view.title in shown
 
     def test_a_view_of_one_job_in_each_format(self, filled: str, tmp_path: Path) -> None:
-        """One answer, however it is written."""
         asked = ("scaling", "--param", "job_id=7", "--columns", "gpus,samples_per_s,user_name,goodput")
         table = call(filled, *asked).stdout.split()
         assert table[4:] == ["1", "128", "alice", "–", "4", "512", "alice", "–"]
@@ -189,14 +183,12 @@ class TestCommand:
         assert pyarrow.parquet.read_table(file).to_pylist() == expected
 
     def test_a_number_may_be_a_name(self, filled: str) -> None:
-        """Accounts and users whose names are digits are found."""
         with Store.open(filled, "gres") as store:
             store.record_jobs([job(10, account="0042")])
         told = json.loads(call(filled, "job_summary", "--param", "account=0042", "--format", "json").stdout)
         assert [row["job_id"] for row in told] == [10]
 
     def test_nothing_is_an_answer_too(self, filled: str) -> None:
-        """Scripts read an empty list."""
         for format, shown in (("json", "[]\n"), ("csv", "job_id\n")):
             asked = ("--sql", "SELECT job_id FROM jobs WHERE job_id = 0", "--format", format)
             assert call(filled, *asked).stdout == shown
@@ -237,7 +229,6 @@ class TestCommand:
         assert shown.stdout.split()[-1] == "1000" and "--limit" in shown.stderr
 
     def test_a_file_and_its_parameters(self, filled: str, tmp_path: Path) -> None:
-        """SQL that is kept beside a paper."""
         file = tmp_path / "mine.sql"
         file.write_text("-- mine\nSELECT :a AS a, :b AS b, :c AS c, :d AS d;\n")
         parameters = [word for item in ("a=1", "b=1.5", "c=x=y", "d=nan") for word in ("--param", item)]
@@ -279,7 +270,6 @@ class TestCommand:
         assert message in done.stderr
 
     def test_parquet_without_pyarrow(self, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Names the extra that has it."""
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         done = call(filled, "scaling", "--format", "parquet", "--output", str(tmp_path / "x"))
         assert done.exit_code == 2 and "ones-db[notebook]" in done.stderr

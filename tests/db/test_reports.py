@@ -51,7 +51,6 @@ def tell(store: Store) -> None:
 
 
 def test_reports_of_a_run(store: Store) -> None:
-    """Protects what the run's row takes from its reports."""
     store.record_jobs([job(1)])
     store.record_runs([run(1)])
     tell(store)
@@ -104,7 +103,6 @@ def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
 
 
 def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: str) -> None:
-    """Protects stored history from a report file that was rewritten."""
     store.record_jobs([job(1)])
     report(store, 1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
     before = contents(url)["throughput"]
@@ -114,7 +112,6 @@ def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: 
 
 
 def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
-    """Protects each figure on its way into the columns that queries read."""
     store.record_jobs([job(1)])
     report(store, 1, 0, spec=replace(SPEC, max_passes=4, multiple_of=8, gradient_bytes=9), offset=0, number=None)
     store.record_runs([run(1)])
@@ -174,14 +171,7 @@ def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: s
     bye = line(4, Bye("error", 3, 1, "a rank died"))
     report(store, 1, 0, hello=first, first=early, throughput=stretches[:1], bye=bye, offset=50, number=4)
     report(store, 1, 0, hello=last, first=late, throughput=stretches[1:], offset=90, number=8)
-    whole = {
-        "hello": [first, last],
-        "first": late,
-        "throughput": stretches,
-        "bye": bye,
-        "offset": 90,
-        "number": 8,
-    }
+    whole = {"hello": [first, last], "first": late, "throughput": stretches, "bye": bye, "offset": 90, "number": 8}
     report(store, 2, 0, **whole)
     one, other = (store.runs(n)[0] for n in (1, 2))
     assert replace(other, job_id=1, note=one.note) == one
@@ -204,7 +194,6 @@ def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
 
 
 def test_a_run_that_no_snapshot_saw(store: Store) -> None:
-    """Protects the reports of a run that began and ended between two snapshots."""
     store.record_jobs([job(1)])
     assert store.report_positions([1]) == {1: {}}
     report(store, 1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
@@ -226,7 +215,6 @@ def test_reports_without_their_hello(store: Store) -> None:
 
 
 def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
-    """Protects learning from a job that tells another shape than it has."""
     store.record_jobs([job(1)])
     store.record_runs([run(1, 0, 1, 2)])
     report(store, 1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
@@ -272,7 +260,6 @@ def test_the_pause_of_a_resize(store: Store) -> None:
 
 
 def test_bytes_without_a_report(store: Store) -> None:
-    """Protects from reading the same unreadable bytes for ever."""
     store.record_jobs([job(1)])
     report(store, 1, 0, hello=hello(), offset=10, number=1)
     report(store, 1, 0, offset=500, number=None)
@@ -318,7 +305,6 @@ def test_noise_and_progress_are_the_newest(store: Store) -> None:
 
 
 def test_limits_of_a_strategy_come_back_as_they_were_told(store: Store) -> None:
-    """Also where they change, and where a job no longer has any."""
     rows = tuple(SizeLimits(n, 1, 2, n, 3, 4, 5, 6) for n in (1, 2, 4))
     told = StrategyLimits("ring", rows, 7, False, True, ("a",), ("b", "c"), True, 9)
     store.record_jobs([job(7)])
@@ -330,7 +316,6 @@ def test_limits_of_a_strategy_come_back_as_they_were_told(store: Store) -> None:
 
 
 def test_limits_that_are_not_believed_leave_nothing_known_of_the_job(store: Store, url: str) -> None:
-    """Rather than sizes that its strategy cannot use."""
     store.record_jobs([job(7)])
     report(store, 7, 0, spec=replace(SPEC, limits=StrategyLimits("ring")), offset=9, number=2)
     change(url, """UPDATE jobs SET limits = '{"strategy": "ring", "sizes": [{"gpus": -1, "replicas": 1}]}'""")

@@ -36,7 +36,6 @@ def test_a_resize_from_its_beginning_to_its_end(store: Store, url: str) -> None:
 
 
 def test_one_open_resize_a_job(store: Store, url: str) -> None:
-    """Protects a job from two resizes at once, also from two companions."""
     store.record_jobs([job(1), job(2)])
     first = store.begin_resize(resize(1)).id
     with Store.open(url, "gres") as other:
@@ -48,7 +47,6 @@ def test_one_open_resize_a_job(store: Store, url: str) -> None:
 
 
 def test_every_call_may_be_made_again(store: Store) -> None:
-    """Protects a companion that died after a call and makes it again."""
     store.record_jobs([job(1)])
     number = store.begin_resize(resize(1)).id
     assert store.begin_resize(resize(1)).id == number
@@ -61,7 +59,6 @@ def test_every_call_may_be_made_again(store: Store) -> None:
 
 
 def test_what_has_ended_stays_so(store: Store) -> None:
-    """Protects the record of what was done to a job."""
     store.record_jobs([job(1)])
     number = store.begin_resize(resize(1)).id
     store.end_resize(number, "done", said(""), 2502.0)
@@ -74,7 +71,6 @@ def test_what_has_ended_stays_so(store: Store) -> None:
 
 
 def test_unknown_resizes_are_named(store: Store) -> None:
-    """Protects from steps of nothing."""
     for call in (
         lambda: store.step_resize(7, "held", time=1.0),
         lambda: store.end_resize(7, "done", said(""), 1.0),

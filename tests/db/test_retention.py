@@ -214,7 +214,6 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
 
 
 def test_dry_run(store: Store) -> None:
-    """Protects from a dry run that does something, or that promises something else."""
     train(store, 1, 1)
     before = samples(store)
     promised = maintain(store, HOURS, dry=True, now=NOW)
@@ -249,7 +248,6 @@ def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_random_reports(store: Store) -> None:
-    """Protects sums and kept samples whatever order times and batches come in."""
     rng = random.Random(7)
     store.record_jobs([job(1)])
     found: list[ReportLine] = []

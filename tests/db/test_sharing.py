@@ -154,7 +154,6 @@ def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.M
 
 
 def test_a_failed_call_stores_nothing(store: Store) -> None:
-    """Protects from half a call, here for a number that no database takes."""
     with pytest.raises(StoreError, match="64 bits"):
         store.record_jobs([job(1), job(2, exit_code=2**70)])
     assert store.jobs() == {}
@@ -171,7 +170,6 @@ def test_a_reader_sees_one_moment(store: Store, url: str) -> None:
 
 
 def test_a_reader_cannot_write(store: Store, url: str) -> None:
-    """Protects the data from a notebook."""
     with Store.open(url, "gres", read_only=True) as reader:
         with pytest.raises(StoreError, match="opened for reading"):
             reader.record_jobs([job(1)])

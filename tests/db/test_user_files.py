@@ -152,7 +152,6 @@ def test_a_name_that_is_no_files_name(sqlite_url: str, tmp_path: Path, name: str
 
 
 def test_the_command_that_exports(sqlite_url: str, tmp_path: Path) -> None:
-    """Protects the words for it."""
     fill(sqlite_url)
     start = ["db", "export", "--database", sqlite_url]
     file, folder = tmp_path / "mine.sqlite", tmp_path / "all"
@@ -250,7 +249,6 @@ def test_a_view_does_not_grow_with_the_age_of_a_job(url: str, tmp_path: Path) ->
 
 
 def test_a_view_has_each_job_that_runs(sqlite_url: str, tmp_path: Path) -> None:
-    """Also of a user who has submitted, and ended, hundreds of others since."""
     with Store.open(sqlite_url, "gres") as store:
         store.record_jobs([job(1), *(job(n, submit_time=2000.0 + n, end_time=4000.0) for n in range(2, MOST_JOBS + 9))])
     source = ViewSource(sqlite_url, "gres")
@@ -262,7 +260,6 @@ def test_a_view_has_each_job_that_runs(sqlite_url: str, tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_not_there(sqlite_url: str) -> None:
-    """An error that says so, not an empty view."""
     source = ViewSource(sqlite_url, "other")
     with pytest.raises(StoreError, match="nothing is known of cluster 'other'"):
         source.users(0.0)

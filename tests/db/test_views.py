@@ -136,7 +136,6 @@ def test_columns_are_as_told(store: Store, url: str) -> None:
 
 
 def test_both_databases_tell_the_same(sqlite_url: str, postgresql_url: str) -> None:
-    """Protects a site that moves to PostgreSQL from other answers."""
     for url in (sqlite_url, postgresql_url):
         with Store.open(url, "gres") as store:
             fill(store)
@@ -271,7 +270,6 @@ def test_decisions_explained(store: Store, url: str) -> None:
 
 
 def test_what_if(store: Store, url: str) -> None:
-    """Protects the prediction from being made where nothing was measured, and its sum."""
     fill(store)
     assert rows(url, "what_if")[0]["predicted_jct_s"] is None
     with opened(url, write=True) as connection:
@@ -298,7 +296,6 @@ def test_a_job_that_never_changed_gained_nothing(store: Store, url: str) -> None
 
 
 def test_one_job_is_found_through_indexes(store: Store, url: str) -> None:
-    """Protects a question about one job from reading every job's rows."""
     fill(store)
     with opened(url) as connection:
         for name in (name for name, view in VIEWS.items() if not view.aggregate):

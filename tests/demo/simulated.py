@@ -28,10 +28,7 @@ APART_S = 0.37
 """By how much later jobs come in each further run, so that ticks fall elsewhere."""
 COSTS = ClusterSettings(backfill_s=2.0, report_s=2.0, first_report_s=2.0, speed_noise=0.02, stop=0.05)
 GUESTS = "scavenge"
-SETTINGS = {
-    "guests": {"gpu": {"partition": GUESTS, "charged": False, "most": 2}},
-    "resize": {"preempted_s": 5},
-}
+SETTINGS = {"guests": {"gpu": {"partition": GUESTS, "charged": False, "most": 2}}, "resize": {"preempted_s": 5}}
 """Those of `make demo`."""
 RIGID = (DemoJob("rigid-1", 34, 3, 2, "cnn"), DemoJob("rigid-2", 66, 5, 4, "cnn"))
 """Of about 20 s."""

@@ -182,7 +182,6 @@ def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_processes_end_with_their_context(tmp_path: Path) -> None:
-    """And their exit codes are as Slurm counts them."""
     with Processes() as processes:
         sleeps = processes.start(["sleep", "60"], clean_environment(), tmp_path, tmp_path / "log")
         fails = processes.start(["sh", "-c", "exit 3"], clean_environment(), tmp_path, tmp_path / "log")
@@ -249,7 +248,6 @@ class TestRemoteClient:
         served.close()
 
     def test_answers_and_errors_come_through(self, site: SimulatedSite) -> None:
-        """As from the client itself."""
         client = RemoteClient()
         array_id = site.blocks("--array=0-3%1", "--nodes=1", "--gres=gpu:1")
         assert client.version() == site.owner.version()
@@ -330,7 +328,6 @@ def test_what_a_job_cancels_is_cancelled(tmp_path: Path) -> None:
 
 
 def test_samples_are_counted(tmp_path: Path) -> None:
-    """A sample that was left out, or used twice, is told."""
     one = Submitted(DemoJob("one", 0.0, 2, samples=4), 7, [])
     folder = tmp_path / "ones-7"
     folder.mkdir()
@@ -354,20 +351,17 @@ class TestCommand:
     """What it says where it cannot go on."""
 
     def test_a_folder_in_use(self, tmp_path: Path) -> None:
-        """Nobody's files are mixed with a demo's."""
         (tmp_path / "mine").touch()
         done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path}"])
         assert (done.exit_code, list(tmp_path.iterdir())) == (2, [tmp_path / "mine"])
         assert "is not empty: name a folder that is new or empty" in done.output
 
     def test_a_folder_that_cannot_be(self, tmp_path: Path) -> None:
-        """A file is there."""
         (tmp_path / "file").touch()
         done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path / 'file'}"])
         assert done.exit_code == 2 and "cannot be used" in done.output
 
     def test_a_folder_that_no_address_can_name(self, tmp_path: Path) -> None:
-        """The database would be elsewhere."""
         done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path / 'what?'}"])
         assert done.exit_code == 2 and "name another folder" in done.output
         assert list(tmp_path.iterdir()) == []

@@ -84,7 +84,6 @@ def test_the_search_finds_the_best_schedule() -> None:
 
 @pytest.mark.slow
 def test_the_command() -> None:
-    """As its first lines say."""
     done = subprocess.run(
         [sys.executable, "-m", "slurm_ones.examples.minimal", "--seed", "4"], capture_output=True, text=True, check=True
     )

@@ -364,11 +364,7 @@ def records(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     try:
         nodes = parse.parse_nodes(text)
-        found: list[Any] = [
-            *nodes.values(),
-            *parse.parse_partitions(text).values(),
-            *parse.parse_reservations(text),
-        ]
+        found: list[Any] = [*nodes.values(), *parse.parse_partitions(text).values(), *parse.parse_reservations(text)]
         parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
         for quota in parse.parse_quotas(text).all:
             storable(quota.resource + quota.account + quota.user + quota.qos)

@@ -27,7 +27,6 @@ def _cleaned() -> Iterator[None]:
 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
 def test_what_once_broke_a_reader(path: Path) -> None:
-    """It is refused or read now."""
     assert replay(path) == ""
 
 
@@ -49,7 +48,6 @@ def test_new_inputs(
 
 
 def test_an_input_follows_from_its_seed_and_number() -> None:
-    """Else no failure could be looked at again."""
     for number in range(200):
         first, second = input_of(5, number), input_of(5, number)
         assert first[0] is second[0] and first[1] == second[1]

@@ -112,7 +112,6 @@ def test_without_a_gpu_it_says_what_would_run(
 def test_a_check_that_fails_fails_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects a release from a table that nobody reads to its end."""
     python(tmp_path, monkeypatch, 'echo \'{"torch": "2.13", "nccl": "2.30", "gpus": 1, "cards": ["H"], "said": ""}\'')
     states = {"G4": Result("G4", "passed"), "G5": Result("G5", "crashed", "signal 6")}
     monkeypatch.setattr(command, "run_all", lambda checks, site, say: [states[one.name] for one in checks])
@@ -129,7 +128,6 @@ def test_the_documents_have_the_table() -> None:
 
 
 def test_each_defect_has_a_test_or_a_check() -> None:
-    """Protects the page from a promise that nobody can verify."""
     text = (REPOSITORY / "docs" / "gpu.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d", line)]
     assert sorted(int(number) for row in rows for number in re.findall(r"\d+", row[0])) == list(range(1, 31))

@@ -95,7 +95,6 @@ def test_the_shape_is_exact_where_blocks_are_alike() -> None:
 
 
 def test_a_word_that_is_wrong_in_the_comment_takes_no_running_job_apart() -> None:
-    """It stays one job, which is left alone for its comment."""
     wrong = "ones: gpus=many array=blocks"
     elastic = seen(task(0, "n1", comment=wrong), task(1, "n2", comment=wrong), task(2, comment=wrong))
     assert (elastic.job.running, len(elastic.job.blocks)) == (True, 3)
@@ -110,7 +109,6 @@ def test_waiting_tasks_in_one_record_are_one_job_each() -> None:
 
 
 def test_a_waiting_job_is_as_the_block_that_starts_first() -> None:
-    """That is the one to be given another shape."""
     first = task(0, gpus=2, held=False, reason="Resources", throttle=1)
     one = seen(first, task(1), task(2))
     assert (one.job.pending, one.job.held, one.job.key, one.shape) == (True, False, Task(100, 0), Shape(1, 2))
@@ -123,7 +121,6 @@ def test_a_waiting_job_is_as_the_block_that_starts_first() -> None:
 
 
 def test_a_block_that_slurm_requeued_keeps_the_job_waiting() -> None:
-    """After a node failed: it has not ended."""
     again = task(0, restart=1, held=False, reason="BeginTime", flags=frozenset({"REQUEUED"}))
     one = seen(again, task(1), ended(2), term=1)
     assert (one.job.pending, one.job.ended, one.job.key) == (True, False, Task(100, 0))
@@ -200,7 +197,6 @@ def test_blocks_that_the_job_itself_moved_are_its_guests() -> None:
     ],
 )
 def test_what_cannot_be_blocks_is_refused_by_name(changes: dict[str, Any], code: str) -> None:
-    """Before anything of it is touched; whichever of its tasks it is."""
     for number in (0, 1):
         waiting = [task(1), task(2)]
         waiting[number] = replace(waiting[number], **changes)
@@ -219,7 +215,6 @@ def test_a_job_with_a_deadline_of_slurms_is_not_stopped() -> None:
 
 
 def test_a_dependency_of_the_whole_array_is_no_hindrance() -> None:
-    """It waits as any job does."""
     assert refused(*(task(number, reason="Dependency", held=False, throttle=1) for number in range(3))) == ""
 
 
@@ -231,7 +226,6 @@ def test_tasks_that_ended_and_differ_are_never_used_again() -> None:
 
 
 def test_more_tasks_than_a_job_may_have() -> None:
-    """Refused, at a bounded cost."""
     one = seen(task(0, "n1"), task(1, array_tasks=tuple(range(1, 100_000)), throttle=1))
     assert one.refusal is not None
     assert (one.refusal.code, len(one.job.blocks)) == ("blocks_many", MAX_BLOCKS)
@@ -392,7 +386,6 @@ def test_a_job_that_may_be_resized(
 
 
 def test_a_job_that_did_not_opt_in_is_not_seen() -> None:
-    """It is never touched, so it is nothing at all."""
     job = job_of(Shape(1, 1), comment="mine")
     assert elastic_job(WholeJob.of(job), Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), {}, None) is None
 
@@ -413,20 +406,17 @@ def test_a_job_that_did_not_opt_in_is_not_seen() -> None:
     ],
 )
 def test_a_refusal_says_why_and_what_to_do(changes: dict[str, Any], words: tuple[str, ...]) -> None:
-    """Its owner reads it in `slurm-ones why`."""
     found = elastic(replace(job_of(Shape(1, 1)), **changes))
     for word in words:
         assert word in str(found.refusal)
 
 
 def test_another_users_job_is_left_alone_in_user_mode() -> None:
-    """And resized in operator mode."""
     assert "belongs to alice" in str(elastic(job_of(Shape(1, 1)), own_uid=2002).refusal)
     assert [elastic(job_of(Shape(1, 1)), own_uid=uid).refusal for uid in (2001, None)] == [None, None]
 
 
 def test_what_a_job_asked_for_if_guests_run_when_it_is_first_seen() -> None:
-    """Its base blocks; without guests all that it has."""
     base, guest, own = task(0, "n1", gpus=2), task(1, "n2", gpus=4, qos="guest"), task(2, "n2", gpus=2)
     guests = {"gpu": Queue(qos="guest")}
     for jobs, asked in (((base,), "1x2"), ((base, guest), "1x2"), ((base, own), "2x2"), ((guest,), "1x4")):

@@ -52,7 +52,6 @@ def test_a_job_whose_directory_is_not_found(job: Elastic, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files to somebody else takes root")
 def test_a_pointer_to_somebody_elses_directory(job: Elastic, tmp_path: Path) -> None:
-    """It leads nowhere, and its user is told."""
     (pointer := tmp_path / f"ones-{job.job.job_id}.where").write_text("/proc\n")
     os.chown(pointer, 12345, -1)
     job = changed(job, uid=12345)

@@ -214,7 +214,6 @@ ODD: dict[str, tuple[Lay, str]] = {
 @pytest.mark.parametrize("name", [nightly(SPEC), REPORTS])
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_file(site: Site, kind: str, name: str) -> None:
-    """Not followed, not waited for, not read, and named."""
     lay, words = ODD[kind]
     lay(site, site.folder / name)
     site.look()
@@ -235,7 +234,6 @@ def test_another_name_of_somebody_elses_file(site: Site, name: str) -> None:
 
 @root_only
 def test_a_directory_that_belongs_to_somebody_else(site: Site) -> None:
-    """A job whose working directory is another user's speaks for nobody."""
     (site.folder / REPORTS).write_bytes(line(1))
     site.look()
     assert site.stored(7) == 1
@@ -250,7 +248,6 @@ def test_a_directory_that_belongs_to_somebody_else(site: Site) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "file", "fifo", "missing"])
 def test_a_directory_that_is_none(site: Site, kind: str) -> None:
-    """Also where it would lead to one that is."""
     moved = site.place / "elsewhere"
     site.folder.rename(moved)
     (moved / REPORTS).write_bytes(line(1))
@@ -298,7 +295,6 @@ def test_huge_files(site: Site, name: str, size: int) -> None:
 
 
 def test_a_million_lines_of_nothing(site: Site) -> None:
-    """A look takes so many and leaves the others."""
     (site.folder / REPORTS).write_bytes(b"\n" * 1_000_000 + encode_report(1, 900.0, make.HELLO) + line(2))
     site.look()
     assert f"{MAX_LINES} unreadable lines" in site.note()
@@ -462,7 +458,6 @@ def test_a_file_that_grows_while_it_is_read(site: Site) -> None:
 
 @root_only
 def test_without_permission(site: Site) -> None:
-    """An unprivileged companion is told so by the system, and tells it."""
     (site.folder / REPORTS).write_bytes(line(1))
     site.give(site.folder)
     os.seteuid(VICTIM)

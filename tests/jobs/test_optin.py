@@ -53,7 +53,6 @@ from ones_wrapper.protocol.optin import (
     ],
 )
 def test_what_is_understood(comment: str, optin: OptIn) -> None:
-    """The forms that the documentation shows."""
     assert parse_comment(comment) == optin
 
 
@@ -122,7 +121,6 @@ def test_other_comments_are_nobodys_business(comment: str) -> None:
     ],
 )
 def test_a_wrong_word_is_named(comment: str, word: str) -> None:
-    """Its owner reads the message in `why`, so it must name the word."""
     with pytest.raises(BadComment) as error:
         parse_comment(comment)
     assert word in str(error.value)
@@ -155,7 +153,6 @@ def test_what_nearly_opts_in_is_told_and_never_taken(comment: str, right: str) -
 
 @given(st.integers(1, MAX_GPUS), st.integers(1, MAX_GPUS), st.integers(1, MAX_BATCH), st.integers(1, MAX_BATCH))
 def test_ranges_read_back(gpus: int, more: int, batch: int, larger: int) -> None:
-    """Every range that may be written is read as it was written."""
     ranges = (min(gpus, more), max(gpus, more)), (min(batch, larger), max(batch, larger))
     comment = "ones: gpus={}-{} batch={}-{}".format(*ranges[0], *ranges[1])
     assert parse_comment(comment) == OptIn(ranges[0], None, ranges[1])
@@ -180,7 +177,6 @@ def test_a_size_is_changed_however_words_are_separated(comment: str) -> None:
 
 
 def test_a_long_comment_takes_no_time() -> None:
-    """Protects everybody's tick from thousands of jobs whose comments are blanks."""
     comment = "ones" + " " * 996
     began = time.process_time()
     assert [near_miss(comment) for _ in range(100)] == [""] * 100

@@ -81,7 +81,6 @@ def test_no_directory_yet(job: SlurmJob) -> None:
 
 
 def test_lines_and_spec(job: SlurmJob, write: Write) -> None:
-    """All that a well-behaved job says."""
     path = write(line(1), line(2))
     (job_directory(job) / "spec.json").write_bytes(encode(SPEC))
     piece, problem = read(job)
@@ -167,7 +166,6 @@ def test_numbers_out_of_order(job: SlurmJob, write: Write) -> None:
 
 
 def test_a_huge_line_is_stepped_over(job: SlurmJob, write: Write) -> None:
-    """It is neither waited for nor read into memory whole."""
     write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
     piece, _ = read(job)
     assert (len(piece.lines), piece.offset) == (0, MAX_BYTES)

@@ -144,7 +144,6 @@ def test_a_hostile_spec_costs_its_job_alone(site: Site) -> None:
 
 
 def test_terms_do_not_multiply_reports(site: Site) -> None:
-    """All terms share in what a job may put into the database."""
     site.queue.now = 1000.0
     site.tasks(task(0, "n1"), task(1))
     site.directory.joinpath("ones-100", "spec.json").write_bytes(encode(Spec(1, 1, 1, 1, 1, term=3)))
@@ -265,7 +264,6 @@ def test_an_owner_who_takes_the_word_for_blocks_away(site: Site, comment: str) -
 
 
 def test_a_sweep_that_never_was_blocks(site: Site) -> None:
-    """Protects the tasks of other arrays, each a job of its own."""
     site.tasks(*(replace(one, comment="ones: gpus=1-4") for one in (task(1, "n1"), task(2, "n2"))))
     for observer in (site.observer, site.observer, site.companion()):
         assert observer.observe().elastic.keys() == {101, 102}
@@ -333,7 +331,6 @@ def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> Non
     ],
 )
 def test_memberships_that_cannot_be(site: Site, changes: dict[str, Any]) -> None:
-    """They cost themselves alone, and the owner is told."""
     site.tasks(task(0, "n1"), task(1))
     site.says(0, HELLO, member(1, 0), replace(member(2, 1), **changes), member(3, 0))
     site.observer.observe()

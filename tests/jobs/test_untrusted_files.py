@@ -31,7 +31,6 @@ def test_a_piece_of_a_file(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:
-    """A daemon that leaks one a tick dies of it."""
     (tmp_path / "f").write_text("x")
     (tmp_path / "link").symlink_to("f")
     for _ in range(20):

@@ -98,7 +98,6 @@ def test_quantiles_of_what_is_to_come() -> None:
 
 
 def test_too_few_jobs_to_hold_any_out() -> None:
-    """Said in words, and no division by zero."""
     with pytest.raises(ValueError, match="3 finished jobs cannot be cut in 8 blocks"):
         calibration(many(early)[:3])
     with pytest.raises(ValueError, match="no held-out job"):

@@ -23,7 +23,6 @@ def test_a_sample_is_worth_less_in_a_larger_batch() -> None:
 
 
 def test_noisy_data_bears_large_batches() -> None:
-    """The larger the noise, the less a large batch costs."""
     worth = [NoiseEfficiency(32, noise).efficiency(np.array([1024]))[0] for noise in (1.0, 100.0, 1e4)]
     assert worth == sorted(worth)
 

@@ -119,7 +119,6 @@ def test_the_kind_that_a_job_knows_best() -> None:
 
 
 def test_without_kinds_nothing_is_different() -> None:
-    """The same model, object and all."""
     learner = Learner()
     known = learner.about(ran(1, slow=100.0), kinds=("slow",))
     assert known.on == {"slow": known.throughput}

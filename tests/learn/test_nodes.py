@@ -78,7 +78,6 @@ def test_a_run_on_several_nodes_blames_its_slowest() -> None:
 
 
 def test_two_slow_nodes_are_both_found() -> None:
-    """The second, though what ran on the first is no measure of it."""
     jobs = [
         ran(i, user, *(((name,), 100.0 * speed) for name, speed in zip(NODES, (0.4, 0.6, 1, 1, 1, 1), strict=True)))
         for i, user in enumerate(("alice", "bob", "carol"))
@@ -120,7 +119,6 @@ def honest(noise: Sequence[float]) -> list[JobHistory]:
 
 @given(st.lists(st.floats(0.95, 1.05), min_size=18, max_size=18), st.lists(claims, max_size=4), st.integers(1, 3))
 def test_one_liar_condemns_no_node(noise: list[float], lies: list[list[Told]], owners: int) -> None:
-    """Whatever they claim, in however many jobs, beside one honest owner or more."""
     lied = [ran(100 + i, "liar", *claim) for i, claim in enumerate(lies)]
     assert found(*honest(noise)[:owners], *lied) == []
 

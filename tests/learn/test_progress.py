@@ -53,7 +53,6 @@ def test_serves_the_features_as_it_was_trained_on_them() -> None:
 
 
 def test_equal_logs_and_seeds_give_equal_models() -> None:
-    """A companion that starts again predicts what it predicted before."""
     jobs = [finished(np.random.default_rng(i)) for i in range(8)]
     now = TrainingState(3000, 4, 2.3, 1.9, 0.5)
     assert BetaProgress(jobs, seed=3).progress(now) == BetaProgress(jobs, seed=3).progress(now)

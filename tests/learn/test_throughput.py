@@ -420,7 +420,6 @@ def test_nothing_changes_where_no_bytes_are_told() -> None:
 
 
 def test_nonsense_costs_that_figure_alone() -> None:
-    """Zero, negative, infinite and absurd figures leave the good ones as they are."""
     bad = [measured(2, speed, time=9.0) for speed in (0.0, -5.0, math.nan, math.inf, 1e300)]
     bad += [
         ThroughputPoint(Shape(0, 2), 64, 9.0, 9.0),

@@ -39,7 +39,6 @@ def models(draw: st.DrawFn) -> MeasuredThroughput:
 
 @given(st.lists(models(), min_size=1, max_size=6))
 def test_asked_together_they_say_what_each_says_alone(jobs: list[MeasuredThroughput]) -> None:
-    """Protects decisions from who else is asked."""
     gpus = np.tile(SIZES, (len(jobs), 1))
     asked = (np.maximum(gpus // 4, 1), gpus, 48 * gpus)
     together = MeasuredThroughput.together(jobs)
@@ -52,7 +51,6 @@ def test_asked_together_they_say_what_each_says_alone(jobs: list[MeasuredThrough
 
 
 def test_shapes_of_arrays_stay() -> None:
-    """A model alone answers in the shape in which it was asked."""
     model = MeasuredThroughput.of()
     gpus = np.array([[1, 2], [4, 0]])
     found = model.throughput(np.ones_like(gpus), gpus, 64 * gpus)

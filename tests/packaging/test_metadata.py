@@ -34,7 +34,6 @@ def test_all_three_say_the_same(name: str) -> None:
 
 
 def test_one_version() -> None:
-    """The three belong together, and the citation names what is installed."""
     (cited,) = re.findall(r"^version: (.+)$", (TOP / "CITATION.cff").read_text(), flags=re.MULTILINE)
     assert {slurm_ones.__version__, ones_db.__version__, ones_wrapper.__version__} == {cited}
     for name in ("slurm-ones", "ones-db"):

@@ -109,7 +109,6 @@ class TestContents:
             assert {f"{PACKAGES[name]}/py.typed", f"{info}/licenses/LICENSE"} <= found
 
     def test_every_file_of_the_packages_is_there(self, wheels: Wheels) -> None:
-        """A data file that nobody declared shows here."""
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
             cwd=TOP, capture_output=True, text=True, check=False,
@@ -161,7 +160,6 @@ class TestVersions:
     """One version, kept in one place a distribution."""
 
     def test_all_three_are_the_same_and_require_each_other(self, wheels: Wheels) -> None:
-        """A release is one tag."""
         (number,) = {wheel.name.split("-")[1] for wheel in wheels.values()}
         for wheel in wheels.values():
             assert {str(one.specifier) for one in requirements(wheel) if one.name in OURS} <= {f"=={number}", ""}
@@ -169,7 +167,6 @@ class TestVersions:
     @pytest.mark.nightly
     @pytest.mark.parametrize(("where", "command"), [("service", "slurm-ones"), ("bare", "ones-run")])
     def test_commands_say_it(self, request: pytest.FixtureRequest, wheels: Wheels, where: str, command: str) -> None:
-        """What to name in a bug report."""
         done = request.getfixturevalue(where).run(command, "--version")
         assert done.stdout.strip() == f"{command} {wheels['slurm-ones'].name.split('-')[1]}"
 
@@ -186,7 +183,6 @@ class TestWrapper:
 
     @pytest.mark.nightly
     def test_the_protocol_needs_no_torch(self, bare: Environment) -> None:
-        """The companion reads reports where no torch is; `__version__` is what pip knows."""
         assert bare.lacks("torch", *self.FOREIGN)
         code = "import ones_wrapper as w, ones_wrapper.protocol, importlib.metadata as m; "
         assert bare.python(f"{code}print(w.__version__ == m.version('ones-wrapper'))") == "True"
@@ -212,7 +208,6 @@ class TestWrapper:
 
     @pytest.mark.nightly
     def test_two_processes_train(self, training: Environment) -> None:
-        """Two ranks by ones-run, with what `pip install 'ones-wrapper[torch]'` brings."""
         script = training.folder / "train.py"
         script.write_text(TRAIN)
         done = training.run("ones-run", "--gpus-per-node=2", script, ONES_JOB_DIR=str(training.folder / "job"))
@@ -225,7 +220,6 @@ class TestDatabase:
 
     @pytest.mark.nightly
     def test_it_reads_a_database_into_a_frame(self, notebook: Environment, tmp_path: Path) -> None:
-        """Without alembic, which only creates and upgrades; `__version__` is what pip knows."""
         url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
         migrate.upgrade(url)
         with Store.open(url, "gres") as store:
@@ -240,21 +234,17 @@ class TestCompanion:
     """slurm-ones on a service node."""
 
     def test_it_has_no_torch(self, service: Environment) -> None:
-        """Nor what extras bring."""
         assert service.lacks("torch", "pyslurm", "psycopg", "matplotlib", "pandas")
 
     def test_every_module_works_without_the_extras(self, service: Environment) -> None:
-        """What needs an extra imports it when it is used."""
         service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis", *PAGES)
 
     def test_commands_answer(self, service: Environment) -> None:
-        """As they are installed: this imports the module of each."""
         done = service.run("slurm-ones", "--help")
         assert done.returncode == 0, done.stderr
 
     @pytest.mark.nightly
     def test_a_template_is_printed(self, service: Environment) -> None:
-        """From the wheel, where no checkout is."""
         done = service.run("slurm-ones", "template", "ddp")
         assert done.stdout == (TOP / "sbatch_templates/ddp.sbatch").read_text()
 
@@ -268,7 +258,6 @@ class TestCompanion:
         assert "1 to 8 GPUs" in done.stdout and "blocks that join and leave" in done.stdout
 
     def test_a_fresh_database(self, service: Environment, tmp_path: Path) -> None:
-        """Alembic and the migrations come along."""
         done = service.run("slurm-ones", "db", "upgrade", "--database", f"sqlite:///{tmp_path}/ones.sqlite")
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "ones.sqlite").is_file()
@@ -276,7 +265,6 @@ class TestCompanion:
     @pytest.mark.nightly
     @pytest.mark.slow
     def test_a_demo_without_torch(self, service: Environment) -> None:
-        """It says what to install, and shows the simulated jobs alone."""
         done = service.run("slurm-ones", "demo", "--small", "--directory", "demo")
         assert done.returncode == 0, done.stderr
         assert "torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'" in done.stdout
@@ -285,7 +273,6 @@ class TestCompanion:
 
     @pytest.mark.nightly
     def test_a_small_study(self, service: Environment, tmp_path: Path) -> None:
-        """The simulator, with the companion in it."""
         done = service.run(
             "slurm-ones", "simulate", "--workload", "ones-sc21", "--jobs", "3", "--cluster", "1x4", "--policy", "ones",
             "--processes", "1", "--figures", tmp_path / "study.json",

@@ -74,7 +74,6 @@ def test_reasons_are_right_for_a_job_alone(name: str) -> None:
 
 
 def test_wrong_names_are_told_the_right_ones() -> None:
-    """A misspelt policy or option in a settings file gets the accepted values."""
     with pytest.raises(ValueError, match=r"policy: 'one' is none of .*ones"):
         make_policy("one")
     with pytest.raises(ValueError, match=r"no option 'generation'; it has population, generations"):
@@ -122,7 +121,6 @@ class TestDoors:
             find_policy("yours")
 
     def test_what_cannot_be_loaded_is_named_with_its_distribution(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One sentence: which distribution, and the error."""
 
         class Broken:
             name, value, dist = "broken", "no_such_module:Policy", SimpleNamespace(name="their-policies", version="1.2")

@@ -78,7 +78,6 @@ class TestWeights:
 
     @pytest.mark.nightly
     def test_they_beat_no_training(self) -> None:
-        """By far: without it a network makes jobs change for ever."""
         untrained = Drl(network=random_network(seeded()))
         assert trained_jct(100) < 0.8 * mean_jct(untrained, kept_task("test", 100))
 
@@ -131,7 +130,6 @@ class TestChoosing:
             check(view, jobs, game.schedule(taken))
 
     def test_the_best_are_the_likeliest(self) -> None:
-        """Drawn with scores far apart, the steps are those of the greedy choice."""
         game = Game(cluster(), queue(), 50.0)
         sharp = random_network(seeded(4))
         sharp = Perceptron(np.concatenate([sharp.flat[:-CONTEXT], np.full(CONTEXT, -1.0)]))
@@ -150,7 +148,6 @@ class TestGradients:
     """By hand, held against differences."""
 
     def test_of_the_network(self) -> None:
-        """Derivative of a weighted sum of scores by every parameter."""
         rng = seeded(1)
         network, features, weights = random_network(rng), rng.normal(size=(7, FEATURES)), rng.normal(size=7)
         void, context = rng.normal(), rng.normal(size=CONTEXT)
@@ -232,7 +229,6 @@ class TestTraining:
 
 
 def test_equal_shares_are_equal() -> None:
-    """What training is compared with gives four jobs on sixteen GPUs four each."""
     schedule = EqualShare().decide(cluster(), [job(i) for i in range(4)], 0.0, seeded())
     assert {a.shape.gpus for a in schedule.allocations.values()} == {4}
 

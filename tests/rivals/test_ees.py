@@ -53,7 +53,6 @@ def test_factors_are_goodput_over_that_of_the_least_size() -> None:
 
 
 def test_the_job_that_scales_better_gets_more() -> None:
-    """Of two jobs on eight GPUs."""
     jobs = [job(1, model=Power(exponent=0.3)), job(2, model=Power(exponent=1.0))]
     schedule = Ees().decide(cluster(3, 4), jobs, 0.0, seeded())
     assert schedule.allocations[2].shape.gpus > schedule.allocations[1].shape.gpus

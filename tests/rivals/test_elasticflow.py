@@ -54,7 +54,6 @@ def test_sizes_are_powers_of_two() -> None:
 
 
 def test_edf_serves_the_earliest_deadline_first() -> None:
-    """And promises nothing."""
     view = cluster(1)
     jobs = [job(1, requested=4), due(2, 900.0, 1.0, requested=4), due(3, 600.0, 1.0, requested=4)]
     schedule = Edf().decide(view, jobs, 0.0, seeded())

@@ -177,7 +177,6 @@ class TestSizeLimits:
         return {j.job_id: int(n) for j, n in zip(space.jobs, found, strict=True)}
 
     def test_new_jobs_start_on_their_smallest_size(self) -> None:
-        """The paper's one GPU, as far as the job can take it."""
         assert self.update(SizeBounds(2, 4), [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}
 
     def test_doubles_at_the_limit_after_two_epochs(self) -> None:

@@ -83,7 +83,6 @@ def population(space: Space, limit: Ints, seed: int) -> Ints:
 
 @given(spaces(), st.integers(0, 99))
 def test_refresh_and_settle(space: Space, seed: int) -> None:
-    """Any wanted counts become placeable candidates within the limits."""
     limit = some_limit(space, seed)
     wanted = refresh(space, seeded(seed).integers(0, 9, (K, len(space.jobs))), limit)
     assert (wanted <= limit).all()
@@ -183,7 +182,6 @@ def test_mutation_removes_jobs_whole_and_only_those_it_may() -> None:
 
 
 def test_fill_order_is_new_jobs_then_shortest() -> None:
-    """New jobs first come first served, then started ones by remaining time."""
     jobs = [
         job(1, {"n1": 1}, epochs=9, to_come=50.0),
         job(2, {"n1": 1}, epochs=9, to_come=2.0),

@@ -56,7 +56,6 @@ def test_losses_that_make_no_sense_are_not_fitted(bad: float) -> None:
 
 
 def test_a_loss_that_does_not_fall_has_converged() -> None:
-    """A flat or rising loss predicts no epochs to come, and no crash."""
     for losses in ([1.0] * 9, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]):
         found = fit(tuple((float(k), loss) for k, loss in enumerate(losses)))
         assert found is not None
@@ -64,13 +63,11 @@ def test_a_loss_that_does_not_fall_has_converged() -> None:
 
 
 def test_everybody_has_one_gpu_before_anybody_has_two() -> None:
-    """Fewer GPUs than jobs go one each to those that came first."""
     jobs = [job(i, to_come=10.0**i) for i in range(1, 7)]
     assert gpus(decide(cluster(1), jobs)) == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
 def test_gpus_go_where_they_save_most() -> None:
-    """The greedy result is the best of all divisions when gains diminish."""
     jobs = [job(1, to_come=100.0, model=Power(exponent=0.7)), job(2, to_come=30.0, model=Power(exponent=0.9))]
     found = gpus(decide(cluster(2), jobs))
 
@@ -88,7 +85,6 @@ def test_no_gpu_is_given_that_shortens_nothing() -> None:
 
 
 def test_the_batch_stays_as_asked() -> None:
-    """Optimus does not touch the batch."""
     got = decide(cluster(2), [job(1, requested_batch=192)]).allocations[1]
     assert got.shape.gpus > 1
     assert got.batch == 192
@@ -107,7 +103,6 @@ def test_losses_outweigh_what_the_progress_model_says() -> None:
 
 
 def test_sizes_change_every_ten_minutes_only() -> None:
-    """Between two re-allocations running jobs stay and new ones start on one GPU."""
     policy, view = make_policy("optimus"), cluster(2)
     first = policy.decide(view, [job(1)], 0.0, seeded())
     assert first.allocations[1].shape.gpus == 8

@@ -67,7 +67,6 @@ def test_srtf_preempts_the_job_that_ends_last() -> None:
 
 
 def test_srtf_passes_over_who_does_not_fit() -> None:
-    """GPUs that the next job cannot use go to one after it."""
     jobs = [job(1, {"n1": 4}, true_remaining_s=1.0), job(2, requested=8, true_remaining_s=2.0)]
     assert gpus(decide("srtf", cluster(2), [*jobs, job(3, requested=2, true_remaining_s=3.0)])) == {1: 4, 3: 2}
 

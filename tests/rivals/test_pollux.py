@@ -57,7 +57,6 @@ matrices = st.integers(1, 5).flatmap(
 
 @given(matrices)
 def test_sparse_rows_are_the_matrix(values: list[list[int]]) -> None:
-    """Every operation on the sparse form says what it says of the matrix."""
     matrix = np.array(values, dtype=np.int64)
     rows, nodes = sparse(matrix), matrix.shape[1]
     assert (dense(rows, nodes) == matrix).all()
@@ -232,7 +231,6 @@ def test_the_population_is_carried_over() -> None:
 
 
 def test_jobs_and_nodes_come_and_go() -> None:
-    """The remembered population is translated to today's jobs and nodes."""
     policy = Pollux(PolluxOptions(population=20, generations=3))
     jobs = [job(i, submitted=-9000.0) for i in range(6)]
     policy.decide(cluster(4, 4), jobs, 0.0, seeded())

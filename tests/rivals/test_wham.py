@@ -38,7 +38,6 @@ def test_the_index_of_small_steps_is_the_derivative_of_the_paper() -> None:
 
 
 def test_equal_jobs_share_equally_whatever_is_left_of_them() -> None:
-    """Sizes are not relevant; who scales better gets more."""
     alike = [job(1, to_come=1.0), job(2, to_come=500.0), job(3, to_come=30.0), job(4, to_come=9.0)]
     tables = build_tables(cluster(2, 4), alike)
     assert tables.sizes[allocate(tables, 8)].tolist() == [2, 2, 2, 2]

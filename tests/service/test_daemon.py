@@ -50,7 +50,6 @@ def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> Non
 
 
 def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store) -> None:
-    """Polite to a controller in trouble, and quick to release once it answers."""
     companion = Companion(Settings(tick_s=60), Moody(), store)  # type: ignore[arg-type]
     daemon, waits = Daemon(lambda: companion), [60.0]
     for _ in range(5):
@@ -86,7 +85,6 @@ def test_a_reload_is_not_forgotten_when_it_fails(store: Store) -> None:
 
 
 def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None:
-    """At once, and not in the first tick that has a job."""
     with pytest.raises(ConfigError, match=r"none of .*\bones\b"):
         Companion(Settings(policy="best"), Moody(), store)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="generations"):
@@ -126,7 +124,6 @@ def test_resizes_under_way_are_looked_at_between_ticks(slurm: Slurm, store: Stor
 def test_a_clock_that_is_set_back_keeps_no_tick_away(
     slurm: Slurm, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though resizes are under way all the time."""
     stop, ticks = Passing(slurm, 130.0), []
     companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
     monkeypatch.setattr(companion, "advance", lambda only=None: 1)
@@ -196,7 +193,6 @@ def test_some_ticks_end_though_each_fails_or_another_leads(store: Store) -> None
 
 
 def test_a_policy_of_the_callers_own(store: Store) -> None:
-    """The settings' policy is then neither made nor looked for."""
     made: list[Policy] = []
 
     def make() -> Policy:
@@ -229,6 +225,5 @@ def test_a_companion_that_is_stopped_lets_jobs_start(slurm: Slurm, store: Store,
 
 
 def test_a_lease_outlasts_some_ticks() -> None:
-    """It could not be renewed in time otherwise."""
     assert Settings().deferral_s == 900
     assert Settings(tick_s=600).deferral_s == 1800

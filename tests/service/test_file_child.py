@@ -41,7 +41,6 @@ def fifo(tmp_path: Path) -> Path:
 
 
 def test_files_are_the_same_through_a_child(child: FileChild, tmp_path: Path) -> None:
-    """What is read, what is refused, and what is written."""
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").symlink_to("a")
     (tmp_path / "ones-1").mkdir()
@@ -79,7 +78,6 @@ def test_who_hangs_is_waited_for_once(child: FileChild, fifo: Path, monkeypatch:
 
 
 def test_many_who_hang_share_one_patience(child: FileChild, fifo: Path) -> None:
-    """Twenty of them do not make a tick of ten seconds."""
     fifo.with_name("good").write_bytes(b"1")
     began = time.monotonic()
     for uid in range(20):
@@ -99,7 +97,6 @@ def test_many_quick_answers_of_one_user(child: FileChild, monkeypatch: pytest.Mo
 
 
 def test_file_systems_of_one_user(child: FileChild, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who mounts many that hang takes no other's place."""
     monkeypatch.setattr(FileChild, "_file_system", lambda _, path: path.name)
     monkeypatch.setattr(file_child, "MOST_HANGING", file_child.MOST_OF_ONE + 1)
     for number in range(3 * file_child.MOST_OF_ONE):
@@ -115,7 +112,6 @@ def test_file_systems_of_one_user(child: FileChild, fifo: Path, monkeypatch: pyt
 def test_a_child_that_is_gone_or_stands_still(
     child: FileChild, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one takes its place."""
     monkeypatch.setattr(file_child, "STOPPED_S", 0.0)
     (tmp_path / "a").write_bytes(b"1")
     assert child.run(hanging.read, tmp_path / "a", 1) == b"1"
@@ -154,7 +150,6 @@ def test_what_took_too_long_is_not_put_in_place(tmp_path: Path, monkeypatch: pyt
 
 
 def test_mount_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their names alone, those below others first."""
     table = (
         "1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /home rw - nfs b rw\n3 1 0:3 / /home/a\\040b rw shared:1 - fuse c rw\n"
     )

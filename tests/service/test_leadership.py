@@ -240,7 +240,6 @@ def test_a_reload_makes_the_companion_anew(slurm: Slurm, url: str) -> None:
 
 
 def test_a_companion_that_cannot_be_made_at_all_is_said_at_once(url: str) -> None:
-    """Protects from a daemon that stands there without a companion."""
 
     def make() -> Companion:
         raise ConfigError("polcy")

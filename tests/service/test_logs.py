@@ -35,7 +35,6 @@ def test_an_event_is_one_printable_line(text: str) -> None:
 
 
 def test_a_traceback_is_in_the_line() -> None:
-    """The error, and the innermost calls."""
     try:
         raise ValueError("an odd\njob")
     except ValueError as error:
@@ -80,7 +79,6 @@ def test_ever_new_complaints_take_no_more_memory() -> None:
 
 
 def test_the_newest_error_is_kept_for_status() -> None:
-    """Errors alone, as the log has them."""
     last = LastErrorHandler()
     logger = logging.Logger("daemon")
     logger.addHandler(last)

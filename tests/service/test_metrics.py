@@ -130,7 +130,6 @@ def test_what_another_companion_counted_is_not_counted_again() -> None:
 
 
 def test_each_error_is_counted() -> None:
-    """Also those that come between two looks, or at the same moment."""
     metrics, last = Metrics(), LastErrorHandler()
     health = Health(Notifier({}), last, metrics=metrics)
     for _ in range(2):
@@ -209,7 +208,6 @@ def test_a_resize_is_counted_once_with_its_phases() -> None:
 
 
 def test_what_a_requeue_loses_without_effect() -> None:
-    """The old GPUs, on which the job starts again."""
     assert lost(resize("rolled_back"), {"launch": 3.0}, 2.0) == 1 * 2.0 + 1 * 3.0
 
 
@@ -359,7 +357,6 @@ def test_who_keeps_the_port_busy_harms_nobody(port: int) -> None:
 
 
 def test_a_place_is_given_back_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    """The machine may have none left for a while."""
     with monkeypatch.context() as patch:
         start = threading.Thread.start
 

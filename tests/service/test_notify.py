@@ -236,7 +236,6 @@ def outbox(now: list[float], **settings: Any) -> Outbox:
 
 
 def test_what_happens_meanwhile_comes_together(posts: Posts) -> None:
-    """One message each `every_s`, and none without an event."""
     now = [0.0]
     box = outbox(now)
     for at in range(6):
@@ -283,7 +282,6 @@ def test_a_receiver_that_is_away_costs_bounded_room_and_ever_rarer_tries(posts: 
     ],
 )
 def test_who_is_told(settings: dict[str, Any], event: Notice, address: tuple[str, str] | None) -> None:
-    """By job, by user, or the site."""
     assert outbox([0.0], **settings)._key(event) == address
 
 
@@ -327,7 +325,6 @@ def test_an_address_of_a_user_is_within_what_the_site_allows(named: str, taken: 
 
 
 def test_nobody_shuts_the_way_for_others_by_many_addresses(posts: Posts) -> None:
-    """Of one user a few are kept."""
     box = outbox([0.0], **OWN)
     for number in range(100):
         box.put(Notice("resized", "", 0.0, 7, "", "mallory", f"http://chat:8080/in/{number}"))

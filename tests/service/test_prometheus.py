@@ -64,7 +64,6 @@ def test_every_panel_and_rule(scraped: tuple[Prometheus, int]) -> None:
 
 @pytest.mark.parametrize("at_work", [False, nightly(True)])
 def test_lint(request: pytest.FixtureRequest, at_work: bool) -> None:
-    """By Prometheus's own conventions for names, types and help."""
     from prometheus_client import generate_latest
 
     from slurm_ones.service.metrics import Metrics

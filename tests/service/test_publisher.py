@@ -148,7 +148,6 @@ def test_only_what_changed_is_written_and_old_files_go(
 
 
 def test_a_round_ends_in_time_and_the_next_goes_on(make: Callable[..., Publisher], folder: Path) -> None:
-    """However many users there are: the oldest files come first."""
     publisher = make(round_s=0.0)
     assert [publisher.publish().left] == [1]
     publisher._rest_until = 0.0

@@ -36,7 +36,6 @@ def problems(url: str, now: float) -> str:
 
 
 def test_what_is_wrong_is_told(url: str) -> None:
-    """Nobody ever led; stopped; killed; hung; late; and, between them, healthy."""
     with Store.open(url, "here") as store:
         assert "no companion has ever led here" in problems(url, 1000.0)
         with LeaderLock(url, "here") as lock:
@@ -78,7 +77,6 @@ def test_a_spool_that_jobs_do_not_read_is_told(url: str) -> None:
 
 
 def test_files_that_do_not_answer_are_told(url: str) -> None:
-    """Once for each file system, even of one job."""
     silent = [reason("files_silent", problem=f"the file system /{name} has not answered since 12:00") for name in "aab"]
     with Store.open(url, "here") as store, LeaderLock(url, "here") as lock:
         lock.take(1000.0)
@@ -182,7 +180,6 @@ def test_prometheus_finds_figures_on_this_machine_alone() -> None:
 
 
 def test_a_reading_error_of_slurm_is_a_problem(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told beside what the database says."""
 
     def nowhere(settings: Settings) -> None:
         raise Unreachable("scontrol: no answer within 30 s")

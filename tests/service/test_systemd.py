@@ -170,7 +170,6 @@ def test_the_page_is_started_again_until_there_is_a_database(tmp_path: Path) -> 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", [UNIT.name, "slurm-ones-maintain.service", "slurm-ones-web.service"])
 def test_systemd_finds_the_unit_sound_and_well_protected(tmp_path: Path, name: str) -> None:
-    """Without a word of complaint, and exposed no more than we say."""
     copy = tmp_path / name
     text, count = re.subn(r"^ExecStart=\S+", "ExecStart=/bin/true", (SYSTEMD / name).read_text(), flags=re.MULTILINE)
     assert count == 1
@@ -186,7 +185,6 @@ def test_systemd_finds_the_unit_sound_and_well_protected(tmp_path: Path, name: s
 
 
 def test_the_account_and_the_folders_are_those_of_the_unit() -> None:
-    """Three files name them."""
     section = unit()
     account = next(x for x in (SYSTEMD / "sysusers.d.conf").read_text().splitlines() if x.startswith("u "))
     assert account.split()[1] == section["User"] == section["Group"]

@@ -135,7 +135,6 @@ def test_a_directory_of_another_kind_is_not_believed(slurm: Slurm, site: Setting
 def test_a_users_own_companion_is_woken_through_the_home(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the database is a server's: the directory is made for it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     own = Settings(scope="own", database="postgresql://ones@nowhere/ones")
     assert not wake(own)

@@ -26,7 +26,6 @@ def get(page: Page, path: str, **headers: str) -> Any:
 
 
 def test_objects_are_those_of_the_commands(serve: Serve) -> None:
-    """A script that reads `--json` today reads the API tomorrow."""
     page = serve()
     jobs = get(page, "jobs")
     assert jobs == printed("jobs", "--database", page.url, "--json") and len(jobs) >= 4
@@ -47,7 +46,6 @@ def test_only_with_the_token(serve: Serve) -> None:
 
 
 def test_a_user_sees_their_own_jobs(serve: Serve) -> None:
-    """Behind a proxy nothing of others is in any answer."""
     page = serve(Access("", "X-Remote-User"))
     everything = serve()
     users = {job["user"] for job in get(everything, "jobs")}

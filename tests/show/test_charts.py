@@ -22,7 +22,6 @@ def test_safe_text_is_no_markup() -> None:
     [(None, "–"), (4.21, "4.2 s"), (59.4, "59 s"), (185, "3 m 05 s"), (7800, "2 h 10 m"), (270_000, "3 d 3 h")],
 )
 def test_seconds_are_readable(value: float | None, shown: str) -> None:
-    """Times are shown in units that fit them."""
     assert seconds(value) == shown
 
 
@@ -32,7 +31,6 @@ def test_a_parked_job_is_called_so() -> None:
 
 
 def test_a_change_of_the_batch_is_seen() -> None:
-    """Also where the shape stays, which would read as no change at all."""
     assert resized(Shape(1, 1), Shape(1, 1), 32, 128) == "1x1, batch 32 → 128"
     assert resized(Shape(1, 1), Shape(2, 4), 32, 128) == "1x1 → 2x4, batch 32 → 128"
     assert (resized(Shape(1, 1), Shape(1, 2), 32, 32), resized(Shape(1, 1), Shape(1, 2), 32, None)) == (
@@ -81,7 +79,6 @@ def test_gpus_are_counted_in_whole_numbers(gpus: int) -> None:
     ("low", "high", "texts"), [(0.1, 1, "0.1 0.2 0.5 1"), (1, 1e6, "1 10 100 1000 10000 100000 1e+06")]
 )
 def test_a_logarithmic_axis_has_few_round_ticks(low: float, high: float, texts: str) -> None:
-    """From end to end, further apart where it is long."""
     marks = of_magnitudes(low, high, "hours").marks
     assert [text for _, text in marks] == texts.split()
     assert (marks[0][0], marks[-1][0]) == (0.0, pytest.approx(1.0))
@@ -100,5 +97,4 @@ def test_each_line_has_its_name_and_its_place(log: bool) -> None:
 
 
 def test_nothing_to_draw_is_no_picture() -> None:
-    """Protects pages of studies in which every run failed."""
     assert lines({"crashed": (np.zeros(0), np.zeros(0))}, "hours", "share", log=True) == ""

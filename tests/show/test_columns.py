@@ -22,7 +22,6 @@ TABLES = [columns.JOBS, columns.TOP, columns.RUNNING, columns.WAITING, columns.E
 
 @pytest.mark.parametrize("declared", [JOB, NODE, RESIZE, DECISION])
 def test_names_are_unique_and_explained(declared: tuple[ShownColumn[Any], ...]) -> None:
-    """A script finds one meaning behind a name."""
     assert len({column.name for column in declared}) == len(declared)
     assert all(column.help and not column.help.endswith(".") for column in declared)
 
@@ -53,7 +52,6 @@ def test_a_new_column_is_drawn_everywhere(empty_url: str, monkeypatch: pytest.Mo
 
 
 def test_what_is_too_wide_gives_way_in_order() -> None:
-    """The job's number never does."""
     widths = {column.name: 10 for column in columns.JOBS}
     left = [[column.name for column in fitting(columns.JOBS, widths, width)] for width in (200, 100, 60, 10, 1)]
     assert [len(names) for names in left] == [14, 8, 5, 1, 1]
@@ -74,7 +72,6 @@ BEGUN = DecisionJobRecord(
     ],
 )
 def test_what_came_of_a_decision_is_what_came_of_its_resize(state: str, outcome: Reason, shown: str) -> None:
-    """Protects from a resize that "begins" for ever."""
     (column,) = (column for column in DECISION if column.name == "outcome")
     resize = ResizeRecord(7, 0, Shape(1, 2), None, Shape(1, 4), None, state, 0.0, outcome=outcome)
     decision = DecisionRecord(0.0, "ones", "act", 0.1)
@@ -95,7 +92,6 @@ def test_how_old_what_is_shown_is() -> None:
 
 
 def test_a_job_is_the_same_in_every_command(empty_url: str) -> None:
-    """Protects scripts from three forms of one job."""
     from ones_db import Store
 
     with Store.open(empty_url, "gres") as store:

@@ -91,12 +91,10 @@ def test_each_piece_of_advice_follows_from_one_rule(usage: Usage, may: Allowed, 
     ],
 )
 def test_no_advice_where_nothing_was_measured_or_all_is_well(usage: Usage, may: Allowed) -> None:
-    """Protects users from advice that does not hold."""
     assert advice(usage, may) == []
 
 
 def test_gpus_over_time_are_drawn_to_scale() -> None:
-    """Protects the picture: as high as the GPUs, where they were held."""
     usage = Usage(PLAIN, stretches=(SizeSpan(0.0, 500.0, 2), SizeSpan(500.0, 500.0, 8)))
     assert gpus_over_time(usage, 10) == "▂▂▂▂▂█████"
     assert gpus_over_time(Usage(PLAIN)) == ""
@@ -114,7 +112,6 @@ def url(empty_url: str) -> str:
 
 
 def test_a_job(url: str) -> None:
-    """Protects the figures: those of the views, resizes by blocks among them."""
     told = call("report", "7", "--database", url).stdout
     assert "trained on 1 to 4" in told and "1 while it ran by requeue" in told and "measured" in told
     blocks = call("report", "10", "--database", url).stdout
@@ -135,13 +132,11 @@ def test_imported_jobs_are_not_elastic(url: str) -> None:
 
 
 def test_the_median_of_two_waits() -> None:
-    """Is between them."""
     jobs = [Usage(replace(PLAIN, queueing_s=waited)) for waited in (10.0, 30.0)]
     assert "median 20 s, longest 30 s" in "\n".join(of_jobs(jobs, "All jobs"))
 
 
 def test_jobs_of_a_user_and_a_span(url: str) -> None:
-    """Protects admins from figures of other people's jobs."""
     assert {row["job"]["user_name"] for row in printed("report", "--json", "-u", "bob", "--database", url)} == {"bob"}
     span = printed("report", "--json", "--since", "1999-01-01", "--until", "1999-01-02", "--database", url)
     assert {row["job"]["job_id"] for row in span} == {8, 9, 12}  # the others had ended
@@ -155,7 +150,6 @@ def test_jobs_of_a_user_and_a_span(url: str) -> None:
 
 
 def test_no_job(url: str) -> None:
-    """Says so, and divides by nothing."""
     assert of_jobs([], "Jobs of eve") == ["Jobs of eve: no elastic job"]
     assert of_job(Usage(replace(PLAIN, running_s=None, gpu_hours=None, smallest_gpus=None, largest_gpus=None)), [])
 
@@ -180,7 +174,6 @@ def test_what_growth_cost() -> None:
 
 
 def test_what_a_comment_allows() -> None:
-    """Protects advice from comments that say something else."""
     assert allowed("ones: gpus=2-8 batch=32-512 array=blocks") == Allowed((2, 8), 512, True)
     assert allowed("ones: gpus=4-16:4 batch=64") == Allowed((4, 16), None, step=4)
     assert allowed("ones: gpus=x") == allowed("") == Allowed()
@@ -188,7 +181,6 @@ def test_what_a_comment_allows() -> None:
 
 @pytest.mark.parametrize("works", [True, False])
 def test_mail_goes_out_with_the_report_and_without(tmp_path: Path, works: bool) -> None:
-    """Protects everybody's mail at a site: a report that fails keeps none back."""
     sent, called = tmp_path / "sent", tmp_path / "called"
     mailer, reporter = tmp_path / "mail", tmp_path / "reporter"
     mailer.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {sent}\ncat >> {sent}\n')

@@ -166,7 +166,6 @@ def test_a_log_that_cannot_be_looked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_below_a_proxys_path(serve: Serve) -> None:
-    """Protects links, scripts and the cookie behind Open OnDemand."""
     page = serve(root="/node/n1/8675/")
     _, _, text = page.get("/")
     assert 'href="/node/n1/8675/jobs/10"' in text and 'data-root="/node/n1/8675"' in text
@@ -178,7 +177,6 @@ def test_below_a_proxys_path(serve: Serve) -> None:
 
 @pytest.mark.parametrize("below", ["", "/node/n1/8675"])
 def test_a_proxy_may_take_its_path_away_or_pass_it_on(serve: Serve, below: str) -> None:
-    """Protects both kinds of proxies, and the address that is printed."""
     page = serve(root="/node/n1/8675/")
     for path in (*PAGES, "/static/live.js"):
         assert page.get(below + path)[0] == 200, path

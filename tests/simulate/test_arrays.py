@@ -99,7 +99,6 @@ def test_a_task_whose_processes_are_not_gone_is_not_used_again_yet(harness: Harn
 
 
 def test_a_requeued_task_takes_a_place_again(harness: Harness) -> None:
-    """Where its place was given to another under the throttle, it waits."""
     job_id = array(harness)
     harness.wait(2)
     harness.cluster.preempt(Task(job_id, 0))

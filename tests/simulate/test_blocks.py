@@ -200,7 +200,6 @@ def test_an_order_that_is_taken_back_leaves_the_job_as_it_was(bench: Bench) -> N
 
 
 def test_one_that_never_starts_is_waited_for_and_the_others_join_before_it(bench: Bench) -> None:
-    """Some seconds after the first: a block in the queue keeps nobody."""
     bench.order(0, 1, 2)
     bench.open(t1=(1, 1))
     bench.wait(LAUNCH_S + 10)
@@ -245,7 +244,6 @@ def test_a_block_that_is_lost_is_done_without_from_memory(bench: Bench, lost: in
 
 
 def test_a_block_that_slurm_stops_leaves_by_itself(bench: Bench) -> None:
-    """And comes back where the order still wants it."""
     bench.grown(0, 1)
     bench.world.cluster.preempt(Task(bench.job_id, 1))
     bench.wait(2)

@@ -30,7 +30,6 @@ def call(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.slow
 def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
-    """A table on the terminal, all figures as JSON, and a page."""
     code, out, err = call(
         "--idealized", "--jobs", "8", "--cluster", "4x4", "--policy", "fifo", "--policy", "fifo:backfill=false",
         "--seeds", "2", "--first-seed", "5", "--load", "2", "--processes", "1",
@@ -98,7 +97,6 @@ def test_progress_where_there_is_no_terminal() -> None:
 
 @pytest.mark.slow
 def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
-    """Without --idealized the same command drives the companion; every job ends."""
     path = tmp_path / "s.json"
     code, out, err = call(
         "--workload", "ones-sc21", "--jobs", "3", "--cluster", "4x4", "--policy", "fifo", "--processes", "1",
@@ -163,7 +161,6 @@ def test_bad_options_end_in_a_line(arguments: list[str], named: str) -> None:
 
 
 def test_values_are_what_they_look_like() -> None:
-    """Options reach a policy as truth values, whole numbers, numbers or words."""
     assert parse_pairs("", ["a=1", "b=2.5", "c=true", "d=x", "e=1e3"]) == {
         "a": 1, "b": 2.5, "c": True, "d": "x", "e": 1000.0,
     }  # fmt: skip

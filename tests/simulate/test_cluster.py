@@ -231,11 +231,7 @@ def test_backfill_never_delays_the_first_job_that_waits(
 
 
 def _starts(
-    wish: QueuedJob,
-    nodes: Nodes,
-    held: list[RunningJob],
-    others: list[QueuedJob],
-    where: dict[int, tuple[str, ...]],
+    wish: QueuedJob, nodes: Nodes, held: list[RunningJob], others: list[QueuedJob], where: dict[int, tuple[str, ...]]
 ) -> float:
     """When it finds room beside the others."""
     left, ends = nodes.ledger(), list(held)

@@ -119,7 +119,6 @@ def test_the_stretch_of_median_load() -> None:
 
 
 def test_a_sample_is_a_part_of_the_trace() -> None:
-    """Always the same, and a larger one has the same jobs and more."""
     trace = trace_of(*((i, i, 600.0, 1) for i in range(200)))
     few, more = (set(stretch_of(trace, 1000, (9, 4), share).jobs) for share in (0.2, 0.5))
     assert few < more and 20 < len(few) < 60 and 70 < len(more) < 130
@@ -134,7 +133,6 @@ def test_the_node_of_a_trace() -> None:
 
 
 def test_decisions_are_further_apart_in_a_long_stretch() -> None:
-    """So that the time which a study takes is bounded."""
     short = stretch_of(trace_of((0, 0, 600, 1)), 10, (1, 4))
     month = stretch_of(trace_of((0, 0, 600, 1), (2.6e6, 2.6e6, 600, 1)), 10, (1, 4))
     assert (interval_of(short), interval_of(month)) == INTERVAL_S
@@ -250,7 +248,6 @@ def test_who_is_there_when_the_stretch_begins() -> None:
 
 
 def test_a_rigid_job_is_whole_seconds() -> None:
-    """Whatever its size."""
     made = rigid("r", 3, 61.4)
     assert made.total == 3 * 61 and float(made.placed_speed((2, 1), 3.0)) == 3.0
     assert float(np.asarray(made.efficiency(0.0, [3]))[0]) == 1.0
@@ -295,7 +292,6 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_kept_run_stands_for(small: ElasticityStudy, tmp_path: Path) -> None:
-    """Protects a study from results of other jobs, another cluster, share or curves."""
     (tmp_path / "x.json").write_text("{}")
 
     def key(stretch: Stretch, share: float = 0.5, profiles: Path | None = None) -> str:
@@ -325,7 +321,6 @@ def test_what_a_kept_run_stands_for(small: ElasticityStudy, tmp_path: Path) -> N
     ],
 )
 def test_what_is_wrong_is_said_at_once(tmp_path: Path, arguments: list[str], said: str) -> None:
-    """Before anything is simulated."""
     path = tmp_path / "x.swf"
     path.write_text("1 0 5 100 4 -1 -1 4 200 -1 1 1 1 -1 1 1 -1 -1\n")
     given = ["--html", str(tmp_path / "p.html")] + [one.format(file=path) for one in arguments]

@@ -150,7 +150,6 @@ class Curious(Fifo):
 
 @pytest.mark.parametrize(("policy", "knows"), [("srtf", True), ("fifo", False)])
 def test_only_oracles_are_told_the_truth(policy: str, knows: bool) -> None:
-    """What a job still needs nobody else may know."""
     Curious.told = []
     work = workload(2)
     run(policy, {}, work, SMALL, make=Curious)
@@ -196,7 +195,6 @@ def test_a_request_becomes_a_uniform_shape(gpus: int, shape: str) -> None:
 
 
 def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
-    """Six GPUs on nodes of four, as published workloads ask for."""
     work = workload(1)
     six = replace(work, submissions=(Submission("six", 0.0, "cnn", 6, 128),))
     outcome = run("fifo", {}, six, SMALL, most_s=7200.0)

@@ -66,7 +66,6 @@ def same(one: Workload, other: Workload) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind if kind == "philly" else nightly(kind) for kind in MIXES])
 def test_a_seed_reproduces_everything_and_another_does_not(kind: str) -> None:
-    """Studies are repeated from their seeds alone."""
     assert same(generate(kind, seed=3), generate(kind, seed=3))
     assert not same(generate(kind, seed=3), generate(kind, seed=4))
 
@@ -101,7 +100,6 @@ def test_philly_is_skewed() -> None:
 
 
 def test_uniform_has_every_kind_as_often() -> None:
-    """The same kinds with equal weights: counts differ by one at most."""
     work = generate("uniform", jobs=150, seed=1)
     counts = [sum(s.application[:-2] == name for s in work.submissions) for name in KINDS]
     assert sum(counts) == 150
@@ -120,7 +118,6 @@ def test_load_is_what_is_asked_for_over_what_there_is() -> None:
 
 @pytest.mark.slow
 def test_twice_the_cluster_gets_twice_the_rate() -> None:
-    """Load means the same on every cluster."""
     usual = np.mean([offered(philly(seed), 64, 4) for seed in range(3)])
     large = np.mean([offered(generate("philly", seed=seed, gpus=256), 256, 4) for seed in range(3)])
     assert large == pytest.approx(usual, rel=0.25)
@@ -219,7 +216,6 @@ def test_users_ask_for_sizes_that_pay(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["poisson", "uniform", "diurnal"])
 def test_arrivals_come_at_the_rate_asked_for(how: str) -> None:
-    """As many jobs in as much time, in order, whatever the pattern."""
     rng = np.random.default_rng(0)
     times = submission_times(how, 4000, 8 * 3600.0, rng)  # type: ignore[arg-type]
     assert np.all(np.diff(times) >= 0)
@@ -230,7 +226,6 @@ def test_arrivals_come_at_the_rate_asked_for(how: str) -> None:
 
 
 def test_diurnal_arrivals_peak_in_the_afternoon() -> None:
-    """More jobs come between noon and four than between midnight and four."""
     times = submission_times("diurnal", 5000, 24 * 3600.0, np.random.default_rng(1)) / 3600.0
     afternoon, night = (np.sum((times >= a) & (times < a + 4)) for a in (4, 16))
     assert afternoon > 3 * night
@@ -239,7 +234,6 @@ def test_diurnal_arrivals_peak_in_the_afternoon() -> None:
 
 
 def test_rigid_jobs_are_the_share_asked_for() -> None:
-    """A quarter of the jobs never opted in."""
     assert sum(not s.elastic for s in generate("philly", jobs=80, rigid=0.25).submissions) == 20
 
 
@@ -256,7 +250,6 @@ def test_rigid_jobs_are_the_share_asked_for() -> None:
     ],
 )
 def test_bad_options_are_named(changed: dict[str, object], named: str) -> None:
-    """A message says what was given or what is accepted."""
     options: dict[str, object] = {"kind": "philly", **changed}
     with pytest.raises(BadInput, match=named):
         generate(str(options.pop("kind")), **options)  # type: ignore[arg-type]

@@ -111,7 +111,6 @@ ASKED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [*ASKED, {"licenses": LICENSE}], ids=str)
 def test_blocks_go_back_within_a_tick(tmp_path: Path, asked: dict[str, Any]) -> None:
-    """Whatever the job waits for, and without a requeue."""
     seconds, requeues = waited_s(tmp_path, Hot(launch_s=5.0), asked)
     assert seconds <= TICK_S + 5.0
     assert requeues == 0

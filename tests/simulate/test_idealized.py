@@ -178,7 +178,6 @@ def test_spread_and_packed_placement(made: Workload) -> None:
 
 
 def test_equal_runs_are_equal(made: Workload) -> None:
-    """Seeds reproduce a run, times of the real clock aside."""
     first, second = run("tiresias", made), run("tiresias", made)
     assert (first.jobs, first.segments, first.goodput) == (second.jobs, second.segments, second.goodput)
 
@@ -242,10 +241,7 @@ def planned(free: Mapping[str, int], *changes: GpuChange) -> dict[int, tuple[dic
             id="moves to fewer nodes",
         ),
         pytest.param(
-            {"n1": 0, "n2": 1, "n3": 0},
-            [GpuChange(1, Shape(1, 2), {"n1": 2}, optional=True)],
-            {},
-            id="no fewer nodes",
+            {"n1": 0, "n2": 1, "n3": 0}, [GpuChange(1, Shape(1, 2), {"n1": 2}, optional=True)], {}, id="no fewer nodes"
         ),
     ],
 )
@@ -300,7 +296,6 @@ def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
 
 
 def test_a_cluster_is_what_it_is_said_to_be() -> None:
-    """Also if one is made of another."""
     spec = replace(ClusterSpec(2, 1), gpus_per_node=4)
     assert (spec.gpus, spec.view.gpus_per_node, [part.gpus_per_node for part in spec.partitions()]) == (8, 4, [4])
     kinds = ClusterSpec(parts=(Part(1, 4, "a100"), Part(2, 2, "t4")))

@@ -21,7 +21,6 @@ IDLE_S, GROWN_S, END_S = 1200.0, 1500.0, 6000.0
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [Hot(launch_s=5.0), nightly(Requeue(30.0))], ids=["blocks", "requeue"])
 def test_it_shrinks_trains_on_and_does_not_grow_again(tmp_path: Path, mechanism: Mechanism) -> None:
-    """Busy until it has grown, then idle; nobody else waits for its GPUs."""
     free = {**AT_ONCE, "limits.growth_cost": 1000.0, "limits.idle_use": 0.1, "limits.idle_s": IDLE_S}
     settings = companion_settings(SPEC, tmp_path, free, tick_s=TICK_S, policy="fifo")
     quiet = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)

@@ -46,7 +46,6 @@ def test_a_database_that_knows_nothing_of_a_job(world: World, store: Store) -> N
 
 @pytest.mark.parametrize(("kind", "words"), [("epoch", "samples from"), ("throughput", "samples from")])
 def test_samples_that_were_skipped(world: World, store: Store, kind: str, words: str) -> None:
-    """A report that is missing looks like work that was never done."""
     world.pass_time(20_000)
     path = world.directory / "ones-1" / reports_name(0)
     lines = path.read_bytes().splitlines(keepends=True)

@@ -281,7 +281,6 @@ def test_a_late_result_is_not_sent_for_again(folder: StudyFolder) -> None:
 
 
 def test_one_command_at_a_time(folder: StudyFolder, tmp_path: Path) -> None:
-    """Locks are those of processes, so the first command is another one."""
     code = (
         "import fcntl, sys, time; file = open(sys.argv[1], 'r+'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
         "print('locked', flush=True); time.sleep(60)"

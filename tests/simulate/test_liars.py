@@ -94,7 +94,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", [nightly("samples"), nightly("samples and batch"), "samples and steps"])
 def test_liars_hold_no_more_than_honest_jobs(tmp_path: Path, honest: dict[str, float], lie: str) -> None:
-    """Nor do honest jobs lose GPUs by them."""
     lied = held(tmp_path / "lied", LIES[lie])
     assert lied["liar"] <= lied["honest"]
     assert lied["honest"] >= 0.95 * honest["honest"]

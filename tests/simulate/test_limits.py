@@ -95,6 +95,5 @@ def test_no_hour_is_lost_to_a_reservation(tmp_path: Path, mechanism: Mechanism, 
 
 @pytest.mark.parametrize(("factor", "most"), [(1.0, 2), (1000.0, 16)])
 def test_growth_that_is_charged_is_bounded(tmp_path: Path, factor: float, most: int) -> None:
-    """By what it costs more than the size that was asked for."""
     found = ran(tmp_path, Hot(), SlurmConf(), **{"limits.growth_cost": factor})
     assert found.gpus <= most and ("growth_cost" in found.outcomes) == (factor == 1.0), found

@@ -34,7 +34,6 @@ WORK = {"a": 5.0, "b": 50.0}
 
 
 def test_figures_of_two_jobs() -> None:
-    """Every figure is what a person would work out."""
     found = figures(OUTCOME, WORK)
     assert found == pytest.approx(
         {

@@ -112,7 +112,6 @@ def test_why_a_job_stays_below_a_leaf_switch_is_said() -> None:
 
 
 def test_what_is_wrong_with_a_network_is_said() -> None:
-    """Before anything is run."""
     for text in ("4x4:0.5", "4", "4x4:inf", "0x4:3", "4x4:true"):
         with pytest.raises(BadInput, match="is not LEAVESxNODES:TAPER"):
             parse_network(text)

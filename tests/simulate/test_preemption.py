@@ -98,7 +98,6 @@ def test_a_job_is_served_by_preemption_alone(asked: dict[str, Any], site: dict[s
 
 
 def test_licenses_are_waited_for_unless_slurm_reclaims_them() -> None:
-    """CPUs being free, nobody is preempted."""
     harness = Harness(partitions=PARTITIONS, conf=conf())
     guests = [harness.running(1, 1, qos="guest", licenses=(("matlab", 1),)) for _ in range(3)]
     job_id = harness.submit(1, licenses=(("matlab", 1),))
@@ -277,7 +276,6 @@ def test_a_job_of_several_partitions_starts_in_the_first_with_room() -> None:
 
 
 def test_a_first_job_keeps_the_nodes_that_its_partition_shares() -> None:
-    """A later job of another partition waits behind it."""
     harness = Harness(partitions=PARTITIONS[:2])
     harness.running(4, 3)
     large, small = harness.submit(1, 4), harness.submit(1, 1, partition="other")

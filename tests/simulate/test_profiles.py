@@ -60,28 +60,17 @@ def test_efficiency_follows_the_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        (
-            "placements.csv",
-            "4,16,1.01",
-            "4,16,fast",
-            r"placements.csv: line 6, column step_time: 'fast' is no",
-        ),
+        ("placements.csv", "4,16,1.01", "4,16,fast", r"placements.csv: line 6, column step_time: 'fast' is no"),
         ("placements.csv", "4,16,1.01", "4,16,inf", r"line 6, column step_time: 'inf' is not finite"),
         ("placements.csv", "4,16,1.01", "4,16,-1", r"line 6, column step_time: '-1' is negative"),
         ("placements.csv", "4,16,1.01", "4o,16,1.01", r"line 6, column placement: '4o' is not GPUs per node"),
         ("placements.csv", "step_time", "seconds", r"line 1: no column step_time"),
         ("placements.csv", "1,256,", "2,256,", r"too few points"),
         ("validation-64.csv", "200,200", "100,200", r"progress does not rise"),
-        (
-            "validation-64.csv",
-            "300,300,0.3,1.0",
-            "300,300,0.3,nan",
-            r"-64.csv: line 4, column grad_sqr: 'nan'",
-        ),
+        ("validation-64.csv", "300,300,0.3,1.0", "300,300,0.3,nan", r"-64.csv: line 4, column grad_sqr: 'nan'"),
     ],
 )
 def test_bad_profiles_name_file_line_and_column(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
-    """Whoever wrote the file finds the place."""
     folder = write_profile(tmp_path / "net")
     text = (folder / file).read_text()
     assert old in text
@@ -111,7 +100,6 @@ def test_a_profile_of_one_node_alone_is_too_little(tmp_path: Path) -> None:
     ],
 )
 def test_bad_workloads_name_file_line_and_column(tmp_path: Path, row: str, message: str) -> None:
-    """Whoever wrote the file finds the place."""
     write_profile(tmp_path / "profiles" / "net")
     path = write_workload(tmp_path / "work.csv", ["a,0,net,4,64", row])
     with pytest.raises(BadInput, match=rf"work\.csv: {message}"):

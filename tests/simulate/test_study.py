@@ -111,7 +111,6 @@ def test_seeds_that_one_lost_are_not_compared(runs: list[StudyRun]) -> None:
 
 
 def test_json(runs: list[StudyRun]) -> None:
-    """Every metric under its name, every job, the plan with its whole cluster."""
     found = as_json(PLAN, summarize(PLAN, runs), runs)
     assert {
         "mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "gpu_use", "resizes_per_job",

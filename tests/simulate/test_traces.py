@@ -97,11 +97,7 @@ def rows(trace: Trace) -> list[tuple[Any, ...]]:
 def test_swf(read: Callable[..., Trace]) -> None:
     """Negative numbers are unknown, lines are put in order, and jobs without GPUs or length are counted apart."""
     found = read(SWF)
-    assert rows(found) == [
-        ("1", 0, 5, 100, 4, 0, 200),
-        ("6", 4, 5, 10, 1, 0, 60),
-        ("2", 10, None, 50, 2, 0, 0),
-    ]
+    assert rows(found) == [("1", 0, 5, 100, 4, 0, 200), ("6", 4, 5, 10, 1, 0, 60), ("2", 10, None, 50, 2, 0, 0)]
     assert dict(found.left_out) == {
         "never ran, or ended at once": 1, "no GPUs": 1, "part of a job that has a line of its own": 1
     }  # fmt: skip
@@ -109,7 +105,6 @@ def test_swf(read: Callable[..., Trace]) -> None:
 
 
 def test_an_archive_is_unpacked(tmp_path: Path) -> None:
-    """As the Parallel Workloads Archive has them."""
     path = tmp_path / "x.swf.gz"
     path.write_bytes(gzip.compress(SWF.encode()))
     assert len(read_trace(path).jobs) == 3
@@ -121,7 +116,6 @@ def test_an_archive_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_helios_and_acme(read: Callable[..., Trace]) -> None:
-    """One scheduler's columns, and a site's own; Acme's times have zones, also several."""
     helios = read(HELIOS)
     assert (helios.format, rows(helios)) == ("Helios", [("1", 0, 60, 3600, 8, 2, 0)])
     assert dict(helios.left_out) == {
@@ -190,7 +184,6 @@ def test_no_run_counts_with_two_pieces_of_a_span() -> None:
 
 
 def test_sacct_as_people_ask_for_it(read: Callable[..., Trace]) -> None:
-    """Local times, a trailing separator, ids of arrays, limits in words."""
     text = (
         "JobID|Submit|Start|End|State|AllocTRES|Timelimit|\n"
         "7_1|2026-01-31T08:00:00|2026-01-31T08:01:00|2026-01-31T09:01:00|COMPLETED|gres/gpu:a100=2|1-02:00:30|\n"
@@ -227,7 +220,6 @@ def test_sacct_as_people_ask_for_it(read: Callable[..., Trace]) -> None:
     ],
 )
 def test_broken_files(read: Callable[..., Trace], text: str, said: str) -> None:
-    """Each error says file, line and what to do."""
     with pytest.raises(BadInput, match=r"trace") as error:
         read(text)
     assert any(one in str(error.value) for one in said.split("|"))
@@ -251,7 +243,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(read: Callable[..., Trace], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One job too many is an error, in each reader."""
     monkeypatch.setattr(limits, "MOST_JOBS", 1)
     monkeypatch.setattr("slurm_ones.simulate.workloads.formats.MOST_JOBS", 1)
     for text in (SWF, CUT, SACCT):
@@ -279,7 +270,6 @@ PIECES = st.sampled_from(
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), PIECES), max_size=4),
 )
 def test_a_damaged_trace_is_read_or_refused(tmp_path: Path, name: str, edits: list[tuple[float, int, str]]) -> None:
-    """Never another error, and never a job that cannot be."""
     text = WHOLE[name]
     for at, cut, piece in edits:
         begin = int(at * len(text))

@@ -245,7 +245,6 @@ def test_a_newer_order_calls_a_drain_off(bench: Bench) -> None:
 
 
 def test_a_drained_run_is_followed_by_one_that_repeats_nothing(bench: Bench) -> None:
-    """At the ordered batch, and after the seconds that launching and loading take."""
     bench.start(2)
     bench.wait(100)
     bench.order(1, drain=True, batch=1024)
@@ -311,7 +310,6 @@ def test_an_order_that_waits_is_heard_at_the_start(bench: Bench) -> None:
 
 
 def test_a_rigid_job_writes_nothing(tmp_path: Path) -> None:
-    """It never opted in, and trains to its end all the same."""
     bench = Bench(tmp_path, elastic=False)
     bench.start(2)
     bench.wait(5000)
@@ -320,7 +318,6 @@ def test_a_rigid_job_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_progress_is_the_same_in_small_stretches_and_large_ones() -> None:
-    """However often a training is looked at, it comes as far."""
     course = TrainingCurve(CIFAR, 1.0)
     whole = course.use(Position(), 40_000, 4096, 10).progress
     at = Position()

@@ -27,7 +27,6 @@ FILLED = Wishes(account=sites.ACCOUNT)
 
 @each
 def test_shellcheck(name: str, tmp_path: Path) -> None:
-    """Users copy them: no warning of any kind, and lines that fit."""
     script = tmp_path / f"{name}.sbatch"
     script.write_text(batch_script(name, SITES[name]))
     assert max(map(len, script.read_text().splitlines())) <= 120
@@ -80,7 +79,6 @@ def test_options_fill_it_in() -> None:
 
 
 def test_exported_places_are_kept(tmp_path: Path) -> None:
-    """$SCRATCH is where the job's directory goes, unless its user says otherwise."""
     script = tmp_path / "job"
     text = batch_script("perlmutter", SITES["perlmutter"], FILLED).rpartition("exec ")[0]
     script.write_text(text + 'echo "$ONES_JOB_ROOT"')
@@ -90,7 +88,6 @@ def test_exported_places_are_kept(tmp_path: Path) -> None:
 
 
 def test_words_that_a_shell_would_run() -> None:
-    """A record's own words are ours; a user's are checked."""
     with pytest.raises(BadInput):
         batch_script("delta", SITES["delta"], replace(FILLED, partition="$(reboot)"))
 

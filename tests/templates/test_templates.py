@@ -37,7 +37,6 @@ def test_there_are_templates() -> None:
 
 @each
 def test_shellcheck(template: Path) -> None:
-    """Users copy them: no warning of any kind."""
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, "--severity=style", template], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -81,7 +80,6 @@ def blocks(template: Path) -> bool:
 
 @each
 def test_the_job_directory(template: Path, tmp_path: Path) -> None:
-    """What a user exported holds: a template names no directory of its own."""
     script = tmp_path / "job"
     script.write_text(template.read_text().rpartition("exec ")[0] + "env")
     for env in ({}, {"ONES_JOB_DIR": "/scratch/mine"}, {"ONES_JOB_ROOT": "/scratch/ones"}):
