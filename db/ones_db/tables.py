@@ -321,7 +321,7 @@ MEMBERSHIPS = table(
     whole("world", "GPUs in all, one rank each"),
     whole("step", "optimizer steps since the job's first run"),
     whole("batch", "global batch from then on, samples"),
-    number("pause_s", "from the last step before to the end of the first after it, seconds"),
+    number("pause_s", "from the last step before to the end of the first after it, less a usual step, seconds"),
     whole("bytes", "state that was sent to new blocks, bytes"),
     number("transfer_s", "what sending it took of pause_s, seconds"),
     number("ready_s", "from the order until the last new block was ready, training going on, seconds"),

@@ -119,7 +119,7 @@ MEMBERSHIP_TIMELINE = View(
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
         Column("step", "int", "optimizer steps since the job's first run, at its beginning"),
-        Column("pause_s", "float", "from the last step before the change to the end of the first after it, seconds"),
+        Column("pause_s", "float", "last step before to the end of the first after it, less a usual step, seconds"),
         *stored(MEMBERSHIPS, "bytes transfer_s ready_s why"),
         Column("order_number", "int", "order that asked for it; null if the job changed by itself"),
     ),

@@ -50,9 +50,9 @@ class Run:
         self.records.meter = Meter(2.0, lambda: self.device.now, self.device.wait)
         self.records.membership(ONE, 0.0, 0, 0.0, None)
 
-    def step(self) -> None:
+    def step(self, seconds: float = 0.3) -> None:
         self.records.meter.start()
-        self.device.launch(0.3)
+        self.device.launch(seconds)
         self.progress.step += 1
         self.records.step(8, 8.0)
 
@@ -69,20 +69,34 @@ def test_a_pause_lasts_until_the_first_step_is_done(tmp_path: Path, capsys: pyte
     """Protects what resizes are weighed by: connecting, compiling and filling the caches fall into the first step,
     which counts once the device did it. Neither an evaluation before it nor the second step is the change's."""
     run = Run(tmp_path)
-    for _ in range(3):
+    for _ in range(2):
         run.step()
     run.device.wait()
     run.change(0.5)
-    run.records.send(Batch(3, 16, 1.0))
+    run.records.send(Batch(2, 16, 1.0))
     run.device.now += 60.0  # an evaluation
     assert [report.generation for report in run.reported(Membership)] == [1]
     run.step()
     changed = run.reported(Membership, Batch)[1:]
     assert [type(report) for report in changed] == [Membership, Batch], "in the order in which they came"
-    assert (changed[0].step, changed[0].transfer_s, changed[0].pause_s) == (3, 0.2, pytest.approx(0.5 + 0.31))
-    assert "at step 3: paused 0.81 s" in capsys.readouterr().err
+    assert (changed[0].step, changed[0].transfer_s, changed[0].pause_s) == (2, 0.2, pytest.approx(0.5 + 0.31))
+    assert "at step 2: paused 0.81 s" in capsys.readouterr().err
     run.step()
     assert len(run.reported(Membership)) == 2
+
+
+def test_a_usual_step_is_no_pause(tmp_path: Path) -> None:
+    """Protects jobs of long steps: a change that costs them nothing must not seem to cost a step."""
+    run = Run(tmp_path)
+    for _ in range(20):
+        run.step()
+    run.records.flush()
+    run.change(0.5)
+    run.step(0.9)
+    assert run.reported(Membership)[-1].pause_s == pytest.approx(0.5 + 0.91 - 0.31)
+    run.change(0.5)
+    run.step(0.1)  # twice as many ranks
+    assert run.reported(Membership)[-1].pause_s == pytest.approx(0.5)
 
 
 def test_a_change_without_a_step_is_reported_at_the_end(tmp_path: Path) -> None:

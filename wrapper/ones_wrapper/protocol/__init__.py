@@ -343,7 +343,7 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """Time from the end of the last step before the change to the end of the first step after it."""
+    """Time from the last step before the change to the end of the first after it, less a usual step."""
     bytes: int = 0
     """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0

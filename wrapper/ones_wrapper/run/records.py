@@ -46,6 +46,8 @@ class Records:
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
         self._after: list[Report] = []
         """Reports held back until the change's own report is sent."""
+        self._sample_s = 0.0
+        """Time that one rank took for a sample in the last interval; 0 before the first."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
         """True if the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
@@ -86,6 +88,8 @@ class Records:
     def _send_interval(self, report: Throughput | None) -> None:
         """Send the report of an interval; log the speed in tokens, and a loss that is no number, once."""
         self.send(report)
+        if report is not None:
+            self._sample_s = report.seconds * self._group.world / report.samples
         if report is not None and report.tokens and not self._told and self._writer is not None:
             self._told = True
             speeds = f"{report.samples / report.seconds:.4g} samples/s, {report.tokens / report.seconds:.4g} tokens/s"
@@ -156,7 +160,8 @@ class Records:
             progress, total, self._sizes.batch, self._sizes.lr_factor, 0 if held is None else held.total
         )
         progress.trained_s += meter.last_s
-        self._changed(meter.last_s)
+        # Of the first step only what the change adds to it: a usual step of a minute is no pause.
+        self._changed(max(0.0, meter.last_s - self._sample_s * total / self._group.world))
         self._resizes.stepped(progress.step, useful, meter.last_s)
         if not self._first:
             self._first = True
@@ -229,11 +234,12 @@ class Records:
         if not pause_s:
             self._changed(0.0)
 
-    def _changed(self, first_step_s: float) -> None:
+    def _changed(self, longer_s: float) -> None:
+        """Report a change whose first step took this much longer than its samples did on as many ranks before."""
         if self._change is None:
             return
         (old, report, gain), self._change = self._change, None
-        pause_s = report.pause_s + first_step_s
+        pause_s = report.pause_s + longer_s
         if old not in ("", self._shape):
             self._resizes.switched(old, self._shape, report.step, pause_s, gain, speaks=self._group.rank == 0)
         for each in (replace(report, pause_s=pause_s), *self._after):
