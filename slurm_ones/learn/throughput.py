@@ -52,7 +52,7 @@ from slurm_ones.policy.contract import Floats, Ints
 LAST = 5
 """Number of last measurements kept at each shape and batch (ONES)."""
 MOST_POINTS = 16
-"""Largest number of shapes and batches in a fit: the last measured ones."""
+"""Most pairs of shape and batch in a fit; the fit uses those measured last."""
 ODD = math.log(2.0)
 """Log distance from the median at its size beyond which a measurement is dropped: a stall, or a clock jump."""
 ABSURD = 1e12

@@ -168,7 +168,7 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of weights and biases by layer, the last without bias, and of the void action's weights."""
+"""Shapes of each layer's weights and bias, then of the void action's weights; the last layer has no bias."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 

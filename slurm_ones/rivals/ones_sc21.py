@@ -335,8 +335,8 @@ class SizeBounds:
     """Limits R on each job's GPUs (ONES §3.3), remembered by job id: a job earns a larger limit by running at its
     present one.
 
-    On Slurm a new job's first limit is its smallest size if that is above the paper's 1 GPU. Doubling goes at least to
-    the next larger size.
+    On Slurm a new job's first limit is its smallest size if that is above the paper's 1 GPU. If a doubled limit is
+    below the job's next larger size, the limit becomes that size.
     """
 
     def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:

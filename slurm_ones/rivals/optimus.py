@@ -50,7 +50,7 @@ class LossCurve:
         return 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
 
     def converged(self, drop: float) -> float:
-        """Return the number of epochs from which on each further epoch lowers the loss by less than `drop`."""
+        """Return the number of epochs after which one more epoch lowers the loss by less than `drop`."""
         if self.slope <= 0.0:
             return 0.0
         # slope / (slope · k + offset)² is what the epoch around k brings.
