@@ -304,8 +304,8 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with its user's texts made printable. While guests run, only base blocks count as the
-    requested shape."""
+    """Return the job's record, with its user's texts made printable. While guests run next to base blocks, the
+    requested shape is that of the base blocks."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
     return JobRecord(

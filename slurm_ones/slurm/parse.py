@@ -469,8 +469,8 @@ def setting(config: Mapping[str, str], name: str) -> str:
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide a node's other GPUs from a job; None if Slurm does not show it. Two blocks on
-    one node then may not reach each other's GPUs.
+    """Tell whether device cgroups hide a node's other GPUs from a job; None if Slurm does not show it. If they do, two
+    blocks on one node may be unable to reach each other's GPUs.
 
     Slurm shows cgroup.conf if any plugin uses cgroups, but only task/cgroup constrains devices.
     """

@@ -2,9 +2,9 @@
 
 Importing this module raises ImportError if PySlurm does not fit Slurm's release, so only `connect` imports it.
 `CommandClient` does the rest, for these reasons. PySlurm cannot name array tasks or set shapes (`Job.modify` never
-sends node counts). It loads nodes without GPUs in use, and `Job.get_resource_layout_per_node` crashes under 26.05.
-`send_signal` fails on a stale errno, `requeue` also takes ended jobs, and `hold(mode="user")` dereferences NULL. Sites
-hook into sbatch, so it submits.
+sends node counts). Its nodes do not show how many GPUs are in use, and `Job.get_resource_layout_per_node` crashes under
+26.05. `send_signal` fails on a stale errno, `requeue` also takes ended jobs, and `hold(mode="user")` dereferences NULL.
+Jobs are submitted with sbatch, because sites hook into it.
 """
 
 from __future__ import annotations
