@@ -73,7 +73,7 @@ class AccumulationStep:
     largest: int
     """Most samples of any pass of this step on any rank, 1 or more."""
     borrows: int = 1
-    """Copies of the borrowed sample in a pass without samples of its own."""
+    """Number of copies of the borrowed sample in this pass, if `samples` is 0."""
     tokens: Tokens | None = None
     """Token counts if means are over tokens; None if they are over samples."""
 

@@ -39,7 +39,7 @@ class _Place:
         self.heard: dict[bytes, float] = {}
         """Monotonic time of each process's last heartbeat, or of the first question about it."""
         self.leads = b""
-        """The host's name in heartbeats; empty if it sends none."""
+        """Name under which the host sends heartbeats; empty while it sends none."""
 
 
 class _Member:

@@ -2,12 +2,12 @@
 
 Its owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. The array's waiting tasks are moved to
 that queue with the owner's rights, one order names all tasks, and the array's throttle is lifted. From then on Slurm
-starts them as there is room, preempts them for anybody and starts them again. One task waits in the job's own queue
-until the time of the base is nearly over, and takes its place.
+starts them as there is room, preempts them for anybody and starts them again. One task stays in the job's own queue. It
+may start, as the next base block, when the present base block's time is nearly over.
 
-Nothing is ever put into a hold, so nobody has to be there to lift it: what must not start yet waits behind the array's
-throttle, or for a time. Each look begins with what Slurm has and does what is missing. So the process may die between
-any two commands, and two may look at once. Nothing here opens a file or starts a process.
+Nothing is ever put into a hold, so nobody has to be there to lift it: a task that must not start yet waits behind the
+array's throttle, or has a later start time. Each look reads what Slurm has, and does what is missing. So the process
+may die between any two commands, and two processes may look at once. Nothing here opens a file or starts a process.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ def _stateful(kind: type) -> bool:
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
-    """Return an object and all objects reached from it by attributes of these names, also in lists."""
+    """Return an object and all objects that its attributes of these names lead to, directly or as items of lists."""
     found: list[Any] = []
     left = [thing]
     while left and len(found) < 100:

@@ -1,7 +1,7 @@
-"""Fused optimizer: one step makes the step of each member's own optimizer, on the tensors of all members at once.
+"""Fused optimizer: one step updates all members at once, each as its own optimizer would.
 
 Schedules act on the members' optimizers, whose parameter groups are read at each step. The fused optimizer's own
-learning rate is a factor on top, 1 at first, by which the job's batch rule acts.
+learning rate is a factor on all members' rates: 1 at first, and changed by the job's batch rule.
 """
 
 from __future__ import annotations
