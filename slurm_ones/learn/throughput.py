@@ -146,8 +146,8 @@ class MeasuredThroughput:
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
         """Factor on the speed at all of the job's sizes: the plausible share of its claim at the smallest measured
-        size. A separate bound at each size would let a claim scale better than its peers do, which are less certain
-        at many GPUs."""
+        size. A separate bound at each size would be looser at many GPUs, where the peers' speed is less certain. A
+        claim could then scale better than the peers do."""
         self.apart: Floats = np.zeros(FIGURES)
         """(7,) further uncertainty of the figures at every size: a direction with length one deviation."""
 
@@ -245,8 +245,8 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return the least log seconds of a step by linear scaling from the smallest measured size; -inf up to it. Only
-        jobs with own measurements have rows."""
+        """Return the least log seconds of a step by linear scaling from the smallest measured size; -inf at sizes up to
+        that one. Only jobs with own measurements have rows."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
         here, figures = at.each(lambda values: values[rows]), self._figures[rows]

@@ -78,7 +78,8 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the view with sizes of growth steps: the largest to each power of two, the requested, the present."""
+    """Return the job's view with only these sizes: the largest up to each power of two, the requested and the present
+    size."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):

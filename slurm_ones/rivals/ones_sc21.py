@@ -77,7 +77,7 @@ class Space:
     """(J,) samples used so far by each job."""
     alpha: Floats
     beta: Floats
-    """(J,) second parameter, `alpha` the first, of the Beta distribution of ρ: the share of work that is done."""
+    """(J,) second parameter of the Beta distribution of ρ, the share of work that is done. `alpha` is the first."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
@@ -207,7 +207,7 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place counts like `place_counts`, but growing jobs may shrink; return also which could not (K, J)."""
+    """Place counts like `place_counts`, but a job that cannot grow may shrink. Also return (K, J) those that cannot."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -232,7 +232,7 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
 
 
 def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
-    """Place jobs of at least one node, largest first. Without room those in `moving` shrink, even below one."""
+    """Place jobs of at least one node, largest first. A job without room gets a smaller size in `moving`."""
     large = (moving >= per_node) & (per_node > 0)
     while large.any():
         order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
