@@ -130,8 +130,9 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
-        """Return throttles missing in the snapshot, by array id. One call reads those of arrays of blocks refused
-        because they show none, and once each array that waits next to jobs that opted in."""
+        """Return throttles missing in the snapshot, by array id. One call reads them for arrays of blocks that were
+        refused because they show none. While a job that opted in runs, it also reads those of other
+        waiting arrays, each once."""
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in jobs.items()
@@ -338,7 +339,7 @@ def node_record(node: Node) -> NodeRecord:
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """Return the record of the job's present run, which is a term for a job of blocks: Slurm shows only the first
+    """Return the record of the job's present run. Each run of a job of blocks is a term; Slurm shows only the first
     term's start. `before` is the run's last record. The GPU kind is the requested one, else that of its nodes by
     `kinds`."""
     job, shape = elastic.job, elastic.shape

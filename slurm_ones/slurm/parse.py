@@ -56,7 +56,7 @@ COMMAND = ("squeue", "--noheader", "--states=all", "--array")
 """Command that lists all tasks separately. Without `--array` squeue merges an array's waiting tasks, and shows them
 with the first one's shape and hold."""
 REQUEUE_HELD = "requeued in held state"
-"""Slurm's description of a job in the hold of `scontrol requeuehold`, also in place of the reason."""
+"""Slurm's description of a job in the hold of `scontrol requeuehold`; it may also stand in the field of the reason."""
 
 FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
@@ -94,7 +94,7 @@ _TASKS = [*FIELDS].index("array_tasks")
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
-"""Pattern of a user (an id follows) or an account, and the limits that one QOS sets for them."""
+"""Pattern of a user, followed by its id, or of an account, then of the limits that one QOS sets for it."""
 _QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
 """Pattern of a resource, its limit and its use; N in place of the limit means no quota."""
 _FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
@@ -103,7 +103,7 @@ _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), JobState.PENDING),
 }
-"""Base state of a job for which Slurm shows only a flag, by that flag; COMPLETING by itself implies no state."""
+"""Base state by the flag that Slurm shows in its place; COMPLETING by itself implies no state."""
 
 
 @contextmanager
