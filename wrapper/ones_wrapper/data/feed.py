@@ -159,8 +159,8 @@ def clamp_batch(
 
 @lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1, least: int = 1) -> int:
-    """Return the fewest passes of a step of `total` samples by which no replica exceeds `max_local` samples a pass.
-    `max_local` is a multiple of `unit`."""
+    """Return the smallest number of passes in which no replica has more than `max_local` samples a pass, for a step of
+    `total` samples. `max_local` is a multiple of `unit`."""
     return -(-_largest(total, replicas, unit, least) // max_local)
 
 
@@ -312,8 +312,8 @@ class Feed:
         A replica without samples in a pass gets a borrowed sample of weight 0, so that it takes part in the exchange.
         Samples that workers fetched ahead do not count as used.
 
-        Global generators are as they were after each fetch, which costs 0.1 ms. With `seeded` the caller seeds the
-        generators before each step's first pass, so they are not restored before it.
+        Each fetch leaves the global generators as it found them, which costs 0.1 ms. With `seeded` the caller seeds
+        them before each step's first pass, so that pass's fetch does not restore them.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
@@ -324,8 +324,8 @@ class Feed:
         return zip(used, self._fetched(epoch), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
-        """Return a replica's part of the whole dataset in as few passes of at most `most` samples as the largest part
-        needs. Empty passes are left out."""
+        """Return a replica's passes over its part of the whole dataset, each of at most `most` samples. Every replica
+        has as many passes as the largest part needs, less those without samples."""
         cut = Cut(self.samples, replicas, replica, most, unit)
         parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), cut)
         return [part for part in parts if part.samples]
@@ -404,7 +404,7 @@ class _Collated(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
         self.dataset, self._seed, self._collate = dataset, seed, collate
         self._by_item, self._collates = keyed and may_draw(dataset), keyed and collate is not default_collate
-        """True if fetching a sample, or collating samples, needs numbers of its own; torch's collate draws none."""
+        """True if fetching, or collating, needs random numbers of its own; torch's collate draws none."""
 
     def __getitems__(self, request: _Request) -> Any:
         epoch, indices, keep = request

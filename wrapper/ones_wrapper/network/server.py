@@ -20,7 +20,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.standstill import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles of a connection: host of a place that ends with it, member of a hosted place, and of a place without host."""
+"""Roles of a connection: host of a place, which ends with it; member of a hosted place; member of one without host."""
 _TURN_S = 1.0
 """Most seconds between two checks whether this process was suspended."""
 _MOST_UNREAD = 4 * MOST
@@ -70,8 +70,8 @@ class StoreServer:
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
         self._broken: list[_Member] = []
-        """Members whose connections failed, until the turn's end: the ranks of a node end together, and each one's will
-        is sent to all the others."""
+        """Members whose connections failed; they leave at the turn's end. A node's ranks end together, so sending one's
+        will to the others may find more of them."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopped, self._wake = socket.socketpair()
@@ -256,7 +256,7 @@ class StoreServer:
         return [values.get(key, expected)]
 
     def _do_peek(self, member: _Member, *keys: bytes) -> list[bytes]:
-        """Return for each key an empty field, or one byte and its value."""
+        """Return for each key a byte and its value; an empty field for a key that is missing."""
         values = member.place.values
         return [b"+" + values[key] if key in values else b"" for key in keys]
 

@@ -69,7 +69,8 @@ class QueueLine(NamedTuple):
 
 
 def look_command(array: int) -> list[str]:
-    """Return the squeue command that lists an array's tasks, for SLURM_TIME_FORMAT=%s and no formats of the user's."""
+    """Return the squeue command that lists an array's tasks. Its environment needs SLURM_TIME_FORMAT=%s, and no format
+    of the user's."""
     return ["squeue", "--noheader", "--array", "--states=all", f"--jobs={array}", "--format=%K|%T|%P|%q|%l|%e|%r|%k"]
 
 
@@ -104,7 +105,7 @@ def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
 
 
 def most_guests(optin: OptIn, nodes: int, gpus_per_node: int) -> int:
-    """Return the number of blocks of this shape, sbatch's, that the job may have beyond its base block."""
+    """Return the number of blocks that the job may have beyond its base block, each of the shape given to sbatch."""
     most, each = (optin.gpus[1], nodes * gpus_per_node) if optin.gpus else ((optin.nodes or (1, 1))[1], nodes)
     return most // each - 1 if each else 0
 
@@ -255,8 +256,8 @@ class StandingGuests:
             self._again[one.task] = now if not why or _LATER.search(why) else math.inf
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
-        """Write an order that names all tasks, likely leaders first, and lift the array's throttle, once each task
-        waits in its queue."""
+        """Write an order that names all tasks, likely leaders first, and lift the array's throttle. Called once each
+        task is in the queue where it belongs."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")

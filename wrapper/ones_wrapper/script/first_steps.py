@@ -125,7 +125,7 @@ class FirstSteps:
         self._model = model
         self._shapes, self._inner = _shapes(model), {*map(id, model.modules())}
         self._grown = False
-        """True if a module in `_inner` (ids) got a new parameter or buffer, or another module at a place."""
+        """True once a module in `_inner`, which holds ids, got a new parameter or buffer, or got another submodule."""
         for kind in ("module", "parameter", "buffer") if optimizers else ():
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
@@ -167,7 +167,7 @@ class FirstSteps:
         self._parts += [len(one) for one in islice(given, 1)]
 
     def together(self, name: str) -> None:
-        """Log a call of `name`, made by all ranks together, if the script makes it only on rank 0."""
+        """Log a finding if the script calls `name` under a condition on the rank: all ranks must call it together."""
         if self._speaks and by_rank():
             self.say(TOGETHER.replace("{name}", name))
 
@@ -271,7 +271,8 @@ class FirstSteps:
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if some of these, neither parameters nor gradients, have the shapes of all trained parameters."""
+        """Return True if these hold a tensor of the shape of each trained parameter, besides parameters and gradients
+        themselves."""
         trained = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
@@ -286,7 +287,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """Return values, and those in lists and dicts instead of these; data is longer than a model's list."""
+    """Return values, with lists and dicts replaced by their items; those of data, which are longer, stay whole."""
     found: list[Any] = []
     for one in values:
         inner = isinstance(one, (list, tuple, dict)) and len(one) <= _LONG
