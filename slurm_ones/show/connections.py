@@ -1,6 +1,7 @@
 """Limits on a server's connections: idle ones are closed, and unauthenticated peers cannot use them up.
 
-A connection without an authenticated request is a stranger's. If all `CONNECTIONS` are in use, the peer with the most
+A connection without an authenticated request is a stranger's. A peer has at most `STRANGERS` of them; more are closed
+as they are accepted, which costs a twentieth of serving them. If all `CONNECTIONS` are in use, the peer with the most
 strangers loses its oldest ones. A peer is a local user, by the kernel's socket table, or else an address; so no peer
 keeps others out.
 """
@@ -21,12 +22,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CONNECTIONS = 1_200
 """Most open connections."""
+STRANGERS = 256
+"""Most strangers of a peer."""
 HEADER_S = 5.0
 """Longest wait for the whole header of a connection's first request, s; then the connection is closed."""
 PATIENCE_S = 10.0
 """Idle time after which a connection is closed, at the latest after twice as long: no request, or an unread answer."""
 AT_A_TIME = 16
 """Closing one stranger closes 1/16 of `CONNECTIONS`, since finding the owners costs as much for a single one."""
+COUNT_S = 0.1
+"""Time after which strangers are counted again."""
+REFUSED_AT_ONCE = 64
+"""Most connections that are closed before the server looks at others."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
 """Constants of sock_diag(7), and the offset of the user id in its answer."""
@@ -83,6 +90,30 @@ def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
     host = client[0]
     uid = user_of(client, (server[0], server[1] or 0)) if host.startswith(LOOPBACK) else None
     return host if uid is None else f"uid {uid}"
+
+
+class Door(socket.socket):
+    """Listening socket that accepts at most `STRANGERS` strangers of a peer."""
+
+    def __init__(self, listening: socket.socket, connections: set[Any]) -> None:
+        """Take the place of `listening`; `connections` are the server's open ones."""
+        super().__init__(listening.family, listening.type, listening.proto, listening.detach())
+        self._connections = connections
+        self._strangers, self._counted_at = Counter[str](), 0.0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection that has a place. Close some that have none, then let the server go on."""
+        if time.monotonic() > self._counted_at + COUNT_S:
+            self._counted_at = time.monotonic()
+            self._strangers = Counter(one.peer for one in self._connections if one.stranger)
+        for _ in range(REFUSED_AT_ONCE):
+            connection, client = super().accept()
+            peer = peer_of(client, connection.getsockname())
+            if self._strangers[peer] < STRANGERS:
+                self._strangers[peer] += 1
+                return connection, client
+            connection.close()
+        raise BlockingIOError  # as if none waited
 
 
 class Bounded(H11Protocol):

@@ -469,6 +469,22 @@ def test_who_opens_most_loses_the_oldest(serve: Serve, monkeypatch: pytest.Monke
     assert told(listening)
 
 
+def test_a_peer_has_so_many_strangers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects viewers from a user whose connections alone keep the server busy: more than a few are closed at once, and
+    those of viewers count only until they are let in."""
+    monkeypatch.setattr(connections, "STRANGERS", 5)
+    monkeypatch.setattr(connections, "COUNT_S", 0.0)
+    page = serve()
+    viewers = [listener(page) for _ in range(7)]
+    with ExitStack() as opened:
+        held = [opened.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=30)) for _ in range(12)]
+        assert all(hang_up(one) for one in held[5:])
+        monkeypatch.setattr(connections, "user_of", lambda client, server: 1)
+        assert page.get("/")[0] == 200, "another user"
+    page.tick(time.time() + 1)
+    assert all(told(one) for one in viewers)
+
+
 def test_the_kernel_knows_who_connects(serve: Serve) -> None:
     """Protects the rule above: by the other end's port, on loopback."""
     port = serve().port
