@@ -49,7 +49,7 @@ def web(
     import uvicorn
 
     from slurm_ones.show.app import Access, Web, address
-    from slurm_ones.show.connections import OPTIONS, Door
+    from slurm_ones.show.connections import OPTIONS, BoundedSocket
     from slurm_ones.show.logs import Logs
 
     if token and user_header:
@@ -81,7 +81,7 @@ def web(
     say("Ctrl-C ends it.")
     server = uvicorn.Server(uvicorn.Config(app, **OPTIONS))
     with suppress(KeyboardInterrupt):
-        server.run([Door(listening, server.server_state.connections)])
+        server.run([BoundedSocket(listening, server.server_state.connections)])
     if not server.started:
         raise typer.Exit(1)
 

@@ -92,7 +92,7 @@ def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
     return host if uid is None else f"uid {uid}"
 
 
-class Door(socket.socket):
+class BoundedSocket(socket.socket):
     """Listening socket that accepts at most `STRANGERS` strangers of a peer."""
 
     def __init__(self, listening: socket.socket, connections: set[Any]) -> None:

@@ -85,13 +85,13 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
-        from slurm_ones.show.connections import OPTIONS, Door
+        from slurm_ones.show.connections import OPTIONS, BoundedSocket
 
         web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root, logs)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))
-        door = Door(listening, server.server_state.connections)
+        door = BoundedSocket(listening, server.server_state.connections)
         thread = threading.Thread(target=server.run, args=([door],), daemon=True)
         thread.start()
         servers.append((server, thread))
