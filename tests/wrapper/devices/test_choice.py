@@ -50,14 +50,9 @@ class Cuda:
     ],
 )
 def test_device_and_backend(
-    env: dict[str, str],
-    cards: int,
-    ranks: int,
-    asked: str | None,
-    device: str,
-    backend: str,
+    env: dict[str, str], cards: int, ranks: int, asked: str | None, device: str, backend: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     cuda = Cuda(monkeypatch, cards)
     assert choose(env, ranks - 1, ranks, asked) == (torch.device(device), backend)
     assert cuda.current == ([torch.device(device)] if device != "cpu" else [])
@@ -75,7 +70,7 @@ def test_device_and_backend(
 def test_no_cpu_in_place_of_a_gpu(
     env: dict[str, str], cards: int, asked: str | None, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects paid GPUs from a job that trains on CPUs and reports a throughput."""
+    """Paid GPUs are not for a job that trains on CPUs."""
     Cuda(monkeypatch, cards)
     with pytest.raises(ConfigurationError) as raised:
         choose(env, 0, 4, asked)
@@ -109,7 +104,7 @@ def test_who_says_that_there_are_gpus(
     [("MIG-a,MIG-b", 2, ("MIG-b", "1")), ("0,1", 2, ("0,1", None)), ("MIG-a", 1, ("MIG-a", None)), ("", 2, ("", None))],
 )
 def test_each_rank_has_a_slice_of_its_own(seen: str, ranks: int, mine: tuple[str, str | None]) -> None:
-    """Protects jobs on MIG: of several slices CUDA shows a process the first."""
+    """MIG: of several slices CUDA shows a process the first."""
     env = {"CUDA_VISIBLE_DEVICES": seen}
     own_slice(env, ranks - 1, ranks)
     assert (env["CUDA_VISIBLE_DEVICES"], env.get("ONES_OWN_CARD")) == mine
@@ -127,7 +122,7 @@ def test_each_rank_has_a_slice_of_its_own(seen: str, ranks: int, mine: tuple[str
 def test_ranks_stay_near_their_card(
     near: str, allowed: range, ranks: int, pinned: set[int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects the way to the card on nodes with two sockets, and a rank from being left one processor."""
+    """On nodes with two sockets; and no rank is left one processor."""
     card = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
@@ -144,7 +139,7 @@ def test_ranks_stay_near_their_card(
 def test_a_preload_that_initialises_cuda_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects ranks from a card that they cannot use, and training on a node without one, where nothing is lost."""
+    """Not on a node without a card, where nothing is lost."""
     (tmp_path / "nvidia0").touch()
     card, none = tmp_path / "nvidia[0-9]*", tmp_path / "nvidia[1-9]*"
     assert check_fork("timm", card) == ""

@@ -1,13 +1,15 @@
-"""Environment variables of ranks, and the table that names them."""
+"""Environment variables of ranks, the table that names them, and how long a collective may take."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from ones_wrapper.devices import defaults
 from ones_wrapper.devices.defaults import hidden_cards, set_defaults
+from ones_wrapper.devices.patience import HANG_S, collective
 from tests.cluster.paths import REPOSITORY
 
 ALWAYS = {
@@ -35,8 +37,8 @@ BLOCK = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "
 def test_what_ranks_have_unless_the_user_says_otherwise(
     env: dict[str, str], hidden: bool, added: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a leader whose store waits for a lost answer of the resolver, a block from the watchdog's abort, and two
-    blocks on a node from P2P to cards that they cannot see."""
+    """A leader's store does not wait for a lost answer of the resolver, the watchdog aborts no block, and two blocks on
+    a node try no P2P to cards that they cannot see."""
     monkeypatch.setattr(defaults, "hidden_cards", lambda: [Path("/dev/nvidia1")] if hidden else [])
     monkeypatch.setattr(defaults.os, "uname", lambda: type("Uname", (), {"nodename": "n1"}))
     set_defaults(now := dict(env))
@@ -69,3 +71,16 @@ def test_cards_that_a_cgroup_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_table_names_all() -> None:
     text = (REPOSITORY / "docs" / "gpu.md").read_text()
     assert [name for name in defaults.defaults({}) if f"| `{name}` |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed_s"),
+    [
+        *[(odd, HANG_S) for odd in ("", "nan", "soon", "-5")],
+        ("60", 60),
+        *[(never, 365 * 86_400) for never in ("0", "inf")],
+    ],
+)
+def test_collectives_take_as_long_as_steps_may(given: str, allowed_s: float) -> None:
+    """Ranks wait for evaluations of more than 10 minutes, after which NCCL would abort them."""
+    assert collective({"ONES_HANG_S": given}) == timedelta(seconds=allowed_s)

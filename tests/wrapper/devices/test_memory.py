@@ -33,15 +33,10 @@ class Driver:
 
 @pytest.mark.parametrize("code", [0, 2])
 def test_just_the_size_is_locked_and_given_back(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the node's memory: torch's own buffers round up to a power of two, and stay."""
+    """Torch's own buffers round up to a power of two, and stay."""
     driver = Driver(code)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    tensors = [
-        torch.randn(5, 3, dtype=torch.float64),
-        torch.randn(()),
-        torch.randn(0, 2),
-        torch.ones(7, dtype=torch.bool),
-    ]
+    tensors = [torch.randn(5, 3).double(), torch.randn(()), torch.randn(0, 2), torch.ones(7, dtype=torch.bool)]
     for _ in range(3):
         arena = Arena(tensors, GPU)
         assert sum(driver.locked.values()) == (0 if code else 5 * 3 * 8 + 4 + 7)
@@ -55,7 +50,7 @@ def test_just_the_size_is_locked_and_given_back(code: int, monkeypatch: pytest.M
 
 
 def test_a_row_of_bytes_is_filled_where_it_is() -> None:
-    """Protects what is received and loaded: no copy lies between on a CPU."""
+    """No copy lies between on a CPU."""
     tensor = torch.zeros(3, dtype=torch.int32)
 
     def read(left: memoryview) -> None:
@@ -117,7 +112,7 @@ class Second:
 
 
 def test_a_thread_fills_a_row_on_the_second_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a newcomer's state: CUDA begins each thread on the first card, whose events end before the copies."""
+    """CUDA begins each thread on the first card, whose events end before the copies."""
     row, empty, given = Second(), torch.empty, iter(range(12))
     monkeypatch.setattr(host_memory, "CHUNK", 4)
     monkeypatch.setattr(host_memory.torch, "empty", lambda size, dtype, pin_memory: empty(size, dtype=dtype))
@@ -138,7 +133,7 @@ def test_a_thread_fills_a_row_on_the_second_card(monkeypatch: pytest.MonkeyPatch
      ({"ONES_RESERVE_BYTES": "x"}, RESERVE), ({"ONES_RESERVE_BYTES": "-1"}, 0)],
 )  # fmt: skip
 def test_what_is_left_to_nccl(env: dict[str, str], size: int) -> None:
-    """Protects a job that grows: a change needs a second communicator."""
+    """A change needs a second communicator."""
     assert reserve_bytes(env) == size
 
 
@@ -149,7 +144,7 @@ def test_what_is_left_to_nccl(env: dict[str, str], size: int) -> None:
 def test_a_probe_leaves_it(
     device: torch.device, world: int, blocks: str, held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects the first collective, which comes after the probe, and a single block that may grow."""
+    """The first collective comes after the probe, and a single block may grow."""
     sizes: list[int] = []
     empty: Callable[..., Any] = torch.empty
     monkeypatch.setenv("ONES_BLOCKS", blocks)
@@ -163,7 +158,7 @@ def test_a_probe_leaves_it(
 def test_what_torch_keeps_is_given_back(
     device: torch.device, free: int, emptied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a change from "Failed to CUDA calloc": torch's cache holds what training no longer needs."""
+    """Else a change ends with 'Failed to CUDA calloc': torch's cache holds what training no longer needs."""
     calls: list[int] = []
     monkeypatch.setenv("ONES_RESERVE_BYTES", "40")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))

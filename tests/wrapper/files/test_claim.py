@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim it and let it go; fails where that waits for anybody."""
+    """Claim it and let it go; fails if that waits for anybody."""
 
     def sleep(seconds: float) -> None:
         raise AssertionError(f"it waits for {seconds} s")
@@ -71,7 +70,7 @@ def take_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_who_may_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: int, restart: int, says: str) -> None:
-    """Protects a job's files from a second training, and a requeued job from a run that lingers on a lost node."""
+    """Not a second training, but a requeued job whose run lingers on a lost node."""
     with held(tmp_path, job_id, restart) as process:
         if says:
             with pytest.raises(ClaimedError, match=says):
@@ -85,14 +84,14 @@ def test_who_may_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id
 
 
 def test_a_claim_that_was_released_is_free_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a chain of jobs in one directory from a wait."""
+    """A chain of jobs in one directory does not wait."""
     take_claim(tmp_path, Holder(6, 0, "", "elsewhere", 1)).release()
     take_at_once(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("locks", ["none", "of the host alone"])
 def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locks: str) -> None:
-    """Protects directories on file systems whose locks do not reach other hosts: the holder's beat counts there."""
+    """Or whose locks do not reach other hosts: the holder's beat counts."""
 
     def lockf(handle: int, how: int) -> None:
         if locks == "none":
@@ -113,14 +112,12 @@ def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_second_training_in_a_directory(tmp_path: Path) -> None:
-    """Protects reports and checkpoints: whoever comes second, by ones-run or plain python, ends with code 2, says why
-    in one line, and leaves every file as it was."""
+    """By ones-run or plain python it ends with code 2, says why in one line, and leaves every file as it was."""
     job = tmp_path / "job"
     first = Run(job, "--epochs", "1000", "--step-ms", "50", SLURM_RESTART_COUNT="0")
     first.wait_for(Throughput)
     first.signal(signal.SIGUSR1)
-    while not list((job / CHECKPOINTS).glob("step-*")):
-        time.sleep(0.05)
+    until(lambda: [*(job / CHECKPOINTS).glob("step-*")])
     (job / ".exit-0-0").write_text("0 7")
     kept = {p: p.read_bytes() for p in job.glob("**/*") if p.is_file() and p.name.startswith((".exit", "step", "spec"))}
     second = Run(job)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,23 +14,13 @@ from ones_wrapper.protocol import Bye, Order, decode_report, encode
 from tests.wrapper.runs import write_order
 
 
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += POLL_S
-        return self.now
-
-
 def inbox(job: Path, restart: int = 0, spool: Path | None = None) -> OrderReader:
-    return OrderReader(job, restart, spool, 7, Clock())
+    """It looks at each call."""
+    return OrderReader(job, restart, spool, 7, partial(next, count(0.0, POLL_S)))
 
 
 def test_highest_number_is_in_force(tmp_path: Path) -> None:
-    """Protects from an older order that comes late, and from one of another run."""
+    """Not an older order that comes late, nor one of another run."""
     box = inbox(tmp_path, restart=1)
     assert box.poll() is None
     for order, expected in ((Order(5, 1), 5), (Order(4, 1), 5), (Order(9, 2), 5), (Order(6, 0), 6)):
@@ -38,7 +30,7 @@ def test_highest_number_is_in_force(tmp_path: Path) -> None:
 
 
 def test_polls_are_far_between(tmp_path: Path) -> None:
-    """Protects a shared file system from a look at every step."""
+    """A shared file system is not read at every step."""
     now = 0.0
     box = OrderReader(tmp_path, 0, clock=lambda: now)
     box.poll()
@@ -50,7 +42,7 @@ def test_polls_are_far_between(tmp_path: Path) -> None:
 
 
 def test_orders_from_the_spool(tmp_path: Path) -> None:
-    """Protects sites where the companion may not write into users' directories."""
+    """The companion may not write into users' directories everywhere."""
     job, spool = tmp_path / "job", tmp_path / "spool"
     job.mkdir()
     spool.mkdir()
@@ -63,33 +55,17 @@ def test_orders_from_the_spool(tmp_path: Path) -> None:
 
 
 def test_orders_that_are_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects from links, pipes, floods and nonsense: ignored, said once, and the order in force stays."""
+    """Links, pipes, floods and nonsense are ignored, said once, and the order in force stays."""
     box = inbox(tmp_path)
     write_order(tmp_path, Order(1, 0, batch=32))
     box.poll()
-    path = tmp_path / "orders.json"
-    good = tmp_path / "good"
+    path, good = tmp_path / "orders.json", tmp_path / "good"
     good.write_bytes(encode(Order(9, 0)))
-
-    def put(content: bytes | None) -> None:
+    texts = (b"{", b'{"number": 9, "restart": 0, "batch": 0}', b'{"number": 9}', b" " * 20_000, b"\xff\xfe")
+    puts = [partial(path.write_bytes, text) for text in texts]
+    for put in (*puts, partial(path.symlink_to, good), partial(os.mkfifo, path)):
         path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-
-    for content, link, pipe in (
-        (b"{", False, False),
-        (b'{"number": 9, "restart": 0, "batch": 0}', False, False),
-        (b'{"number": 9}', False, False),
-        (b" " * 20_000, False, False),
-        (b"\xff\xfe", False, False),
-        (None, True, False),
-        (None, False, True),
-    ):
-        put(content)
-        if link:
-            path.symlink_to(good)
-        if pipe:
-            os.mkfifo(path)
+        put()
         capsys.readouterr()
         assert box.poll() == Order(1, 0, batch=32)
         assert "is ignored" in capsys.readouterr().err
@@ -98,7 +74,6 @@ def test_orders_that_are_not_believed(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_orders_of_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects a job from other users who can write where its orders are."""
     if os.geteuid() != 0:
         pytest.skip("giving a file to another user needs root")
     stranger, operator = 4321, 4322
@@ -114,14 +89,8 @@ def test_orders_of_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert inbox(tmp_path, spool=spool).poll() == Order(4, 0)
 
 
-def numbers(path: Path) -> list[int]:
-    return [decode_report(line)[0] for line in path.read_bytes().splitlines()]
-
-
 def test_reports_go_on_after_a_torn_line(tmp_path: Path) -> None:
-    """Protects the lines after one that a full disk cut short, and the numbering of a second ones-run in a
-    run.
-    """
+    """A full disk cut it short; a second ones-run in a run numbers on."""
     path = tmp_path / "reports-3.jsonl"
     first = ReportWriter(tmp_path, 3)
     first.send(Bye("stopped", 1))
@@ -134,7 +103,7 @@ def test_reports_go_on_after_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_unwritable_reports_do_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects training from its own reports: said once, then ignored."""
+    """Said once."""
     box = ReportWriter(tmp_path / "gone", 0)
     box.send(Bye("finished", 1))
     box.send(Bye("finished", 1))

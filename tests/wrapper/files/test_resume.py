@@ -72,7 +72,7 @@ def test_a_new_job_begins_where_another_one_stopped(tmp_path: Path, earlier: Pat
 
 
 def test_it_may_be_elsewhere(tmp_path: Path, earlier: Path) -> None:
-    """Its pointer leads there; where the file system is another one, files are copied."""
+    """Its pointer leads there."""
     (tmp_path / "new").mkdir()
     with pytest.raises(LaunchError, match=r"ones-7 is not in .*/new; name the directory itself"):
         begin(tmp_path / "new/ones-8", "7")
@@ -95,7 +95,7 @@ def test_where_files_cannot_be_linked_they_are_copied(
 def test_a_file_system_that_does_not_answer_is_no_damage(
     tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects the newest work: the job ends with the file's name, and begins with no older checkpoint."""
+    """The job ends with the file's name, and begins with no older checkpoint."""
     real = os.open
 
     def stale(path: Any, *how: Any, **others: Any) -> int:
@@ -110,7 +110,7 @@ def test_a_file_system_that_does_not_answer_is_no_damage(
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, earlier: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Torn or changed: the one before it is taken; and without a good one nothing starts from scratch unasked."""
+    """The one before it is taken; and without a good one nothing starts from scratch unasked."""
     files = [next((earlier / CHECKPOINTS / f"step-00000000{step}").glob("*.safetensors")) for step in (1, 2)]
     os.truncate(files[1], 10)
     own = begin(tmp_path / "ones-8", "7")
@@ -137,15 +137,10 @@ def test_what_is_no_earlier_job(tmp_path: Path, earlier: Path, monkeypatch: pyte
         begin(tmp_path / "ones-8", "6", SLURM_JOB_ID="9")
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from typing import Any
-from ones_wrapper.files.job_lock import lock_directory
-handle = lock_directory(Path(sys.argv[1]), 7)
-print("held", flush=True)
-time.sleep(60)
-"""
+HOLD = (
+    "import sys, time; from pathlib import Path; from ones_wrapper.files.job_lock import lock_directory\n"
+    "handle = lock_directory(Path(sys.argv[1]), 7); print('held', flush=True); time.sleep(60)"
+)
 
 
 def test_a_job_that_still_runs(tmp_path: Path, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +161,7 @@ def test_a_job_that_still_runs(tmp_path: Path, earlier: Path, monkeypatch: pytes
 
 
 def test_a_later_job_in_the_same_directory(earlier: Path, group: Group) -> None:
-    """Its reports and orders are its own: an old drain is not for it, and the companion counts its reports from one."""
+    """An old drain is not for it, and the companion counts its reports from one."""
     (earlier / "hot").mkdir()
     sweep = ["fusion.json", "left", "result.json", "taken.json"]
     for name in sweep:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,14 +59,10 @@ def test_whose_files_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_of_many_makes_a_file(tmp_path: Path) -> None:
-    path, made = tmp_path / "one", []
-    threads = [threading.Thread(target=lambda n=n: made.append(create_small(path, bytes([n])))) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(made) == [False] * 7 + [True]
-    assert list(tmp_path.iterdir()) == [path]
+    path = tmp_path / "one"
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(lambda number: create_small(path, bytes([number])), range(8))
+    assert sorted(made) == [False] * 7 + [True] and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from ones_wrapper.network.frames import fields, frame
 from ones_wrapper.network.proof import ProofError, prove
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
+from tests.waiting import until
 
 PLACE = "term-3-aa"
 
@@ -49,51 +52,34 @@ def closed_after_s(connection: socket.socket) -> float:
     """How long the other end took to hang up."""
     began = time.monotonic()
     connection.settimeout(10.0)
-    try:
+    with suppress(ConnectionResetError):
         while connection.recv(4096):
             pass
-    except ConnectionResetError:
-        pass
     return time.monotonic() - began
 
 
-def silent(connection: socket.socket) -> None:
-    """Says nothing."""
+def hello(version: int = 1, role: str = MEMBER) -> bytes:
+    return frame(fields(b"ones network %d" % version, role.encode(), PLACE.encode(), b"n" * 32))
 
 
-def trickle(connection: socket.socket) -> None:
-    """The beginning of a message, and no more."""
-    connection.sendall(frame(b"x" * 100)[:7])
+ATTACKS = {
+    "silent": b"",
+    "trickle": frame(b"x" * 100)[:7],
+    "4 GiB": struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000,
+    "HTTP": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10,
+    "other version": hello(0),
+    "fields cut off": frame(b"\0\0\0\x09abc"),
+}
 
 
-def huge(connection: socket.socket) -> None:
-    """Announces 4 GiB."""
-    connection.sendall(struct.pack("!I", 0xFFFFFFFF) + b"x" * 1000)
-
-
-def garbage(connection: socket.socket) -> None:
-    """Speaks HTTP."""
-    connection.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10)
-
-
-def other_version(connection: socket.socket) -> None:
-    """A hello of something else."""
-    connection.sendall(frame(fields(b"ones network 0", MEMBER.encode(), PLACE.encode(), b"n" * 32)))
-
-
-def no_fields(connection: socket.socket) -> None:
-    """A message whose fields are cut off."""
-    connection.sendall(frame(b"\0\0\0\x09abc"))
-
-
-@pytest.mark.parametrize("attack", [silent, trickle, huge, garbage, other_version, no_fields])
+@pytest.mark.parametrize("name", ATTACKS)
 def test_who_proves_nothing_is_hung_up_on(
-    leader: StoreClient, server: StoreServer, capfd: pytest.CaptureFixture[str], attack: Callable[[socket.socket], None]
+    leader: StoreClient, server: StoreServer, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     """Within the time of a proof, and named once however often it comes."""
-    for _ in range(2 if attack in (silent, trickle) else 20):
+    for _ in range(2 if name in ("silent", "trickle") else 20):
         with connect(server.port) as connection:
-            attack(connection)
+            connection.sendall(ATTACKS[name])
             assert closed_after_s(connection) < proof.PROOF_S + 0.5
     said = [line for line in capfd.readouterr().err.splitlines() if "was refused" in line]
     assert len(said) == 1 and "127.0.0.1" in said[0]
@@ -105,7 +91,7 @@ def test_a_wrong_secret(leader: StoreClient, server: StoreServer, role: str) -> 
     with pytest.raises(StoreLostError, match="does not have this job's secret"):
         StoreClient("127.0.0.1", server.port, JobSecret.fresh(), role, PLACE)
     with connect(server.port) as connection:
-        connection.sendall(frame(fields(b"ones network 1", role.encode(), PLACE.encode(), b"n" * 32)))
+        connection.sendall(hello(role=role))
         assert connection.recv(4096)
         connection.sendall(frame(b"p" * 32))
         assert closed_after_s(connection) < 1.0
@@ -121,11 +107,8 @@ class Tap:
         self.sent.append(data)
         self._connection.sendall(data)
 
-    def recv(self, most: int) -> bytes:
-        return self._connection.recv(most)
-
-    def settimeout(self, timeout_s: float) -> None:
-        self._connection.settimeout(timeout_s)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 def test_a_replayed_proof(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
@@ -143,9 +126,8 @@ def test_a_replayed_proof(leader: StoreClient, server: StoreServer, secret: JobS
 def test_a_proof_sent_back(leader: StoreClient, server: StoreServer) -> None:
     """The server's own proof is none for the other side."""
     with connect(server.port) as connection:
-        connection.sendall(frame(fields(b"ones network 1", MEMBER.encode(), PLACE.encode(), b"n" * 32)))
-        answer = connection.recv(4096)
-        _, theirs = frames.parts_of(answer[4:])
+        connection.sendall(hello())
+        _, theirs = frames.parts_of(connection.recv(4096)[4:])
         connection.sendall(frame(theirs))
         assert closed_after_s(connection) < 1.0
 
@@ -153,8 +135,7 @@ def test_a_proof_sent_back(leader: StoreClient, server: StoreServer) -> None:
 def test_a_proof_for_another_place(leader: StoreClient, server: StoreServer, secret: JobSecret) -> None:
     """Keys are bound to the term."""
     with connect(server.port) as connection:
-        hello = fields(b"ones network 1", MEMBER.encode(), PLACE.encode(), b"n" * 32)
-        connection.sendall(frame(hello))
+        connection.sendall(hello())
         nonce, _ = frames.parts_of(connection.recv(4096)[4:])
         connection.sendall(frame(proof._proof(secret, "caller", MEMBER, "term-2-aa", b"n" * 32, nonce)))
         assert closed_after_s(connection) < 1.0
@@ -208,9 +189,7 @@ def test_ten_thousand_that_prove_nothing(
 def test_no_file_descriptors(leader: StoreClient, server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members are served on, and strangers make room."""
     with connect(server.port) as first:
-        until = time.monotonic() + 5.0
-        while not server._door._strangers and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: server._door._strangers)
         server._door._make_room()
         assert not server._door._strangers and closed_after_s(first) < 1.0
 

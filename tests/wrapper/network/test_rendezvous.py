@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def groups_again_and_again() -> float:
-    """As a script may: it sets torch.distributed up twice, and makes groups of its own."""
+    """A script may set torch.distributed up twice, and make groups of its own."""
     found = 0.0
     for _ in range(2):
         dist.init_process_group("gloo")
@@ -41,7 +41,7 @@ def groups_again_and_again() -> float:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_script_s_own_groups(ranks: int) -> None:
-    """Protects scripts and frameworks that know env:// alone."""
+    """Scripts and frameworks know env:// alone."""
 
     def body() -> None:
         assert groups_again_and_again() == 2.0 * sum(range(1, ranks + 1))
@@ -87,17 +87,13 @@ def test_what_nccl_is_given(env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 
 def test_the_store_that_nccl_asks_is_torch_s_own() -> None:
     """At one address, by keys whose beginning only ranks that proved themselves know."""
-    network, found = JobNetwork.here(), dict[int, Any]()
+    network = JobNetwork.here()
 
-    def rank(number: int) -> None:
+    def rank(number: int) -> Any:
         store = GroupStore(network.client(MEET, "start"), "nccl", 10.0)
-        found[number] = native_store(store, "127.0.0.1", number, 10.0)
+        return native_store(store, "127.0.0.1", number, 10.0)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20.0)
-    found[0].set("id", "x")
-    assert found[1].get("id") == b"x"
-    assert not isinstance(found[1], GroupStore)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, range(2), timeout=20.0)
+    first.set("id", "x")
+    assert second.get("id") == b"x" and not isinstance(second, GroupStore)

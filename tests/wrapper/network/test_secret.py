@@ -28,18 +28,13 @@ def test_keys_are_bound_to_their_purpose(tmp_path: Path) -> None:
     assert JobSecret.read(tmp_path).key("proof", "term-1") in keys
 
 
-def test_another_one_after_a_leak(tmp_path: Path) -> None:
-    before = JobSecret.make(tmp_path).key("x")
-    JobSecret.renew(tmp_path)
-    assert JobSecret.make(tmp_path).key("x") != before
-    assert (tmp_path / SECRET).stat().st_mode & 0o777 == 0o600
-
-
 def test_what_is_no_secret(tmp_path: Path) -> None:
     """Nothing that another could have put there, or read."""
     path = tmp_path / SECRET
     with pytest.raises(LaunchError, match="missing"):
         JobSecret.read(tmp_path)
+    with pytest.raises(LaunchError, match="cannot be made"):
+        JobSecret.make(tmp_path / "nowhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LaunchError):
         JobSecret.make(tmp_path)
@@ -59,11 +54,6 @@ def test_what_is_no_secret(tmp_path: Path) -> None:
         JobSecret.make(tmp_path)
 
 
-def test_where_it_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="cannot be made"):
-        JobSecret.make(tmp_path / "nowhere")
-
-
 def test_a_job_that_does_not_run_gets_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +64,7 @@ def test_a_job_that_does_not_run_gets_another(
     new_secret("7", {}, tmp_path)
     after = JobSecret.read(hot).key("x")
     assert after != before and "new secret" in capsys.readouterr().err
+    assert (hot / SECRET).stat().st_mode & 0o777 == 0o600
     with monkeypatch.context() as running:
         running.setattr(launch, "holder", lambda path: "job 7 (process 3 on n1)")
         with pytest.raises(LaunchError, match=r"job 7 .* still runs"):

@@ -6,9 +6,9 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -22,6 +22,7 @@ from ones_wrapper.network.job_network import JobNetwork, node_name
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import HOST, MEET, MEMBER, StoreServer
 from ones_wrapper.network.store import GroupStore
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -58,50 +59,37 @@ def test_what_torch_asks_of_a_store(network: JobNetwork) -> None:
 def test_who_waits_is_answered_at_once(network: JobNetwork) -> None:
     """And holds nobody up."""
     store, other = (GroupStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
-    found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.extend(store.multi_get(["x", "y"])))
-    thread.start()
-    time.sleep(0.1)
-    other.set("x", "1")
-    other.set("y", "2")
-    began = time.monotonic()
-    thread.join()
-    assert found == [b"1", b"2"] and time.monotonic() - began < 15.0
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(store.multi_get, ["x", "y"])
+        time.sleep(0.1)
+        other.set("x", "1")
+        other.set("y", "2")
+        assert asked.result(15.0) == [b"1", b"2"]
 
 
 def test_a_key_that_goes_while_others_wait_for_it_is_awaited_again(network: JobNetwork) -> None:
-    """Protects all members of the store: a board is cleared of old groups while a slow rank may still form one."""
+    """A board is cleared of old groups while a slow rank may still form one."""
     store, other = (GroupStore(network.client(MEET, "start"), "a", 20.0) for _ in range(2))
-    found: list[bytes] = []
     other.set("x", "1")
-    thread = threading.Thread(target=lambda: found.extend(store.multi_get(["x", "y"])))
-    thread.start()
-    time.sleep(0.1)
-    other.delete_key("x")
-    other.set("y", "2")
-    assert other.check(["y"]) and not other.check(["x"])  # it still serves
-    other.set("x", "3")
-    thread.join()
-    assert found == [b"3", b"2"]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(store.multi_get, ["x", "y"])
+        time.sleep(0.1)
+        other.delete_key("x")
+        other.set("y", "2")
+        assert other.check(["y"]) and not other.check(["x"])  # it still serves
+        other.set("x", "3")
+        assert asked.result() == [b"3", b"2"]
 
 
 def test_a_place_ends_with_its_host(network: JobNetwork) -> None:
     """Others know by that that the leader is gone, also those that wait; the next term's place is not touched."""
     host, next_one = network.client(HOST, "term-1"), network.client(HOST, "term-2")
     member, waiting = network.client(MEMBER, "term-1"), network.client(MEMBER, "term-1")
-    errors: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            waiting.ask("get", b"20000", b"never", wait_s=20.0)
-        except StoreLostError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    host.close()
-    thread.join(15.0)
-    assert errors
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(waiting.ask, "get", b"20000", b"never", wait_s=20.0)
+        host.close()
+        with pytest.raises(StoreLostError):
+            asked.result(15.0)
     with pytest.raises(StoreLostError):
         member.ask("peek", b"x")
     with pytest.raises(StoreLostError, match="nobody hosts"):
@@ -110,7 +98,7 @@ def test_a_place_ends_with_its_host(network: JobNetwork) -> None:
 
 
 def test_a_forked_process_holds_no_connection_open(network: JobNetwork) -> None:
-    """Protects the leader's end: workers that fetch data outlive a rank that was killed, for a while."""
+    """Workers that fetch data outlive a rank that was killed, for a while."""
     host, member = network.client(HOST, "term-1"), network.client(MEMBER, "term-1")
     child = os.fork()
     if child == 0:
@@ -136,21 +124,16 @@ def test_values_larger_than_a_buffer(network: JobNetwork) -> None:
 def test_groups_form_over_it(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several ranks, as threads of one process: gloo's C++ threads call the store."""
     monkeypatch.setenv("GLOO_ENABLE_STORE_V2_API", "1")
-    results: dict[int, float] = {}
 
-    def rank(number: int) -> None:
+    def rank(number: int) -> float:
         store = GroupStore(network.client(MEET, "start"), "group", 20.0)
         group = dist.ProcessGroupGloo(store, number, 4, timedelta(seconds=20))
         value = torch.full((1,), float(number))
         group.allreduce([value], dist.AllreduceOptions()).wait()
-        results[number] = float(value)
+        return float(value)
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30.0)
-    assert results == dict.fromkeys(range(4), 6.0)
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(rank, range(4), timeout=30.0)] == [6.0] * 4
 
 
 def test_a_store_that_is_gone_is_said(network: JobNetwork) -> None:
@@ -159,7 +142,7 @@ def test_a_store_that_is_gone_is_said(network: JobNetwork) -> None:
 
 
 def test_the_interface_that_is_named_counts() -> None:
-    """Protects the state's way from a node's name that leads to a slow network."""
+    """A node's name may lead to a slow network."""
     env = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}
     assert node_name(env) == "n1"
     assert node_name(env | {"ONES_SOCKET_IFNAME": "lo"}) == "127.0.0.1"
@@ -190,7 +173,7 @@ def test_what_is_followed_is_pushed(network: JobNetwork) -> None:
 
 
 def test_a_connection_that_another_thread_closes(network: JobNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the thread that keeps up a membership, which knows a lost store by one error."""
+    """The thread that keeps up a membership knows a lost store by one error."""
     member, poll = network.client(MEET, "start"), select.poll
     monkeypatch.setattr(select, "poll", lambda: (member.close(), poll())[1])
     with pytest.raises(StoreLostError, match="closed"):
@@ -198,7 +181,7 @@ def test_a_connection_that_another_thread_closes(network: JobNetwork, monkeypatc
 
 
 def test_a_last_will(network: JobNetwork) -> None:
-    """Protects those who wait for a process that was killed; one that ends as planned takes its will back."""
+    """One that ends as planned takes its will back."""
     host, *members = network.client(HOST, "term-1"), *(network.client(MEMBER, "term-1") for _ in range(3))
     host.follow("gone")
     for number, member in enumerate(members):
@@ -213,7 +196,7 @@ def test_a_last_will(network: JobNetwork) -> None:
 
 
 def test_many_that_end_at_once(network: JobNetwork) -> None:
-    """Protects a job of hundreds of ranks: the store outlives a block whose ranks are all killed, and tells of each."""
+    """The store outlives a block whose ranks are all killed, and tells of each."""
     host = network.client(HOST, "term")
     members = [network.client(MEMBER, "term") for _ in range(300)]
     for number, one in enumerate(members):
@@ -223,10 +206,7 @@ def test_many_that_end_at_once(network: JobNetwork) -> None:
         one._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     for one in members:
         one.close(socket.socket.close)
-    until = time.monotonic() + 30.0
-    while len(host.ask("keys", b"gone-")) < len(members):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: len(host.ask("keys", b"gone-")) == len(members))
     host.close()
 
 

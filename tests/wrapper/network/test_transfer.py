@@ -20,7 +20,6 @@ from ones_wrapper.network.transfer import (
     Sender,
     SendersLostError,
     TransferError,
-    send,
     senders,
     state_for,
     unpacked,
@@ -45,7 +44,7 @@ class Newcomer:
     """Waits for its state in a thread."""
 
     def __init__(self, receiver: Receiver) -> None:
-        self.tensors = {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+        self.tensors = empty()
         self.rest: dict[str, Any] = {}
         self.error: Exception | None = None
         self._given_up = ""
@@ -72,28 +71,37 @@ def state() -> dict[str, torch.Tensor]:
     return {"a": torch.arange(1000.0), "b": torch.tensor([1, 2, 3])}
 
 
+def empty() -> dict[str, torch.Tensor]:
+    return {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+
+
+def send(
+    receiver: Receiver, secret: JobSecret, timeout_s: float = transfer.TIMEOUT_S, place: str = PLACE, **other: Any
+) -> None:
+    given = {"tensors": state(), "rest": {}} | other
+    transfer.send(Sender(("127.0.0.1", receiver.port), place, 0, 1), secret, given["tensors"], given["rest"], timeout_s)
+
+
 def test_state_arrives_while_strangers_are_at_the_door(secret: JobSecret, receiver: Receiver) -> None:
-    """They hold nobody up, and those who have the secret of another job, or send what is for another rank or an earlier
-    generation, change nothing."""
+    """They hold nobody up, and those who have another job's secret, or send what is for another rank or generation,
+    change nothing."""
     newcomer = Newcomer(receiver)
     silent = [socket.create_connection(("127.0.0.1", receiver.port)) for _ in range(20)]
     for other, place in ((JobSecret.fresh(), PLACE), (secret, state_for("term-1-aa", 4, 3)), (secret, "term-1-aa")):
         with pytest.raises(ProofError):
-            send(Sender(("127.0.0.1", receiver.port), place, 0, 1), other, state(), {})
+            send(receiver, other, place=place)
     began = time.monotonic()
     where = [("127.0.0.1", receiver.port, PLACE)]
     parts = [one for rank in range(2) for one in senders(2, rank, where)]
-    threads = [threading.Thread(target=send, args=(one, secret, state(), {"x": 1})) for one in parts]
-    for thread in threads:
-        thread.start()
-    newcomer.end()
+    with ThreadPoolExecutor(len(parts)) as pool:
+        sent = [pool.submit(transfer.send, one, secret, state(), {"x": 1}) for one in parts]
+        newcomer.end()
+    assert all(one.result() for one in sent)
     assert time.monotonic() - began < PROOF_S
     assert newcomer.error is None and newcomer.rest == {"x": 1}
     assert all(torch.equal(newcomer.tensors[name], tensor) for name, tensor in state().items())
-    for thread in threads:
-        thread.join()
-    for one in silent:
-        one.close()
+    for stranger in silent:
+        stranger.close()
 
 
 def test_nobody_is_awaited_once_the_change_came_to_nothing(receiver: Receiver) -> None:
@@ -104,9 +112,8 @@ def test_nobody_is_awaited_once_the_change_came_to_nothing(receiver: Receiver) -
 
 def test_another_model_is_refused_with_its_name(secret: JobSecret, receiver: Receiver) -> None:
     newcomer = Newcomer(receiver)
-    other = state() | {"a": torch.zeros(7)}
     with pytest.raises((TransferError, OSError)):
-        send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, other, {})
+        send(receiver, secret, tensors=state() | {"a": torch.zeros(7)})
     newcomer.end()
     assert isinstance(newcomer.error, TransferError) and "a is" in str(newcomer.error)
 
@@ -115,7 +122,7 @@ def test_another_model_is_refused_with_its_name(secret: JobSecret, receiver: Rec
 def test_a_sender_that_goes_is_no_fault_of_the_newcomer(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
-    """The newcomer can tell this from a state that it cannot take, and receives the whole state of the next change."""
+    """Which can tell this from a state that it cannot take, and receives the whole state of the next change."""
     newcomer = Newcomer(receiver)
 
     def going(connection: socket.socket, views: list[memoryview]) -> None:
@@ -125,11 +132,11 @@ def test_a_sender_that_goes_is_no_fault_of_the_newcomer(
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "_send_views", going)
         with pytest.raises(ConnectionAbortedError):
-            send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {})
+            send(receiver, secret)
     newcomer.end()
     assert isinstance(newcomer.error, SendersLostError)
     later = Newcomer(receiver)
-    send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {})
+    send(receiver, secret)
     later.end()
     assert later.error is None and torch.equal(later.tensors["a"], state()["a"])
 
@@ -138,11 +145,11 @@ def test_a_sender_that_goes_is_no_fault_of_the_newcomer(
 def test_a_newcomer_that_is_slow_and_alive_gets_all(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> None:
-    """Protects states of gigabytes: no sender gives up while the newcomer waits for others, or loads what it got."""
+    """No sender gives up while it waits for others, or loads gigabytes."""
     monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
     monkeypatch.setattr(transfer, "CHUNK", 1000)
     monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 10.0)
-    tensors = {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+    tensors = empty()
     answered = threading.Event()
 
     def newcomer() -> None:
@@ -157,7 +164,7 @@ def test_a_newcomer_that_is_slow_and_alive_gets_all(
     thread.start()
     parts = [one for rank in range(3) for one in senders(3, rank, [("127.0.0.1", receiver.port, PLACE)])]
     with ThreadPoolExecutor(3) as pool:
-        sent = [pool.submit(send, one, secret, state(), {"x": 1}, 0.5) for one in parts]
+        sent = [pool.submit(transfer.send, one, secret, state(), {"x": 1}, 0.5) for one in parts]
         assert sum(one.result() for one in sent) == 4024 and answered.is_set()
     thread.join()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in state().items())
@@ -166,8 +173,7 @@ def test_a_newcomer_that_is_slow_and_alive_gets_all(
 def test_an_average_of_gigabytes_takes_its_time(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a job with a large average or a wrapped optimizer, whose state goes next to the tensors: no sender gives
-    up while its bytes move, however many there are."""
+    """Its state goes next to the tensors: no sender gives up while its bytes move, however many there are."""
     read = transfer._read
 
     def slowly(connection: socket.socket, count: int) -> bytearray:
@@ -180,7 +186,7 @@ def test_an_average_of_gigabytes_takes_its_time(
     monkeypatch.setattr(transfer, "_read", slowly)
     monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
     newcomer, rest = Newcomer(receiver), {"average": torch.arange(5 << 20)}
-    send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), rest, 0.8)
+    send(receiver, secret, 0.8, rest=rest)
     newcomer.end()
     assert newcomer.error is None and torch.equal(newcomer.rest["average"], rest["average"])
     assert len(transfer._HEAD.pack(1, 5 << 30)) == transfer._HEAD.size
@@ -190,23 +196,23 @@ def test_an_average_of_gigabytes_takes_its_time(
 def test_a_newcomer_that_hangs_is_given_up(
     secret: JobSecret, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, alive: bool
 ) -> None:
-    """Protects those who train: silence ends the wait, and bytes that say "alive" for ever do, too."""
+    """Silence ends the wait, and bytes that say 'alive' for ever do, too."""
     monkeypatch.setattr(transfer, "ALIVE_S", 0.1 if alive else 60.0)
     monkeypatch.setattr(transfer, "patience_s", lambda size, timeout_s: 1.0)
-    tensors = {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+    tensors = empty()
     held: list[Any] = []
     thread = threading.Thread(target=lambda: held.append(receiver.receive(PLACE, tensors, str, 5.0)))
     thread.start()
     began = time.monotonic()
     with pytest.raises((TransferError, TimeoutError)):
-        send(Sender(("127.0.0.1", receiver.port), PLACE, 0, 1), secret, state(), {}, 0.5)
+        send(receiver, secret, 0.5)
     assert time.monotonic() - began < 30.0
     thread.join()
     held[0].close()
 
 
 def test_a_state_is_sent_in_chunks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the memory of a node: of a large tensor no more than two chunks are copied at a time."""
+    """Of a large tensor no more than two chunks are copied at a time."""
     monkeypatch.setattr(transfer, "CHUNK", 100)
     tensors = [torch.arange(60, dtype=torch.float32), torch.arange(9).reshape(3, 3).t(), torch.tensor(7.0)]
     whole = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
