@@ -39,10 +39,9 @@ from slurm_ones.slurm.model import SlurmJob, Snapshot
 from slurm_ones.text import described
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
 from tests.simulate.profiles import write_profile, write_workload
-from tests.slurm.make import job_of
+from tests.slurm.make import DATA, job_of, recorded_jobs
 from tests.slurm.test_squeue import RUNNING
 
-DATA = Path(__file__).parents[1] / "slurm/data"
 NOW = 2_000_000.0
 MESSAGE = 1_000
 """Characters of a refusal."""
@@ -301,11 +300,7 @@ def comment(data: bytes) -> None:
 
 # What Slurm says
 
-QUEUES = [
-    {"jobs": [job], "errors": []}
-    for release in ("22.05", "26.05")
-    for job in json.loads((DATA / f"squeue-{release}.json").read_text())["jobs"]
-]
+QUEUES = [{"jobs": [job], "errors": []} for release in ("22.05", "26.05") for job in recorded_jobs(release)]
 RECORDS = [
     line for release in ("22.05", "26.05") for line in (DATA / f"scontrol-{release}.txt").read_bytes().splitlines()
 ]

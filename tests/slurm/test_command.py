@@ -6,6 +6,7 @@ import math
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,36 +56,23 @@ def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
 
 def test_commands_keep_to_what_slurm_takes() -> None:
     """The pair N-N, a user hold, `Incomplete`, and GPUs only where Slurm knows of them."""
+
+    def reshaped(*, whole: bool = False, **more: Any) -> list[str]:
+        return slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=whole, **{"kind": "", **more})[3:]
+
     same = ["NumNodes=2-2", "NumCPUs=2"]
-    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
-    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [
-        *same,
-        "Gres=gpu:a100:4",
-    ]
-    typed = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100", others="nvme:2,tmp")
-    assert typed[-1] == "Gres=gpu:a100:4,nvme:2,tmp"
-    counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", tasks=True)
-    assert counted[3:] == [*same, "NumTasks=2"]
-    counted = slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="", tasks=True, cpus_per_gpu=3)
-    assert counted[4:] == ["NumCPUs=24", "NumTasks=2", "Gres=gpu:4"]
-    queue = Queue("scavenge", "guest", "guests", 659.0)
+    assert reshaped() == [*same, "Gres=gpu:4"]
+    assert reshaped(kind="a100") == [*same, "Gres=gpu:a100:4"]
+    assert reshaped(kind="a100", others="nvme:2,tmp") == [*same, "Gres=gpu:a100:4,nvme:2,tmp"]
+    assert reshaped(tasks=True, cpus_per_gpu=3) == [same[0], "NumCPUs=24", "NumTasks=2", "Gres=gpu:4"]
+    assert reshaped(whole=True) == same
+    assert reshaped(whole=True, tasks=True) == [*same, "NumTasks=2"]
     there = ["Partition=scavenge", "QOS=guest", "Account=guests", "TimeLimit=10"]
-    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="", queue=queue)[5:] == there
-    for seconds, word in ((659.0, "TimeLimit=10"), (math.inf, "TimeLimit=UNLIMITED")):
-        assert slurm_commands.move_command(7, Queue(time_limit_s=seconds))[-1] == word
-    for licenses, word in (
-        ("none", "Licenses="),
-        ("matlab:2,idl:1", "Licenses=matlab:2,idl:1"),
-        ("nonesuch:1", "Licenses=nonesuch:1"),
-    ):
-        licensed = slurm_commands.reshape_command(
-            7, Shape(2, 4), whole_nodes=True, kind="", queue=Queue(licenses=licenses)
-        )
-        assert licensed[5:] == [word]
-    assert slurm_commands.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == [
-        "NumNodes=2-2",
-        "NumCPUs=2",
-    ]
+    assert reshaped(whole=True, queue=Queue("scavenge", "guest", "guests", 659.0)) == [*same, *there]
+    for given, word in (("none", ""), ("matlab:2,idl:1", "matlab:2,idl:1"), ("nonesuch:1", "nonesuch:1")):
+        assert reshaped(whole=True, queue=Queue(licenses=given)) == [*same, f"Licenses={word}"]
+    for seconds, word in ((659.0, "10"), (math.inf, "UNLIMITED")):
+        assert slurm_commands.move_command(7, Queue(time_limit_s=seconds))[-1] == f"TimeLimit={word}"
     assert slurm_commands.hold_command(7) == ["scontrol", "uhold", "7"]
     assert slurm_commands.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
     assert slurm_commands.release_commands(7) == [["scontrol", "release", "7"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from slurm_ones.slurm.sacct import (
     parse_row,
     parse_rows,
 )
+from tests.slurm.test_command import fake
 
 SEPARATOR = "|1f2e3d4c|"
 GOOD = {
@@ -315,27 +315,20 @@ def test_any_fields(odd: list[str], where: set[int]) -> None:
 
 def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, fields: Sequence[str] = FIELDS) -> None:
     """Put a `sacct` on the PATH that knows these fields and otherwise does as the script says."""
-    told = tmp_path / "bin" / "sacct"
-    told.parent.mkdir()
-    known = " ".join(fields)
-    told.write_text(f'#!/bin/sh\nif [ "$1" = --helpformat ]; then echo "{known}"; exit; fi\n{script}\n')
-    told.chmod(told.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{told.parent}:/usr/bin:/bin")
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    fake(folder, "sacct", f'if [ "$1" = --helpformat ]; then echo "{" ".join(fields)}"; exit; fi\n{script}')
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
 def test_a_release_that_tells_the_restart_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the restart count of newer releases, and that older ones are not asked for it."""
     sacct(tmp_path, monkeypatch, "printf '%s\\n' \"$@\"")
     assert "Restarts" not in " ".join(Sacct().command(0.0, 60.0, "|x|"))
-    (tmp_path / "bin/sacct").unlink()
-    (tmp_path / "bin").rmdir()
     sacct(tmp_path, monkeypatch, "", [*FIELDS, "Restarts"])
-    assert Sacct("c").command(0.0, 60.0, "|x|")[-4:] == [
-        f"--state={ENDS}",
-        "--starttime=uts0",
-        "--endtime=uts60",
-        "--clusters=c",
-    ]
+    *_, fields, states, since, until, cluster = Sacct("c").command(0.0, 60.0, "|x|")
+    assert "Restarts" in fields and states == f"--state={ENDS}"
+    assert (since, until, cluster) == ("--starttime=uts0", "--endtime=uts60", "--clusters=c")
 
 
 def test_commands_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +339,7 @@ def test_commands_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     sacct(tmp_path, monkeypatch, "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     with pytest.raises(Refused, match="storage is disabled"):
         list(Sacct().rows(0.0, 1.0))
-    (tmp_path / "bin/sacct").write_text("#!/bin/sh\necho JobID\n")
+    fake(tmp_path / "bin", "sacct", "echo JobID")
     with pytest.raises(Refused, match="does not have JobIDRaw"):
         Sacct()
 

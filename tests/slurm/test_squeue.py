@@ -169,10 +169,6 @@ def test_half_an_answer_is_none(cut: int) -> None:
         parse_queue(printed(between, RUNNING, RUNNING)[: -cut - 1], COLUMNS, between)
 
 
-def test_an_empty_queue() -> None:
-    assert parse_queue("", COLUMNS, separator()) == {}
-
-
 def test_nobody_can_know_what_stands_between_fields() -> None:
     """It is another for each call, long, and no width of a field."""
     assert separator() != separator()

@@ -10,6 +10,7 @@ import pytest
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import GpuUse
 from slurm_ones.slurm.sstat import MOST_MEMORY, parse_gpu_use
+from tests.slurm.test_command import fake
 from tests.waiting import until
 
 LINE = "{}|cpu=00:00:10,energy=0,fs/disk=9,gres/gpumem={},gres/gpuutil={},mem=1M,vmem=0"
@@ -33,30 +34,18 @@ def test_lines(text: str, found: dict[int, GpuUse]) -> None:
     assert parse_gpu_use(text) == found
 
 
-def fake(folder: Path, text: str) -> None:
-    (folder / "sstat").write_text(f"#!/bin/sh\n{text}\n")
-    (folder / "sstat").chmod(0o755)
-
-
 def test_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer comes with the next question; one that hangs by then ends, and none is left."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     client = CommandClient()
     assert client.gpu_use([7]) == client.gpu_use([7]) == {}  # there is no sstat
-    fake(tmp_path, f"echo '{LINE.format('7.0', '1M', 50)}'; echo $* > {tmp_path}/asked; touch {tmp_path}/done")
+    fake(tmp_path, "sstat", f"echo '{LINE.format('7.0', '1M', 50)}'; echo $* > {tmp_path}/asked; touch {tmp_path}/done")
     assert client.gpu_use([7, 8]) == {}
     until((tmp_path / "done").exists, 20)
     assert "--jobs=7,8" in (tmp_path / "asked").read_text()
-    fake(tmp_path, "exec sleep 60")
-    found: dict[int, GpuUse] = {}
-
-    def answered() -> bool:
-        found.update(client.gpu_use([7]))
-        return True
-
+    fake(tmp_path, "sstat", "exec sleep 60")
     time.sleep(0.1)
-    answered()
-    assert found == {7: GpuUse(0.5, 1 << 20)}
+    assert client.gpu_use([7]) == {7: GpuUse(0.5, 1 << 20)}
     began = time.monotonic()
     assert client.gpu_use([]) == {}
     assert time.monotonic() - began < 20
