@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ones_db import JobRecord, ResizeRecord, Store
+from ones_db import JobRecord, ResizeRecord
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
 from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
@@ -30,7 +30,7 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World as Simulated
 from slurm_ones.slurm.model import Queue, SlurmJob, Task
-from tests.act.world import Interrupted, ResizeStore
+from tests.act.world import Interrupted, ResizeStore, open_copy
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 CONF = SlurmConf(qos=(Qos(), Qos("guest")))
@@ -49,7 +49,7 @@ class BlockWorld(Interrupted):
 
     def __init__(
         self,
-        open_store: Callable[[Path], Store],
+        empty: Path,
         folder: Path,
         before: Mapping[int, Shape] | None = None,
         *,
@@ -59,10 +59,10 @@ class BlockWorld(Interrupted):
         conf: SlurmConf = CONF,
         preempt: PreemptMode = "",
     ) -> None:
-        """`before` are the blocks that train besides task 0 (1 GPU) when the change begins; a job that `waits` has
-        none: its nodes are drained. If it is `quick`, a block takes 5 s until it is ready,
-        and is waited for 12 s, rather than 30 and 40. `guests` is the queue of its partition's guests,
-        whose partition, scavenge, is preempted by `preempt`."""
+        """`empty` is a database without rows. `before` are the blocks that train besides task 0 (1 GPU) when the change
+        begins; a job that `waits` has none: its nodes are drained. If it is `quick`, a block takes 5 s until it is
+        ready, and is waited for 12 s, rather than 30 and 40. `guests` is the queue of its partition's guests, whose
+        partition, scavenge, is preempted by `preempt`."""
         super().__init__()
         self.folder = folder / f"world-{next(_databases)}"
         self.folder.mkdir()
@@ -79,7 +79,7 @@ class BlockWorld(Interrupted):
         self.wait_s = 1.0
         """Until the companion looks again."""
         self.client = _Client(self)
-        self.store = open_store(self.folder)
+        self.store = open_copy(empty, self.folder)
         self.stop_file = self.folder / "stop"
         resize = RESIZE | ({"blocks_wait_s": 12} if quick else {})
         given: dict[str, Any] = {"stop_file": str(self.stop_file), "resize": resize}
@@ -89,8 +89,7 @@ class BlockWorld(Interrupted):
         self.machine = self.companion()
         self.prepared = bool(before)
         if waits:
-            for name in list(self.cluster.nodes.names()):
-                self.cluster.drain(name)
+            self.drain_all()
         self.simulated.pass_time(60)  # until it trains
         self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), Shape(1, 1), elastic=True)])
         if before:
@@ -197,6 +196,11 @@ class BlockWorld(Interrupted):
         for name in list(self.cluster.nodes.names()):
             self.cluster.drain(name)
 
+    def resume_all(self) -> None:
+        """Every node takes jobs again."""
+        for name in list(self.cluster.nodes.names()):
+            self.cluster.resume(name)
+
     def preempt(self, *tasks: int) -> None:
         """Slurm takes these blocks, by cancelling them, and their processes end."""
         for task in tasks:
@@ -213,6 +217,13 @@ class BlockWorld(Interrupted):
             self.tick(self.wait_s)
             self.wait_s = 1.0 if len(self.events) > before else LOOK_AGAIN_S
         raise AssertionError(f"stuck in {self.resize.stage}")
+
+    def change(
+        self, added: Mapping[int, Shape], dropped: tuple[int, ...] = (), guests: tuple[int, ...] = ()
+    ) -> ResizeRecord:
+        """Begin and finish."""
+        self.begin(added, dropped, guests)
+        return self.finish()
 
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""

@@ -11,16 +11,7 @@ import pytest
 from ones_db import JobRecord, MembershipRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from ones_wrapper.protocol import (
-    ORDERS,
-    SPOOL_MARK,
-    Bye,
-    Membership,
-    Order,
-    directory_name,
-    encode,
-    spool_order_name,
-)
+from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Membership, Order, directory_name, encode, spool_order_name
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State

@@ -16,7 +16,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Task
 from tests.act.block_world import BlockWorld
-from tests.act.test_blocks import FOUR, ONE, TWO, opener
+from tests.act.test_blocks import FOUR, ONE, TWO
 from tests.act.world import Crash
 from tests.marks import examples, nightly
 
@@ -26,8 +26,7 @@ def _nothing(world: BlockWorld) -> None:
 
 
 def _full(world: BlockWorld) -> None:
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)
+    world.drain_all()
 
 
 def _never(world: BlockWorld) -> None:
@@ -60,7 +59,7 @@ ROADS = [
 
 
 def world_of(road: Road, empty: Path, folder: Path) -> BlockWorld:
-    world = BlockWorld(opener(empty), folder, road.before, quick=True)
+    world = BlockWorld(empty, folder, road.before, quick=True)
     road.prepare(world)
     return world
 
@@ -70,14 +69,8 @@ def interrupted(
 ) -> list[str]:
     """Take the road, interrupted once before or after the event of that number; the events that there were."""
     with world_of(road, empty, folder) as world:
-
-        def interrupt(number: int, event: str) -> None:
-            if number == stop and (kind is Crash or event.split()[1] not in ("journal", "order")):
-                raise kind(event)
-
-        world.interrupt = interrupt
-        world.begin(road.added, road.dropped)
-        resize = world.finish()
+        world.fail({stop: kind} if stop is not None else {})
+        resize = world.change(road.added, road.dropped)
         where = world.events[stop] if stop is not None else "nothing"
         assert resize.state == road.end, f"after an interruption at {where}: {world.states}, {resize.outcome!s}"
         world.check()
@@ -121,7 +114,7 @@ ACTIONS: dict[str, Callable[[BlockWorld], None]] = {
     "forget the newcomer": lambda world: world.cluster.kill(Task(world.job_id, 2), 1),
 }
 
-FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from(["crash", "unreachable"]), max_size=6)
+FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from([Crash, Unreachable]), max_size=6)
 HAPPENINGS = st.dictionaries(st.integers(0, 60), st.sampled_from(sorted(ACTIONS)), max_size=4)
 CHANGES = st.sampled_from([({2: TWO}, ()), ({}, (1,)), ({2: ONE}, (1,)), ({2: FOUR}, (0, 1)), ({2: ONE, 3: ONE}, ())])
 
@@ -132,25 +125,14 @@ CHANGES = st.sampled_from([({2: TWO}, ()), ({}, (1,)), ({2: ONE}, (1,)), ({2: FO
 def test_whatever_happens(
     empty: Path,
     change: tuple[dict[int, Shape], tuple[int, ...]],
-    faults: dict[int, str],
+    faults: dict[int, type[BaseException]],
     happenings: dict[int, str],
     away: int,
 ) -> None:
     """Any mixture of crashes, silence and other people's doings: the change is closed, and once the job is over no task
     of it waits in a hold."""
-    with (
-        tempfile.TemporaryDirectory(dir=empty.parent) as folder,
-        BlockWorld(opener(empty), Path(folder), {1: ONE}) as world,
-    ):
-
-        def interrupt(number: int, event: str) -> None:
-            fault = faults.get(number)
-            if fault == "crash":
-                raise Crash(event)
-            if fault == "unreachable" and event.split()[1] not in ("journal", "order"):
-                raise Unreachable(event)
-
-        world.interrupt = interrupt
+    with tempfile.TemporaryDirectory(dir=empty.parent) as name, BlockWorld(empty, Path(name), {1: ONE}) as world:
+        world.fail(faults)
         world.begin(*change)
         for second in range(400):
             if second in happenings:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,7 +27,7 @@ from slurm_ones.simulate.slurm.nodes import SlurmConf
 from slurm_ones.slurm.client import NotResizable, Refused, SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
 from tests.act.block_world import CONF, BlockWorld
-from tests.act.world import open_copy
+from tests.act.world import Crash
 
 Make = Callable[..., BlockWorld]
 ONE, TWO, FOUR = Shape(1, 1), Shape(1, 2), Shape(1, 4)
@@ -36,17 +35,12 @@ BACK = Stage(State.LEAVING, True)
 THERE = ["preparing", "opening", "joining", "leaving", "done"]
 
 
-def opener(empty: Path) -> Callable[[Path], Store]:
-    """Opens a database of its own for each world."""
-    return partial(open_copy, empty)
-
-
 @pytest.fixture
 def make(empty: Path) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(before: Mapping[int, Shape] | None = None, **how: Any) -> BlockWorld:
-            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before, **how))
+            return stack.enter_context(BlockWorld(empty, empty.parent, before, **how))
 
         yield made
 
@@ -54,8 +48,7 @@ def make(empty: Path) -> Iterator[Make]:
 def test_blocks_join_and_the_others_are_held_first(make: Make) -> None:
     """Never is the throttle lifted before all that wait are held, and the order comes before the release."""
     world = make()
-    world.begin({1: TWO, 2: ONE})
-    resize = world.finish()
+    resize = world.change({1: TWO, 2: ONE})
     world.check()
     assert world.states == THERE
     calls = [event.split()[1] for event in world.events if event.startswith("before") and "journal" not in event]
@@ -68,13 +61,11 @@ def test_blocks_join_and_the_others_are_held_first(make: Make) -> None:
 
 def test_blocks_leave_and_can_be_used_again(make: Make) -> None:
     world = make({1: TWO, 2: ONE})
-    world.begin({}, (1,))
-    world.finish()
+    world.change({}, (1,))
     world.check()
     assert world.states == THERE
     assert world.tasks[1].held and world.tasks[1].pending
-    world.begin({1: FOUR})
-    world.finish()
+    world.change({1: FOUR})
     world.check()
     assert world.resize.state == State.DONE and world.training.gpus == 6
 
@@ -82,8 +73,7 @@ def test_blocks_leave_and_can_be_used_again(make: Make) -> None:
 def test_a_job_outlives_its_first_block(make: Make) -> None:
     """Another one takes its place, and leads the next term."""
     world = make()
-    world.begin({1: FOUR}, (0,))
-    world.finish()
+    world.change({1: FOUR}, (0,))
     world.check()
     assert world.states == THERE and world.training.members == (1,) and world.training.term == 1
     assert world.tasks[0].held
@@ -97,8 +87,7 @@ def test_a_shape_that_is_refused_costs_nothing(make: Make, monkeypatch: pytest.M
 
     world = make()
     monkeypatch.setattr(world.simulated.client, "reshape", refuse)
-    world.begin({1: FOUR})
-    resize = world.finish()
+    resize = world.change({1: FOUR})
     world.check()
     assert world.states == ["preparing", "leaving_back", "rolled_back"] and resize.outcome.code == "shape_refused"
     assert "after order" not in world.events
@@ -108,8 +97,7 @@ def test_a_shape_at_which_slurm_never_starts_a_block(make: Make) -> None:
     """It took it, and says so once it has looked."""
     world = make()
     world.cluster.forbid_shape(world.job_id, FOUR)
-    world.begin({1: FOUR})
-    resize = world.finish()
+    resize = world.change({1: FOUR})
     world.check()
     assert resize.state == State.ROLLED_BACK and resize.outcome.code == "never_starts"
     assert 1 in world.machine_held(), "Slurm held it, not its owner"
@@ -124,11 +112,7 @@ def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: St
     if state is State.PREPARING:
         world.cluster.move(world.job_id, Queue("elsewhere"))
 
-    def move(number: int, event: str) -> None:
-        if event == f"after journal {state.value}":
-            world.cluster.move(world.job_id, Queue("elsewhere"))
-
-    world.interrupt = move
+    world.at(f"after journal {state.value}", lambda: world.cluster.move(world.job_id, Queue("elsewhere")))
     resize = world.finish()
     if state is not State.PREPARING:  # when the throttle is still there
         world.check()
@@ -140,8 +124,7 @@ def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:
     """Somebody else took the GPUs: the order is called off, and the block is held again."""
     world = make()
     world.drain_all()
-    world.begin({1: ONE})
-    resize = world.finish()
+    resize = world.change({1: ONE})
     world.check()
     assert world.states == ["preparing", "opening", "joining", "leaving_back", "rolled_back"]
     assert resize.outcome.code == "queued_too_long" and world.order.blocks == (0,) and world.order.batch == 16
@@ -230,8 +213,7 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     world.cluster.hold(Task(world.job_id, 1))
     resize = world.finish()
     assert resize.outcome.code == "block_held" and "before release" not in world.events
-    world.begin({2: ONE})
-    world.finish()
+    world.change({2: ONE})
     for task in (0, 2):
         world.cluster.cancel(Task(world.job_id, task))
     world.simulated.pass_time(60)
@@ -256,14 +238,12 @@ def test_a_task_that_its_owner_lets_go_leaves_none_held(make: Make, state: State
     world = make(waits=True)
     world.begin_waiting(TWO)
 
-    def let_go(number: int, event: str) -> None:
-        if event == ("after hold" if state is State.HOLDING else f"after journal {state.value}"):
-            world.cluster.release(Task(world.job_id, 0))
-            for name in list(world.cluster.nodes.names()):
-                world.cluster.resume(name)
-            world.simulated.pass_time(5)
+    def let_go() -> None:
+        world.cluster.release(Task(world.job_id, 0))
+        world.resume_all()
+        world.simulated.pass_time(5)
 
-    world.interrupt = let_go
+    world.at("after hold" if state is State.HOLDING else f"after journal {state.value}", let_go)
     world.finish()
     assert world.tasks[0].running and not any(job.held for job in world.tasks.values()), world.states
 
@@ -279,7 +259,7 @@ def test_a_waiting_job_of_blocks_is_reshaped_as_a_whole(make: Make) -> None:
 def test_a_block_whose_release_slurm_forgets_before_it_joined(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmctld died: the block stands in our hold again, and stays ours."""
     world = make()
-    _fill(world)
+    world.drain_all()
     world.begin({1: ONE})
     world.until(State.JOINING)
     world.simulated.pass_time(5)
@@ -315,11 +295,6 @@ def test_a_block_whose_release_slurm_forgets_after_it_joined(
     world.cluster.reuse(Task(world.job_id, 1))
     tick()
     assert world.tasks[1].held == (began == "before") and world.tasks[2].held
-
-
-def _fill(world: BlockWorld) -> None:
-    """What is let go from now on waits."""
-    world.drain_all()
 
 
 def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,11 +350,9 @@ def test_blocks_that_their_owner_holds_at_once(make: Make, state: State | Stage)
 def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, restarted: bool) -> None:
     """Between two changes: once it was seen out of our hold a later one is not ours, by what is stored too."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     assert 2 in world.machine_held() and 1 not in world.machine_held(), "a block that trains is in nobody's hold"
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)  # what is let go waits
+    world.drain_all()  # what is let go waits
     world.cluster.release(Task(world.job_id, 2))
     world.tidy()
     if restarted:
@@ -393,8 +366,7 @@ def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, 
 def test_a_second_record_of_a_task_lets_nothing_go(make: Make) -> None:
     """Slurm may show one of an earlier end beside the one that waits in our hold, where nobody opts in any more."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     tasks = world.simulated.client.tasks(world.job_id)
     waits = next(job for job in tasks if 2 in job.array_tasks)
     ended = replace(waits, job_id=waits.job_id + 100, array_tasks=(2,), state=JobState.CANCELLED, held=False)
@@ -409,10 +381,8 @@ def test_what_was_let_go_stays_so_where_a_write_was_only_said_to_have_failed(
 ) -> None:
     """A later note does not take the first one back, whatever the owner holds again meanwhile."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
-    for name in list(world.cluster.nodes.names()):
-        world.cluster.drain(name)  # what is let go waits
+    world.change({1: ONE})
+    world.drain_all()  # what is let go waits
     world.cluster.release(Task(world.job_id, 2))
     write = world.store.note_let_go
 
@@ -443,8 +413,7 @@ def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeyp
 
     monkeypatch.setattr(client, "tasks", typed)
     monkeypatch.setattr(client, "reshape", reshape)
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     assert asked == [""] and world.resize.state == State.DONE
 
 
@@ -452,13 +421,8 @@ def test_a_block_that_slurm_requeues_while_the_others_are_held_starts_again(make
     """It waits as they do at that moment, and nobody would ever let it go: it was never ours to hold."""
     world = make()
 
-    def requeue(number: int, event: str) -> None:
-        if event == "before hold_waiting":
-            world.cluster.preempt(Task(world.job_id, 0))
-
-    world.interrupt = requeue
-    world.begin({1: TWO})
-    world.finish()
+    world.at("before hold_waiting", lambda: world.cluster.preempt(Task(world.job_id, 0)))
+    world.change({1: TWO})
     assert "after hold_waiting" in world.events
     assert not world.tasks[0].held and world.tasks[2].held
     world.simulated.pass_time(300)
@@ -469,13 +433,8 @@ def test_an_owner_who_opts_out_between_two_blocks(make: Make) -> None:
     """Each block gets its shape after a look of its own: what the owner said meanwhile counts."""
     world = make()
 
-    def opt_out(number: int, event: str) -> None:
-        if event == "after reshape":
-            world.stop_file.touch()
-
-    world.interrupt = opt_out
-    world.begin({1: TWO, 2: TWO})
-    world.finish()
+    world.at("after reshape", world.stop_file.touch)
+    world.change({1: TWO, 2: TWO})
     assert world.states == ["preparing", "leaving_back", "rolled_back"]
     assert world.events.count("before reshape") == 1
 
@@ -487,8 +446,7 @@ def test_a_clock_behind_slurms_does_not_make_a_change_last(make: Make, monkeypat
     world.clock = lambda: slurms() - 7200.0  # type: ignore[method-assign]
     world.machine = world.companion()
     monkeypatch.setattr(blocks, "_joined", lambda *_: False)
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     assert world.resize.state == State.ROLLED_BACK and "did not train together" in str(world.resize.outcome)
 
 
@@ -528,8 +486,7 @@ def test_a_job_that_ended_leaves_no_held_tasks(make: Make, comment: str) -> None
     """Also where nobody in the job could cancel them, and the companion was started later; what we held once is not
     forgotten with the opt-in."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     if comment:
         world.cluster.set_comment(world.job_id, comment)
     for task in (0, 1):
@@ -554,8 +511,7 @@ def all_leave(world: BlockWorld, *blocks: int) -> None:
 def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
     """Nobody's job is lost: one of the tasks that wait takes it up, each time that it got further."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     for left, member in (((0, 1), 2), ((2,), 3)):
         all_leave(world, *left)
         world.tidy()
@@ -569,8 +525,7 @@ def test_a_job_whose_blocks_all_left_goes_on_at_the_next_try(
 ) -> None:
     """A controller that is away for a moment must not cost it all that it has trained."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     all_leave(world, 0, 1)
     with monkeypatch.context() as patch, suppress(Unreachable):
         patch.setattr(world.leftovers, "client", Mock(wraps=world.client, release=Mock(side_effect=error)))
@@ -583,8 +538,7 @@ def test_a_job_whose_blocks_all_left_goes_on_at_the_next_try(
 def test_an_operators_hold_stays_when_a_job_goes_on(make: Make) -> None:
     """Another task takes it up; while an operator holds all that wait, none is released or cancelled."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     all_leave(world, 0, 1)
     waiting = [task for task, job in world.tasks.items() if job.pending]
     for task in waiting:
@@ -604,8 +558,7 @@ def test_an_operators_hold_stays_when_a_job_goes_on(make: Make) -> None:
 def test_a_job_whose_blocks_all_left_goes_on_next_to_a_stop_file(make: Make, mode: str) -> None:
     """To stop resizes, or to act no longer, must not cost a job all that it has trained."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     all_leave(world, 0, 1)
     world.stop_file.touch()
     settings = world.settings.model_copy(update={"mode": mode})
@@ -625,8 +578,7 @@ def test_blocks_join_as_guests_and_are_base_again(make: Make, queue: Queue) -> N
     for job in world.cluster.records.named(world.job_id):
         job.account, job.licenses = "mine", (("matlab", 1),)
     own = Queue.of(world.tasks[0])
-    world.begin({1: TWO, 2: ONE}, guests=(1,))
-    world.finish()
+    world.change({1: TWO, 2: ONE}, guests=(1,))
     world.check()
     assert world.resize.state == State.DONE
     assert not any(queue.other_than(world.tasks[1])) and any(queue.other_than(world.tasks[2]))
@@ -636,8 +588,7 @@ def test_blocks_join_as_guests_and_are_base_again(make: Make, queue: Queue) -> N
     assert seen.refusal is None and seen.partition == own.partition and len(seen.job.running_blocks) == 3
     world.preempt(1)
     world.tidy()
-    world.begin({1: TWO})
-    world.finish()
+    world.change({1: TWO})
     world.check()
     assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
 
@@ -650,8 +601,7 @@ def test_which_blocks_join_as_guests(make: Make, asked: int, dropped: tuple[int,
     """Those beyond the GPUs that the user asked for, of which blocks 0 and 2 have one each and guests count for none; a
     job has a base block whatever leaves."""
     world = make(guests=QUEUES[0])
-    world.begin({1: TWO, 2: ONE}, guests=(1,))
-    world.finish()
+    world.change({1: TWO, 2: ONE}, guests=(1,))
     seen = world.observer.observe().elastic[world.job_id]
     moves = Moves(((3, TWO), (4, ONE)), dropped)
     assert guests_among(seen, moves, asked) == guests
@@ -674,8 +624,7 @@ def test_a_membership_whose_members_slurm_restarted_leaves_nobody_out(
 
     monkeypatch.setattr(world.machine.reports, "membership", stale)
     world.drain_all()
-    world.begin({2: ONE})
-    assert world.finish().outcome.code == "queued_too_long"
+    assert world.change({2: ONE}).outcome.code == "queued_too_long"
     assert world.order.blocks == (0, 1)
 
 
@@ -692,8 +641,7 @@ def test_a_block_that_trained_before_and_joins_again_is_taken_back(make: Make, m
     world.tidy()
     monkeypatch.setattr(world.machine.reports, "membership", stale)
     world.drain_all()
-    world.begin({1: ONE})
-    assert world.finish().outcome.code == "queued_too_long"
+    assert world.change({1: ONE}).outcome.code == "queued_too_long"
     assert world.order.blocks == (0,) and world.tasks[1].held
 
 
@@ -704,16 +652,15 @@ def test_a_guest_does_not_take_the_place_of_a_base_block_that_ends(
     """Between the plan and the release the only base block fails: the guest is not released, unless a base block joins
     with it."""
     world = make(guests=QUEUES[0])
-    world.begin({1: TWO}, guests=(1,))
-    world.finish()
+    world.change({1: TWO}, guests=(1,))
     world.begin({2: ONE} | other, guests=(2,))
     seen = len(world.events)
 
-    def fail(number: int, event: str) -> None:
-        if event == "after journal opening" and world.tasks[0].running:
+    def fail() -> None:
+        if world.tasks[0].running:
             world.cluster.kill(Task(world.job_id, 0), 9)
 
-    world.interrupt = fail
+    world.at("after journal opening", fail)
     resize = world.finish()
     assert resize.outcome.code == code
     assert ("before release" in world.events[seen:]) == bool(other)
@@ -723,8 +670,7 @@ def test_a_guest_does_not_take_the_place_of_a_base_block_that_ends(
 def test_a_base_block_leads_rather_than_a_guest(make: Make) -> None:
     """The order names it first, whatever its number is, also one of a batch; so it leads when the leader leaves."""
     world = make(guests=QUEUES[0])
-    world.begin({1: ONE, 2: TWO}, guests=(1,))
-    world.finish()
+    world.change({1: ONE, 2: TWO}, guests=(1,))
     assert world.order.blocks == (0, 2, 1) and world.training.members[0] == 0
     seen = world.observer.observe().elastic[world.job_id]
     assert seen.job.base_first((0, 1, 2)) == (0, 2, 1)
@@ -764,15 +710,13 @@ def test_a_guest_ends_before_the_next_reservation(make: Make) -> None:
     for job in world.cluster.records.named(world.job_id):
         job.limit_s = 7200.0
     world.machine.longest_s = lambda partition, shape, reservation: {"gpu": 1000.0}[partition]
-    world.begin({1: TWO, 2: ONE}, guests=(1,))
-    world.finish()
+    world.change({1: TWO, 2: ONE}, guests=(1,))
     limits = {task: world.tasks[task].time_limit_s for task in (0, 1, 2)}
     assert world.resize.state == State.DONE and limits == {0: 7200.0, 1: 960.0, 2: 7200.0}
     assert sum(event == "before reshape" for event in world.events) == 1
     world.preempt(1)
     world.tidy()
-    world.begin({1: TWO})
-    world.finish()
+    world.change({1: TWO})
     assert world.resize.state == State.DONE and world.tasks[1].time_limit_s == 7200.0
 
 
@@ -794,8 +738,7 @@ def test_a_job_all_of_whose_tasks_have_been_guests_gets_its_own_queue_back(make:
         seen = world.observer.observe().elastic[world.job_id]
         assert (seen.partition, seen.job.home.account, seen.refusal) == (own.partition, "mine", None)
         assert seen.job.home.licenses == (("matlab", 1),)
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     assert world.resize.state == State.DONE and Queue.of(world.tasks[1]) == own
 
 
@@ -821,12 +764,11 @@ def test_a_block_that_is_preempted_while_others_join_is_put_back_at_once(make: M
 def test_blocks_that_slurm_preempts_are_put_back(make: Make, taken: tuple[int, ...], interrupted: bool) -> None:
     """At the next tick, outside of a change too; a companion that dies before leaves none that is nobody's."""
     world = make({1: ONE, 2: ONE})
-    world.begin({3: ONE})
-    world.finish()
+    world.change({3: ONE})
     world.preempt(*taken)
     if interrupted:
-        world.interrupt = _stop_before("reuse")
-        with pytest.raises(_Stop):
+        world.at("before reuse", Mock(side_effect=Crash))
+        with pytest.raises(Crash):
             world.tidy()
         world.interrupt = lambda number, event: None
         world.machine = world.companion()
@@ -835,8 +777,7 @@ def test_blocks_that_slurm_preempts_are_put_back(make: Make, taken: tuple[int, .
     world.tidy()
     assert {*taken} <= world.machine_held() == world.held.of(world.job_id)
     assert len(world.store.histories([world.job_id])[world.job_id].preempted) == len(taken)
-    world.begin(dict.fromkeys(taken, TWO))
-    world.finish()
+    world.change(dict.fromkeys(taken, TWO))
     world.check()
     assert world.resize.state == State.DONE and not {*taken} & world.machine_held()
 
@@ -847,8 +788,7 @@ def test_a_preempted_block_of_a_job_that_is_left_alone_stays_so(make: Make) -> N
     world.preempt(1)
     world.tidy()
     assert world.tasks[1].state is JobState.PREEMPTED
-    world.begin({2: ONE})
-    world.finish()
+    world.change({2: ONE})
     world.cluster.set_comment(world.job_id, "ones: gpus=1-16 resize=off array=blocks")
     world.tidy()
     assert world.tasks[1].state is JobState.PREEMPTED
@@ -862,8 +802,7 @@ def test_a_job_all_of_whose_blocks_are_preempted_goes_on(
 ) -> None:
     """Nobody's job is lost: of the tasks that wait in our hold one takes it up."""
     world = make(guests=Queue("scavenge"))
-    world.begin({1: ONE}, guests=guests)
-    world.finish()
+    world.change({1: ONE}, guests=guests)
     for taken in (first, tuple({0, 1} - {*first})):
         world.preempt(*taken)
         world.tidy()
@@ -882,8 +821,7 @@ def test_a_block_that_runs_apart_is_ordered_to_end(
     """One that hangs would keep its GPUs for ever. Nothing is known of blocks that started since they reported who
     trains."""
     world = make({1: ONE})
-    world.begin({2: ONE})
-    world.finish()
+    world.change({2: ONE})
     clock, number = world.leftovers.clock, world.order.number
     world.leftovers.clock = lambda: clock() + ahead_s
     lost = Membership(9, (0, 1), (restart, restart), 1, 2, 2, 50, 32, 0.1, why="lost")
@@ -910,8 +848,7 @@ def test_a_block_that_runs_apart_is_ordered_to_end(
 def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) -> None:
     """Its blocks were requeued into a hold by hand."""
     world = make()
-    world.begin({1: ONE})
-    world.finish()
+    world.change({1: ONE})
     world.cluster.cancel(Task(world.job_id, 1))
     world.simulated.client.requeue_hold(Task(world.job_id, 0))
     world.simulated.pass_time(60)
@@ -1015,14 +952,11 @@ def test_a_block_that_its_owner_holds_keeps_the_job_if_its_report_is_not_believe
 def test_a_newcomer_that_is_all_that_is_left_is_not_ordered_away(make: Make) -> None:
     """Who trained was preempted, and another that was to join waits for room."""
     world = make()
-    nodes = list(world.cluster.nodes.names())
-    for name in nodes:
-        world.cluster.drain(name)
+    world.drain_all()
     world.begin({1: ONE, 2: Shape(4, 4)})
     world.until(State.JOINING)
     world.simulated.pass_time(25)
-    for name in nodes:
-        world.cluster.resume(name)
+    world.resume_all()
     world.cluster.preempt(Task(world.job_id, 0), "cancel")
     world.simulated.pass_time(5)
     assert world.tasks[0].ended and world.tasks[1].running and world.tasks[2].pending
@@ -1034,15 +968,13 @@ def test_the_last_block_that_waits_is_not_put_back(make: Make) -> None:
     """Its owner requeued it, and the one that took its place has failed."""
     world = make()
 
-    def lose(number: int, event: str) -> None:
-        if event == "before journal leaving":
-            world.cluster.reuse(Task(world.job_id, 0))
-            world.cluster.release(Task(world.job_id, 0))
-            world.cluster.kill(Task(world.job_id, 1), 1)
+    def lose() -> None:
+        world.cluster.reuse(Task(world.job_id, 0))
+        world.cluster.release(Task(world.job_id, 0))
+        world.cluster.kill(Task(world.job_id, 1), 1)
 
-    world.interrupt = lose
-    world.begin({1: TWO}, (0,))
-    world.finish()
+    world.at("before journal leaving", lose)
+    world.change({1: TWO}, (0,))
     assert world.states == THERE and world.tasks[1].state is JobState.FAILED
     assert world.tasks[0].pending and not world.tasks[0].held
 
@@ -1055,8 +987,7 @@ def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch
     stale = world.store.membership(world.job_id)
     assert stale is not None and stale.report.blocks == (0, 1)
     monkeypatch.setattr(Store, "membership", lambda store, job, order=None: stale if order is None else None)
-    world.begin({}, (1,))
-    world.finish()
+    world.change({}, (1,))
     assert world.resize.state == State.DONE and world.tasks[1].held
     world.cluster.kill(Task(world.job_id, 0), 1)
     world.simulated.pass_time(60)
@@ -1071,36 +1002,7 @@ def _reach(world: BlockWorld, state: State | Stage) -> None:
         world.until(State.JOINING)
         world.simulated.pass_time(3)
         world.cluster.kill(Task(world.job_id, 2), 1)
-
-    stage = str(Stage(state) if isinstance(state, State) else state)
-
-    def stop(number: int, event: str) -> None:
-        if event == f"after journal {stage}":
-            raise _Stop
-
-    if state is State.PREPARING:
-        return
-    world.interrupt = stop
-    for _ in range(100):
-        try:
-            world.tick()
-        except _Stop:
-            world.interrupt = lambda number, event: None
-            assert world.resize.stage == stage
-            return
-    raise AssertionError(f"not reached: {world.states}")
-
-
-class _Stop(Exception):
-    pass
-
-
-def _stop_before(call: str) -> Callable[[int, str], None]:
-    def stop(number: int, event: str) -> None:
-        if event == f"before {call}":
-            raise _Stop
-
-    return stop
+    world.halt(str(Stage(state) if isinstance(state, State) else state))
 
 
 def test_an_order_is_called_off_at_the_next_try(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ def _crowded(world: World) -> None:
     world.slurm.add(PlainJob(world.job.directory.parent / "rigid", Shape(3, 4)))
 
 
+def _crowded_and_not_held(world: World) -> None:
+    _crowded(world)
+    world.slurm.hold_refused = "no"
+
+
 def _full(world: World) -> None:
     world.slurm.leave(0)
 
@@ -126,6 +131,13 @@ ROADS = [
 BYWAYS = [
     Road("old-shape-refused-too", f"{DRAINED} {BACK}", "old_shape_refused", _all_refused),
     Road("not-released", f"{DRAINED} releasing {BACK}", "release_refused", _not_released),
+    Road(
+        "not-held-back",
+        f"{DRAINED} releasing waiting holding_back {RELEASED}",
+        "hold_refused",
+        _crowded_and_not_held,
+        {"settings": {"max_wait_s": 9}},
+    ),
     Road("never-started", LATE, "never_starts", _never_started),
     Road("limited", LATE, "limit_reached", _limited, {"settings": {"max_wait_s": 300}}),
     Road("limited-waiting", f"{HELD} releasing waiting holding_back {BACK_WAITING}", "limit_reached", _limited, WAITS),
@@ -163,8 +175,7 @@ def world_of(road: Road, empty: Path, folder: Path, *, counts_early: bool) -> Wo
 def steps_of(road: Road, empty: Path, folder: Path) -> list[str]:
     """The events of an uninterrupted resize."""
     with world_of(road, empty, folder, counts_early=False) as world:
-        world.begin()
-        assert world.finish().state == road.end
+        assert world.change().state == road.end
         world.check()
         return world.events
 
@@ -175,8 +186,7 @@ def test_a_road_that_nothing_interrupts(empty: Path, tmp_path: Path, road: Road,
     """Its states and why it ends so, with the shape and batch that its end has (`World.check`), held by nobody."""
     with world_of(road, empty, tmp_path, counts_early=counts_early) as world:
         begin_time = world.job.begin
-        world.begin()
-        resize = world.finish()
+        resize = world.change()
         world.check()
         assert " ".join(world.states) == road.states
         assert road.code in {step.detail.code for step in world.store.resize_steps(resize.id)}
@@ -194,21 +204,12 @@ def test_an_interruption_between_any_two_steps(
     for stop, step in enumerate(steps):
         if kind is Unreachable and step.split()[1] in ("journal", "order"):
             continue
-        interrupted = False
         with world_of(road, empty, tmp_path, counts_early=stop % 2 == 0) as world:
-
-            def interrupt(number: int, event: str, stop: int = stop) -> None:
-                nonlocal interrupted
-                if number == stop:
-                    interrupted = True
-                    raise kind(event)
-
-            world.interrupt = interrupt
-            world.begin()
-            resize = world.finish()
+            world.fail({stop: kind})
+            resize = world.change()
             world.check()
             assert resize.state == road.end, f"after an interruption at {world.events[stop]}: {world.states}"
-        assert interrupted
+            assert len(world.events) > stop
 
 
 @pytest.mark.slow
@@ -222,12 +223,7 @@ def test_a_companion_that_stays_away(empty: Path, tmp_path: Path, road: Road, aw
     ends = {State.DONE, State.ABANDONED} | ({State.ROLLED_BACK} if road.parks and away_s > LEASE_S else set())
     for stop in range(len(steps_of(road, empty, tmp_path))):
         with world_of(road, empty, tmp_path, counts_early=False) as world:
-
-            def interrupt(number: int, event: str, world: World = world, stop: int = stop) -> None:
-                if number == stop:
-                    raise Crash(event)
-
-            world.interrupt = interrupt
+            world.fail({stop: Crash})
             world.begin()
             for _ in range(100):
                 world.slurm.pass_time(1.0)
@@ -258,7 +254,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
     "take": lambda world: world.slurm.__dict__.update(refuses=lambda shape: "", takes_part=lambda shape: False),
 }
 
-FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from(["crash", "unreachable"]), max_size=8)
+FAULTS = st.dictionaries(st.integers(0, 40), st.sampled_from([Crash, Unreachable]), max_size=8)
 HAPPENINGS = st.dictionaries(st.integers(0, 60), st.sampled_from(sorted(ACTIONS)), max_size=6)
 JOBS = st.fixed_dictionaries(
     {
@@ -276,25 +272,21 @@ JOBS = st.fixed_dictionaries(
 @given(job=JOBS, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 @example(
     job={"running": True, "parks": False, "counts_early": False, "drain_s": 2.0, "completing_s": 2.0, "hello_s": 3.0},
-    faults={0: "crash", 7: "crash", 8: "unreachable"},
+    faults={0: Crash, 7: Crash, 8: Unreachable},
     happenings={4: "opt out", 5: "preempt"},
     away=65,
 )
 def test_whatever_happens(
-    empty: Path, job: dict[str, object], faults: dict[int, str], happenings: dict[int, str], away: int
+    empty: Path,
+    job: dict[str, object],
+    faults: dict[int, type[BaseException]],
+    happenings: dict[int, str],
+    away: int,
 ) -> None:
     """Any mixture of crashes, silence and other people's doings leaves the job as it may be left."""
     job = job | {"parks": job["parks"] and job["running"]}  # a waiting job is parked without a resize
     with tempfile.TemporaryDirectory() as folder, World(empty, Path(folder), **job) as world:  # type: ignore[arg-type]
-
-        def interrupt(number: int, event: str) -> None:
-            fault = faults.get(number)
-            if fault == "crash":
-                raise Crash(event)
-            if fault == "unreachable" and event.split()[1] not in ("journal", "order"):
-                raise Unreachable(event)
-
-        world.interrupt = interrupt
+        world.fail(faults)
         world.begin()
         second = 0
         while second < 3000 and (second < 61 or world.resize.ended is None):
@@ -322,6 +314,5 @@ def test_many_random_resizes_without_faults_end_well(empty: Path, tmp_path: Path
     for _ in range(20 if NIGHTLY else 5):
         slow = {"drain_s": rng.uniform(0, 35), "completing_s": rng.uniform(0, 30), "hello_s": rng.uniform(0, 250)}
         with World(empty, tmp_path, counts_early=rng.random() < 0.5, **slow) as world:
-            world.begin()
-            assert world.finish().state == State.DONE
+            assert world.change().state == State.DONE
             world.check()

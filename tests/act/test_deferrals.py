@@ -168,15 +168,23 @@ def test_a_deferred_job_whose_resize_waits_its_turn_does_not_start_at_its_old_sh
     assert bench.slurm.deferred == [(1, 901), (1, 1401)]
 
 
-def test_a_companion_that_stops_lets_all_go(bench: Bench) -> None:
-    """Also where one of them is gone meanwhile."""
-    for job_id in (1, 2):
+def test_a_companion_that_stops_lets_all_go(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one cannot be read, whose lease ends by itself, and another is gone meanwhile."""
+    for job_id in (1, 2, 3):
         bench.add(job_id, Shape(1, 1), **AT)
-    bench.act({}, 1, 2)
-    del bench.jobs[1]
+    bench.act({}, 1, 2, 3)
+    read = bench.slurm.job
+
+    def job(job_id: int) -> SlurmJob:
+        if job_id == 1:
+            raise Refused("squeue --json: the answer is not understood")
+        return read(job_id)
+
+    monkeypatch.setattr(bench.slurm, "job", job)
+    del bench.jobs[2]
     bench.now += 5
     bench.actor.leave()
-    assert bench.slurm.deferred[2:] == [(2, 5)] and bench.store.deferrals() == {}
+    assert bench.slurm.deferred[3:] == [(3, 5)] and bench.store.deferrals().keys() == {1}
 
 
 def test_a_running_job_begins_to_be_parked(bench: Bench) -> None:
@@ -205,21 +213,3 @@ def test_advice_to_park(own_store: Store, tmp_path: Path) -> None:
         "scontrol update ",
     ]
     assert bench.slurm.deferred == [] and own_store.resizes(1) == [] and own_store.deferrals() == {}
-
-
-def test_one_job_that_cannot_be_read_keeps_no_other_waiting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A companion that ends lets all others start at once; the lease of that one ends by itself."""
-    for job_id in (1, 2):
-        bench.add(job_id, Shape(1, 1), **AT)
-    bench.act({}, 1, 2)
-    read = bench.slurm.job
-
-    def job(job_id: int) -> SlurmJob:
-        if job_id == 1:
-            raise Refused("squeue --json: the answer is not understood")
-        return read(job_id)
-
-    monkeypatch.setattr(bench.slurm, "job", job)
-    bench.now += 60
-    bench.actor.leave()
-    assert bench.slurm.deferred[2:] == [(2, 60)] and bench.store.deferrals().keys() == {1}

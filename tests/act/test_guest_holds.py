@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Partition, Queue, Task
 from tests.act.block_world import BlockWorld
-from tests.act.test_blocks import ONE, TWO, opener
+from tests.act.test_blocks import ONE, TWO
 from tests.act.world import Crash
 from tests.marks import nightly
 from tests.slurm.make import PENDING
@@ -36,9 +36,8 @@ def make(empty: Path) -> Iterator[Make]:
 
 
 def _world(empty: Path, folder: Path, **how: Any) -> BlockWorld:
-    world = BlockWorld(opener(empty), folder, quick=True, **({"guests": GUEST, "conf": REQUEUE} | how))
-    world.begin({1: TWO, 2: ONE}, guests=(1, 2))
-    assert world.finish().state == State.DONE
+    world = BlockWorld(empty, folder, quick=True, **({"guests": GUEST, "conf": REQUEUE} | how))
+    assert world.change({1: TWO, 2: ONE}, guests=(1, 2)).state == State.DONE
     return world
 
 
@@ -110,8 +109,7 @@ def test_a_guest_that_is_requeued_comes_back_held_and_is_used_again(make: Make, 
     world.tidy()
     assert world.tasks[1].pending and world.tasks[1].held and {*world.training.members} == {0, 2}
     assert world.held.of(world.job_id) >= {1}
-    world.begin({1: TWO}, guests=(1,))
-    world.finish()
+    world.change({1: TWO}, guests=(1,))
     world.tidy()
     assert world.resize.state == State.DONE and _held(world) == {1, 2}
 
@@ -126,44 +124,37 @@ def test_a_guest_that_was_not_held_rejoins(make: Make) -> None:
     assert _held(world) == {1, 2}
 
 
+def _comment(world: BlockWorld, text: str) -> None:
+    for task in world.cluster.records.known_of(world.job_id):
+        world.cluster.set_comment(task.to_model().key, text)
+
+
 def _guests_off(world: BlockWorld) -> None:
-    for task in world.cluster.records.known_of(world.job_id):
-        world.cluster.set_comment(task.to_model().key, "ones: gpus=1-16 guests=off array=blocks")
-
-
-def _opted_out(world: BlockWorld) -> None:
-    for task in world.cluster.records.known_of(world.job_id):
-        world.cluster.set_comment(task.to_model().key, "nothing for a companion")
-
-
-def _left_alone(world: BlockWorld) -> None:
-    for task in world.cluster.records.known_of(world.job_id):
-        world.cluster.set_comment(task.to_model().key, "ones: gpus=1-16 resize=off array=blocks")
+    _comment(world, "ones: gpus=1-16 guests=off array=blocks")
 
 
 def _no_queue(world: BlockWorld) -> None:
     world.settings = world.settings.model_copy(update={"guests": {}})
 
 
-def _stopped(world: BlockWorld) -> None:
-    world.stop_file.touch()
+OVER: dict[str, Callable[[BlockWorld], object]] = {
+    "guests off": _guests_off,
+    "opted out": lambda world: _comment(world, "nothing for a companion"),
+    "left alone": lambda world: _comment(world, "ones: gpus=1-16 resize=off array=blocks"),
+    "no queue": _no_queue,
+    "stopped": lambda world: world.stop_file.touch(),
+    "without base": lambda world: world.cluster.kill(Task(world.job_id, 0), 0),
+}
 
 
-def _without_base(world: BlockWorld) -> None:
-    world.cluster.kill(Task(world.job_id, 0), 0)
-
-
-OVER = [_guests_off, _opted_out, _left_alone, _no_queue, _stopped, _without_base]
-
-
-@pytest.mark.parametrize("over", OVER, ids=lambda over: over.__name__.strip("_"))
+@pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("again", [False, True], ids=["known", "after a restart"])
-def test_no_guest_stays_held_for_nobody(make: Make, over: Callable[[BlockWorld], None], again: bool) -> None:
+def test_no_guest_stays_held_for_nobody(make: Make, over: str, again: bool) -> None:
     """It runs on, and starts again by itself when Slurm has taken it."""
     world = make()
     world.tidy()
-    over(world)
-    if again or over is _no_queue:
+    OVER[over](world)
+    if again or over == "no queue":
         world.machine = world.companion()
     world.simulated.pass_time(10)
     world.tidy()
@@ -209,12 +200,7 @@ def test_an_interruption_between_any_two_steps(empty: Path, kind: type[BaseExcep
     def interrupted(stop: int | None) -> int:
         with tempfile.TemporaryDirectory(dir=empty.parent) as name, _world(empty, Path(name)) as world:
             first = len(world.events)
-
-            def interrupt(number: int, event: str) -> None:
-                if stop is not None and number == first + stop:
-                    raise kind(event)
-
-            world.interrupt = interrupt
+            world.fail({first + stop: kind} if stop is not None else {})
             for change, held in ((None, {1, 2}), (_guests_off, set[int]())):
                 if change is not None:
                     change(world)

@@ -81,14 +81,12 @@ def test_a_job_that_opts_out_while_it_is_parked_starts_again(make_world: Make, w
     """Between its requeue and its deferral."""
     world = make_world(parks=True)
 
-    def opt_out(number: int, event: str) -> None:
-        if event == "after journal parking":
-            world.stopped = way == "stop file"
-            world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1-16" + " resize=off" * (not world.stopped))
+    def opt_out() -> None:
+        world.stopped = way == "stop file"
+        world.slurm.cluster.set_comment(world.job_id, "ones: gpus=1-16" + " resize=off" * (not world.stopped))
 
-    world.interrupt = opt_out
-    world.begin()
-    resize = world.finish()
+    world.at("after journal parking", opt_out)
+    resize = world.change()
     world.check()
     assert "defer" not in world.calls and resize.state == State.ROLLED_BACK
     assert world.job.state is JobState.RUNNING
@@ -98,31 +96,11 @@ def test_a_job_that_its_owner_releases_first_is_not_parked(make_world: Make) -> 
     """The owner has the last word, and the resize ends with the job at its old shape."""
     world = make_world(parks=True)
 
-    def release(number: int, event: str) -> None:
-        if event == "after journal parking":
-            world.slurm.owner_releases(world.job_id)
-
-    world.interrupt = release
-    world.begin()
-    resize = world.finish()
+    world.at("after journal parking", lambda: world.slurm.owner_releases(world.job_id))
+    resize = world.change()
     world.check()
     assert "defer" not in world.calls and resize.state == State.ROLLED_BACK
     assert "released before it could be parked" in str(world.store.resize_steps(resize.id)[3].detail)
-
-
-def test_an_operators_hold_is_left_to_the_operator(make_world: Make) -> None:
-    """The resize ends there; nothing is deferred."""
-    world = make_world(parks=True)
-
-    def hold(number: int, event: str) -> None:
-        if event == "after journal parking":
-            world.slurm.owner_holds(world.job_id, "operator")
-
-    world.interrupt = hold
-    world.begin()
-    resize = world.finish()
-    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape, held by an operator")
-    assert world.job.held_by == "operator" and "defer" not in world.calls
 
 
 def test_errors_of_the_lease_do_not_reach_the_machine(make_world: Make) -> None:

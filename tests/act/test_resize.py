@@ -19,7 +19,7 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobKey, JobState, SlurmJob
 from slurm_ones.untrusted_files import NoAnswer, run_by
-from tests.act.plain_job import PlainJob, PlainReports, Slurm
+from tests.act.plain_job import EPOCH, PlainJob, PlainReports, Slurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
 Make = Callable[..., World]
@@ -57,14 +57,17 @@ def stop_file(world: World) -> None:
 OPT_OUTS = [switch_off, remove_comment, stop_file]
 
 
-def test_a_running_job_gets_its_new_shape(make_world: Make) -> None:
-    """Restarted once, with its new batch, and its pause is known."""
-    world = make_world()
-    world.begin()
-    resize = world.finish()
-    assert world.calls == ["requeue_hold", "reshape", "release"]
+@pytest.mark.parametrize("start_now", [True, False])
+def test_a_running_job_gets_its_new_shape(make_world: Make, start_now: bool) -> None:
+    """Restarted once, with its new batch, and its pause is known; Slurm's two minutes are waited for unless the
+    settings say otherwise."""
+    world = make_world(settings={"start_now": start_now, "max_wait_s": 300})
+    resize = world.change()
+    world.check()
+    assert world.calls == ["requeue_hold", "reshape", "release"] and ("release", start_now) in world.slurm.calls
     assert resize.pause_s is not None and world.job.restart == 1
     assert world.job.run is not None and world.job.run.batch == NEW_BATCH
+    assert (world.job.start_time - EPOCH > 121) != start_now
 
 
 def test_the_job_is_told_what_is_expected(make_world: Make) -> None:
@@ -92,8 +95,7 @@ def test_a_job_that_is_not_woken_finds_its_order(
 
     world = make_world()
     monkeypatch.setattr(world.slurm, "signal", signal)
-    world.begin()
-    world.finish()
+    world.change()
     world.check()
     assert world.states == THERE
 
@@ -108,34 +110,18 @@ def test_a_hold_of_the_owners_that_came_first_is_not_lifted(make_world: Make) ->
     assert world.calls == [] and resize.state == State.ABANDONED and world.job.held_by == "owner"
 
 
-def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_world: Make) -> None:
-    """start_now decides whether Slurm's two minutes are waited for."""
-    pauses = []
-    for start_now in (True, False):
-        world = make_world(settings={"start_now": start_now, "max_wait_s": 300})
-        world.begin()
-        world.finish()
-        world.check()
-        assert world.resize.state == State.DONE
-        pauses.append(world.job.runs[-1].hello - world.clock.now)  # type: ignore[operator]
-        assert ("release", start_now) in world.slurm.calls
-    assert world.job.start_time - 1_000_000 > 121
-
-
 def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_world: Make) -> None:
     """The hold comes too late, strikes the running job's priority, and is taken back."""
     world = make_world()
-    rigid = None
     world.begin()
     world.until(State.RELEASING, State.WAITING)
     rigid = fill(world, 3)
 
-    def start_first(number: int, event: str) -> None:
-        if event == "before hold":
-            world.slurm.end(rigid.job_id, JobState.COMPLETED)
-            world.slurm.pass_time(0.0)
+    def start_first() -> None:
+        world.slurm.end(rigid.job_id, JobState.COMPLETED)
+        world.slurm.pass_time(0.0)
 
-    world.interrupt = start_first
+    world.at("before hold", start_first)
     world.until(Stage(State.HOLDING, True))
     assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
     resize = world.finish()
@@ -147,11 +133,7 @@ def test_a_waiting_job_that_starts_just_before_it_is_held_runs_on_unheld(make_wo
     """The same race on the way there; releasing a running job must not ask for StartTime."""
     world = make_world(running=False)
 
-    def start_first(number: int, event: str) -> None:
-        if event == "before hold":
-            world.slurm.pass_time(0.0)
-
-    world.interrupt = start_first
+    world.at("before hold", lambda: world.slurm.pass_time(0.0))
     world.begin()
     world.advance()
     assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
@@ -172,18 +154,6 @@ def test_a_job_that_starts_before_anything_was_done_is_left_alone(make_world: Ma
     assert (resize.state, resize.outcome.code) == ("abandoned", RESIZE_OVERTAKEN)
 
 
-def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> None:
-    """The job that waits gets its old shape all the same."""
-    world = make_world()
-    world.slurm.hold_refused = "no"
-    world.begin()
-    world.until(State.RELEASING, State.WAITING)
-    fill(world, 3)
-    resize = world.finish()
-    world.check()
-    assert (resize.state, str(resize.outcome)) == ("rolled_back", "it runs at its old shape")
-
-
 def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
     """Slurm never starts the job at the new one."""
     world = make_world()
@@ -197,8 +167,7 @@ def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
         return ""
 
     world.slurm.refuses = refuses
-    world.begin()
-    assert world.finish().state == State.ROLLED_BACK and world.job.shape == OLD
+    assert world.change().state == State.ROLLED_BACK and world.job.shape == OLD
     assert len(refused) == 3 and world.calls[-1] == "reshape"
     world.check()
 
@@ -220,8 +189,7 @@ def test_a_shape_or_type_that_was_taken_alone_is_put_back(make_world: Make, half
         return "not now"
 
     world.slurm.refuses = refuses
-    world.begin()
-    assert world.finish().state == State.ROLLED_BACK and refused == [NEW, OLD]
+    assert world.change().state == State.ROLLED_BACK and refused == [NEW, OLD]
     world.check()
 
 
@@ -262,8 +230,7 @@ def test_a_clock_of_the_job_that_is_behind_does_not_shorten_its_minute(make_worl
     """Its report seems older than the minute for which the job waits, but was not there at the last look."""
     world = make_world()
     world.clock.now += 2 * DRAIN_WAIT_S
-    world.begin()
-    assert world.finish().state == State.DONE
+    assert world.change().state == State.DONE
 
 
 def test_the_order_is_written_once(make_world: Make) -> None:
@@ -327,11 +294,7 @@ def test_opting_out_of_a_running_jobs_resize(make_world: Make, state: State, opt
     """Until it is reshaped an opted-out job is told to train on or gets its old shape back; from then on too."""
     world = make_world()
 
-    def opt_out_on(number: int, event: str) -> None:
-        if event == f"after journal {state.value}":
-            opt_out(world)
-
-    world.interrupt = opt_out_on
+    world.at(f"after journal {state.value}", lambda: opt_out(world))
     world.begin()
     if state is State.DRAINING:
         opt_out(world)
@@ -351,7 +314,7 @@ def test_opting_out_of_a_waiting_jobs_resize(make_world: Make, event: str, opt_o
     """A waiting job is not held, or released at its old shape."""
     world = make_world(running=False)
     world.slurm.cluster.set_begin(world.job_id, world.clock() + 1000)
-    world.interrupt = lambda number, seen: opt_out(world) if seen == event else None
+    world.at(event, lambda: opt_out(world))
     world.begin()
     if not event:
         opt_out(world)
@@ -369,7 +332,7 @@ def test_opting_out_after_the_reshape_takes_nothing_back_at_once(
     """The job is released at the shape it has; what was begun is finished, never left half done."""
     world = make_world()
     world.begin()
-    world.interrupt = lambda number, seen: opt_out(world) if seen == f"after journal {state.value}" else None
+    world.at(f"after journal {state.value}", lambda: opt_out(world))
     assert world.finish().state == State.DONE
     world.check()
 
@@ -389,68 +352,44 @@ def reach(world: World, stage: Stage) -> None:
         world.slurm.hold_refused = ""
     if stage.state is State.PARKING:
         world.parks = True
-    stop = f"after journal {stage}"
-
-    class _Reached(BaseException):
-        pass
-
-    before = world.interrupt
-
-    def stop_there(number: int, event: str) -> None:
-        before(number, event)
-        if event == stop:
-            raise _Reached
-
-    world.interrupt = stop_there
     world.begin()
-    try:
-        for _ in range(500):
-            if world.resize.stage == str(stage):
-                break
-            world.tick()
-    except _Reached:
-        pass
-    world.interrupt = lambda number, event: None
+    world.halt(str(stage))
     world.machine = world.companion()
-    assert world.resize.stage == str(stage)
 
 
-@pytest.mark.parametrize("state", OPEN, ids=str)
-def test_a_job_that_ends_ends_its_resize(make_world: Make, state: Stage) -> None:
-    """Cancelled or finished at any point, it stays so: nothing more is asked of Slurm, nothing is revived."""
-    world = make_world(running=state != Stage(State.HOLDING))
-    reach(world, state)
-    world.slurm.end(world.job_id, JobState.CANCELLED)
-    asked = len(world.calls)
-    resize = world.finish()
-    world.check()
-    assert (resize.state, str(resize.outcome)) == ("ended", "the job is CANCELLED")
-    assert len(world.calls) == asked and world.job.state is JobState.CANCELLED
-
-
-@pytest.mark.parametrize("state", OPEN, ids=str)
-def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: Stage) -> None:
-    """The companion was away for longer than MinJobAge."""
-    world = make_world(running=state != Stage(State.HOLDING))
-    reach(world, state)
-    world.slurm.forget(world.job_id)
-    assert str(world.finish().outcome) == "Slurm no longer knows the job"
-
-
-@pytest.mark.parametrize("state", OPEN, ids=str)
-def test_a_new_job_with_the_same_id_is_left_alone(make_world: Make, state: Stage) -> None:
+def _another(world: World) -> None:
     """Slurm lost its state while no companion ran, and counts from the beginning again."""
-    world = make_world(running=state != Stage(State.HOLDING))
-    reach(world, state)
-    read, asked = world.slurm.job, len(world.calls)
+    read = world.slurm.job
 
     def other(job_id: JobKey) -> SlurmJob:
         return replace(read(job_id), submit_time=world.clock() + 60.0, restart=0, comment="", user="bob")
 
     world.slurm.job = other  # type: ignore[method-assign]
+
+
+GONE: dict[str, tuple[Callable[[World], None], str]] = {
+    "cancelled": (lambda world: world.slurm.end(world.job_id, JobState.CANCELLED), "the job is CANCELLED"),
+    "forgotten": (lambda world: world.slurm.forget(world.job_id), "Slurm no longer knows the job"),
+    "another's": (_another, "Slurm no longer knows the job"),
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+@pytest.mark.parametrize("state", OPEN, ids=str)
+def test_a_job_that_is_gone_ends_its_resize(make_world: Make, state: Stage, how: str) -> None:
+    """At any point: nothing more is asked of Slurm, nothing is revived, and a new job with the same id is left
+    alone."""
+    world = make_world(running=state != Stage(State.HOLDING))
+    reach(world, state)
+    go, outcome = GONE[how]
+    go(world)
+    asked = len(world.calls)
     world.tick()
-    assert (world.resize.state, str(world.resize.outcome)) == ("ended", "Slurm no longer knows the job")
-    assert len(world.calls) == asked
+    resize = world.resize if how == "another's" else world.finish()
+    assert (resize.state, str(resize.outcome)) == ("ended", outcome) and len(world.calls) == asked
+    if how == "cancelled":
+        world.check()
+        assert world.job.state is JobState.CANCELLED
 
 
 @pytest.mark.parametrize("state", OPEN, ids=str)
@@ -493,9 +432,12 @@ def test_a_hold_by_others_closes_the_resize(make_world: Make, state: Stage, by: 
         world.slurm.owner_holds(world.job_id, by)
         world.tick()
     resize = world.finish()
-    if by == "operator" and world.job.state is JobState.PENDING:
-        assert world.job.held_by == "operator"
     assert resize.ended is not None
+    if by == "operator":
+        assert "defer" not in world.calls
+        assert world.job.held_by == "operator" or world.job.state is not JobState.PENDING
+    if by == "operator" and state.state is State.PARKING:
+        assert (resize.state, str(resize.outcome)) == ("rolled_back", "it waits at its old shape, held by an operator")
 
 
 @pytest.mark.parametrize("state", [stage for stage in OPEN if stage.state in (State.WAITING, State.STARTING)])
@@ -554,8 +496,7 @@ class Ticks:
 def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Make, others: str) -> None:
     """Nobody else would let the job go. A hold that others put on it since is theirs."""
     world = make_world()
-    world.begin()
-    assert world.finish().state == State.DONE
+    assert world.change().state == State.DONE
     world.slurm.forgets_release(world.job_id)
     if others:
         world.job.held_by, world.job.record.requeue_held = others, False
@@ -607,11 +548,9 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
 def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make) -> None:
     """Slurm forgot the release after a decision was made: that resize gives up, and the hold is ours all the same."""
     world = make_world()
-    world.begin()
-    assert world.finish().state == State.DONE
+    assert world.change().state == State.DONE
     world.slurm.forgets_release(world.job_id)
-    world.begin()
-    resize = world.finish()
+    resize = world.change()
     assert resize.state == State.ABANDONED
     Ticks(world).tick()
     assert world.job.held_by == ""
@@ -724,12 +663,11 @@ def test_a_drain_that_was_called_off_is_not_ordered_again(make_world: Make) -> N
     world = make_world(drain_s=1000.0)
     world.begin()
 
-    def interrupt(number: int, event: str) -> None:
-        if event == "before journal abandoned":
-            world.interrupt = lambda number, event: None
-            raise Crash(event)
+    def crash_once() -> None:
+        world.interrupt = lambda number, event: None
+        raise Crash
 
-    world.interrupt = interrupt
+    world.at("before journal abandoned", crash_once)
     world.finish()
     text = (world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes()
     order = decode_order(text)
@@ -748,18 +686,9 @@ def test_numbers_of_orders_rise_though_the_clock_is_set_back(make_world: Make, s
     if not shown:
         path.unlink()
     world.clock.now -= 7200.0
-    assert world.finish().state == State.ABANDONED
+    world.tick()
+    assert world.resize.state == State.ABANDONED, "a deadline that is far ahead is as good as past"
     assert decode_order(path.read_bytes()).number == (world.resize.order_number or 0) + 1
-
-
-def test_a_clock_that_is_set_back_stretches_no_deadline(make_world: Make) -> None:
-    """Far ahead of all that a state may take, a deadline is as good as past."""
-    world = make_world(drain_s=1000.0)
-    world.begin()
-    world.tick()
-    world.clock.now -= 7200.0
-    world.tick()
-    assert world.resize.state == State.ABANDONED
 
 
 def test_a_clock_that_is_set_back_does_not_put_off_the_next_try(make_world: Make) -> None:
@@ -768,13 +697,13 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_try(make_world: Make
     world.begin()
     refused: list[float] = []
 
-    def interrupt(number: int, event: str) -> None:
-        if event == "before release" and not refused:
+    def set_back() -> None:
+        if not refused:
             refused.append(world.clock.now)
             world.clock.now -= 7200.0
-            raise Unreachable(event)
+            raise Unreachable("before release")
 
-    world.interrupt = interrupt
+    world.at("before release", set_back)
     world.until(State.RELEASING)
     for _ in range(30):
         world.tick()
@@ -787,13 +716,8 @@ def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(mak
     world.slurm.cluster.set_begin(world.job_id, 1e12)
     world.slurm.cluster.forbid_shape(world.job_id, NEW)
 
-    def soon(number: int, event: str) -> None:
-        if event == "before release":
-            world.slurm.cluster.set_begin(world.job_id, world.clock() + 2.0)
-
-    world.interrupt = soon
-    world.begin()
-    assert world.finish().state == State.ROLLED_BACK
+    world.at("before release", lambda: world.slurm.cluster.set_begin(world.job_id, world.clock() + 2.0))
+    assert world.change().state == State.ROLLED_BACK
     assert world.job.shape == OLD
     assert "waiting" in world.states and "holding_back" in world.states
 
@@ -805,8 +729,7 @@ def test_a_shape_that_slurm_has_not_looked_at_is_put_back_if_our_clock_is_ahead(
     world.slurm.cluster.forbid_shape(world.job_id, NEW)
     world.slurm.cluster.set_begin(world.job_id, world.clock() + 500.0)
     world.machine.clock = lambda: world.clock() + 1000.0
-    world.begin()
-    resize = world.finish()
+    resize = world.change()
     assert (resize.state, world.job.shape, world.job.held_by) == (State.ROLLED_BACK, OLD, ""), world.states
 
 
@@ -877,11 +800,10 @@ def test_a_strategy_that_changes_meanwhile_turns_a_running_job_back(
     """A job that can no longer train at its new size trains on, or gets its old one back."""
     world = make_world()
 
-    def change(number: int, event: str) -> None:
-        if event == f"after journal {state.value}":
-            world.told = told
+    def change() -> None:
+        world.told = told
 
-    world.interrupt = change
+    world.at(f"after journal {state.value}", change)
     world.begin()
     if state is State.DRAINING:
         world.told = told

@@ -9,16 +9,7 @@ import pytest
 
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.resize import HANDLERS
-from slurm_ones.act.transitions import (
-    EDGES,
-    FINAL,
-    TRANSITIONS,
-    IllegalTransition,
-    Stage,
-    State,
-    first_state,
-    picture,
-)
+from slurm_ones.act.transitions import EDGES, FINAL, TRANSITIONS, IllegalTransition, Stage, State, first_state, picture
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from tests.act.world import World
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +51,10 @@ W = TypeVar("W", bound="Interrupted")
 
 class Crash(BaseException):
     """Stands for SIGKILL: no handler of the code under test catches it."""
+
+
+class _Halt(BaseException):
+    pass
 
 
 class Interrupted:
@@ -114,6 +119,38 @@ class Interrupted:
             assert self.resize.ended is None, f"{self.states}: {self.resize.outcome!s}"
             self.tick()
         raise AssertionError(f"stuck in {self.resize.stage}")
+
+    def at(self, event: str, act: Callable[[], object]) -> None:
+        """Have that happen at each event of this name."""
+        self.interrupt = lambda number, name: act() if name == event else None  # type: ignore[func-returns-value]
+
+    def fail(self, faults: Mapping[int, type[BaseException]]) -> None:
+        """Be killed or cut off at the events of these numbers. What is written here does not need Slurm."""
+
+        def interrupt(number: int, event: str) -> None:
+            error = faults.get(number)
+            if error is not None and (error is Crash or event.split()[1] not in ("journal", "order")):
+                raise error(event)
+
+        self.interrupt = interrupt
+
+    def halt(self, stage: str) -> None:
+        """Go on until that stage is written down, and no further; nothing interrupts what follows."""
+        before = self.interrupt
+
+        def stop(number: int, event: str) -> None:
+            before(number, event)
+            if event == f"after journal {stage}":
+                raise _Halt
+
+        self.interrupt = stop
+        with suppress(_Halt):
+            for _ in range(500):
+                if self.resize.stage == stage:
+                    break
+                self.tick()
+        self.interrupt = lambda number, event: None
+        assert self.resize.stage == stage, self.states
 
     def _event(self, event: str) -> None:
         number = len(self.events)
@@ -219,6 +256,11 @@ class World(Interrupted):
                 return self.resize
             self.tick()
         raise AssertionError(f"stuck in {self.resize.stage}, held by {self.job.held_by or 'nobody'}")
+
+    def change(self) -> ResizeRecord:
+        """Begin and finish."""
+        self.begin()
+        return self.finish()
 
     def _wanted(self, job: WholeJob) -> bool:
         optin = parse_comment(job.first.comment)
