@@ -77,7 +77,6 @@ class Box:
         binds: Sequence[Bind],
         devices: Sequence[str] = (),
         owner: int | None = None,
-        keep: bool = False,
         *,
         network: int | None = None,
         boots: bool = False,
@@ -87,7 +86,7 @@ class Box:
         host.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
-        spec = Spec(self.name, str(self.folder), str(root), list(binds), list(devices), owner, keep, network, boots)
+        spec = Spec(self.name, str(self.folder), str(root), list(binds), list(devices), owner, network, boots)
         spec.write(self.folder / SPEC)
         log = self.folder / "box.log"
         read, write = os.pipe()

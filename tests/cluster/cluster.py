@@ -125,11 +125,10 @@ class Cluster:
         """The logs of slurmctld and of every slurmd."""
         return self.box.folder / "log"
 
-    def start(self, binds: Sequence[Bind] = (), stay: bool = False, keep: bool = False) -> Cluster:
+    def start(self, binds: Sequence[Bind] = (), stay: bool = False) -> Cluster:
         """Build what is missing, start Slurm, and return when every node is idle.
 
-        `binds` shows more of the host inside. With `stay` the cluster outlives this process;
-        with `keep` its homes, scratch and logs outlive the cluster.
+        `binds` shows more of the host inside. With `stay` the cluster outlives this process.
         """
         if self.alive:
             raise ClusterError(f"{self.name} is already running")
@@ -144,13 +143,8 @@ class Cluster:
             shown.append(Bind(str(pyslurm.folder), pyslurm_build.INSIDE))
         self.pyslurm, self.pyslurm_why = pyslurm.folder is not None, pyslurm.why
         self._write_state()  # so that even a cluster whose start was cut short can be taken down
-        self.box.start(
-            root.folder(self.site),
-            shown,
-            slurm_conf.devices(self.site),
-            owner=None if stay else os.getpid(),
-            keep=keep,
-        )
+        owner = None if stay else os.getpid()
+        self.box.start(root.folder(self.site), shown, slurm_conf.devices(self.site), owner)
         try:
             self._configure()
             self._start_accounting()
@@ -313,10 +307,7 @@ class Cluster:
         return self.start()
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
 

@@ -30,9 +30,7 @@ def check() -> None:
         raise ClusterError(f"{', '.join(missing)} not found (util-linux). {ELSEWHERE}")
     # A child tries, so that we stay where we are.
     tried = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "true"],
-        capture_output=True,
-        text=True,
+        ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "true"], capture_output=True, text=True
     )
     if tried.returncode != 0:
         raise ClusterError(f"This machine does not let root make namespaces ({tried.stderr.strip()}). {ELSEWHERE}")
@@ -80,9 +78,7 @@ def proxies() -> dict[str, str]:
         return found
     for scheme in ("http", "https"):
         answer = subprocess.run(
-            ["apt-config", "shell", "PROXY", f"Acquire::{scheme}::Proxy"],
-            capture_output=True,
-            text=True,
+            ["apt-config", "shell", "PROXY", f"Acquire::{scheme}::Proxy"], capture_output=True, text=True
         ).stdout.strip()
         if answer.startswith("PROXY="):
             found[f"{scheme}_proxy"] = answer.removeprefix("PROXY=").strip("'\"")

@@ -53,8 +53,7 @@ def keep(spec: Spec, ready_fd: int) -> int:
     os.waitpid(child, 0)
     if spec.boots:
         cgroups.remove(spec.name)
-    if not spec.keep:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

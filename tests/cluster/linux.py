@@ -36,11 +36,7 @@ def _check(result: int, what: str) -> None:
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str = "") -> None:
     result = _libc.mount(
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() or None,
+        source.encode(), target.encode(), kind.encode() if kind else None, ctypes.c_ulong(flags), data.encode() or None
     )
     _check(result, f"mount {kind or source} on {target}")
 

@@ -141,10 +141,7 @@ def _build(site: Site, work: Path, result: Path, report: Report) -> None:
     finally:
         box.stop()
     wheel = str(next((work / "dist").glob("*.whl")))
-    _host(
-        *(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
-        *("--target", str(result), wheel),
-    )
+    _host(*(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"), *("--target", str(result), wheel))
 
 
 def _pose(original: Path, copy: Path, version: str) -> None:

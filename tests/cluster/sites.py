@@ -123,9 +123,6 @@ class Site:
     accounts: tuple[str, ...] = ()
     """What sacctmgr is told besides, a command each."""
 
-    def partition(self, name: str) -> Partition:
-        return next(p for p in self.partitions if p.name == name)
-
     def recipe(self) -> str:
         """A hash over everything that decides what the built root holds."""
         # Raise `format` when root.py itself puts something else into a root.

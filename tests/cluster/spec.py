@@ -36,8 +36,6 @@ class Spec:
     """Extra device files, each another name of /dev/null."""
     owner: int | None = None
     """The process (pid on the host) with which the box ends; None: it stays until taken down."""
-    keep: bool = False
-    """Whether the box's folder stays when the box ends."""
     network: int | None = None
     """The process (pid on the host) whose network the box shares; None: it has one of its own."""
     boots: bool = False

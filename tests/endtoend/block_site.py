@@ -10,7 +10,6 @@ import pytest
 
 from slurm_ones.slurm.model import JobState
 from tests.cluster import Cluster
-from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import Harness
 from tests.endtoend.light_blocks import END
 
@@ -35,12 +34,8 @@ class Site:
     """GPUs of a node, where nodes are handed out whole; else 0."""
 
     def __post_init__(self) -> None:
-        cluster = self.harness.cluster
-        self.user = "alice" if self.owner else OPERATOR if cluster.accounting else "slurm"
-        self.spool = self.harness.folder("spool")
-        cluster.run(["chown", self.user, f"/scratch/{self.spool.name}"], user="root")
-        self.spool.chmod(0o755)
-        self.inside = f"/scratch/{self.spool.name}"
+        self.user = "alice" if self.owner else self.harness.operator
+        self.inside = f"/scratch/{self.harness.spool(self.user).name}"
 
     @classmethod
     def of(cls, request: pytest.FixtureRequest, words: str, gpus: int) -> Site:

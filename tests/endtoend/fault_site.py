@@ -22,7 +22,6 @@ from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, interpreter, linux, paths
-from tests.cluster.sites import OPERATOR
 from tests.cluster.spec import Bind
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
@@ -210,7 +209,7 @@ class FaultSite:
         self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
         self._disks = disks
         self.own, self.server, self._torch, self._blocks = own, server, torch, blocks
-        self.user = "alice" if own else OPERATOR if cluster.accounting else "slurm"
+        self.user = "alice" if own else self.harness.operator
         self.folder = self.harness.folder("faults")
         self.inside = f"/scratch/{self.folder.name}"
         self.expected: dict[int, JobExpectation] = {}

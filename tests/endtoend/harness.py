@@ -30,6 +30,7 @@ from slurm_ones.jobs.elastic import arrays, whole_job
 from slurm_ones.slurm.model import SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
+from tests.cluster.sites import OPERATOR
 from tests.endtoend.scripted import STAY
 from tests.slurm.whole import as_one
 from tests.waiting import until
@@ -95,15 +96,15 @@ class Harness:
     cluster: Cluster
     _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
 
+    @property
+    def operator(self) -> str:
+        """Who may change everybody's jobs, unprivileged if there is accounting."""
+        return OPERATOR if self.cluster.accounting else "slurm"
+
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def submit(
-        self,
-        *arguments: str,
-        user: str = "alice",
-        options: tuple[str, ...] = (),
-        template: Path = TEMPLATE,
-        **env: str,
+        self, *arguments: str, user: str = "alice", options: tuple[str, ...] = (), template: Path = TEMPLATE, **env: str
     ) -> int:
         """Submit a template from the user's home: `ones-run ARGUMENTS`, by default training that does not end."""
         command = ["sbatch", "--parsable", *options, str(template), *(arguments or (str(TRAIN), *FOR_EVER))]
@@ -245,6 +246,13 @@ class Harness:
         """A new folder that everybody may write to, by its host's name; inside it is in /scratch."""
         folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.cluster.scratch))
         folder.chmod(0o777)
+        return folder
+
+    def spool(self, user: str) -> Path:
+        """A spool of this user's, by its host's name."""
+        folder = self.folder("spool")
+        self.cluster.run(["chown", user, f"/scratch/{folder.name}"], user="root")
+        folder.chmod(0o755)
         return folder
 
     # -- the companion -------------------------------------------------------------------------------------------

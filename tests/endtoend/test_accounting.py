@@ -1,8 +1,10 @@
-"""A real accounting, imported: slurmdbd over MariaDB, with jobs of every end."""
+"""A real accounting, imported and studied: slurmdbd over MariaDB, with jobs of every end."""
 
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from ones_db import Store
+from slurm_ones.simulate.workloads.formats import COMMAND, read_trace
+from slurm_ones.simulate.workloads.trace import TraceJob
 from tests.db.make import actions, node_changes
 from tests.endtoend.harness import DATABASE, LOOK_S, WAIT_S, Harness
 from tests.waiting import until
@@ -57,31 +61,38 @@ def batch(harness: Harness, script: str, *options: str, user: str = "bob") -> in
 
 @pytest.mark.nightly
 def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
-    """Jobs that completed, failed, were cancelled in the queue and requeued, as `sacct` has them; twice the same."""
+    """Jobs that completed, failed, were cancelled in the queue, requeued, and held while they ran, as `sacct` has them;
+    twice the same. Any user asks `sacct`, or a file by the command that the documentation names, what elasticity would
+    bring."""
     if not harness.cluster.accounting:
         pytest.skip("this cluster keeps no accounting")
     # Other tests' jobs of before, on the same cluster, may have rows that cannot be believed: they kill what they can.
     since = datetime.now().isoformat(timespec="seconds")
-    fine = batch(harness, "sleep 1", "--nodes=2", "--gres=gpu:2")
+    fine = batch(harness, "sleep 1", "--nodes=2", "--gres=gpu:2", "--time=10")
     failed = batch(harness, "exit 3", "--gres=gpu:1", f"--job-name={NAME}")
-    cancelled = batch(harness, "sleep 600", "--hold")
+    cancelled = batch(harness, "sleep 600", "--hold", "--gres=gpu:1")
     harness.cluster.run(["scancel", str(cancelled)], user="bob")
-    again = batch(harness, 'test "$SLURM_RESTART_COUNT" && exit 0; exec sleep 600', "--requeue", "--gres=gpu:1")
+    again = batch(harness, 'test "$SLURM_RESTART_COUNT" && exec sleep 2; exec sleep 600', "--requeue", "--gres=gpu:1")
+    held = batch(harness, "sleep 600", "--gres=gpu:1")
     running = harness.rigid("--gres=gpu:1")
     harness.wait(again, lambda job: job.running, "running")
     harness.cluster.run(["scontrol", "requeue", str(again)], user="root")
-    for job_id in (fine, failed, cancelled, again):
+    harness.wait(held, lambda job: job.running, "running")
+    harness.cluster.run(["scontrol", "hold", str(held)], user="root")
+    time.sleep(1.1)  # a run of no whole second counts as none
+    harness.cluster.run(["scancel", str(held)], user="bob")
+    for job_id in (fine, failed, cancelled, again, held):
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     harness.wait(running, lambda job: job.running, "running")
-    recorded(harness, fine, failed, again)
+    recorded(harness, fine, failed, again, held)
 
     settings = harness.settings()
     first = imported(harness, settings, since)["imported"]
     path = harness.cluster.scratch / settings.split("/")[2] / DATABASE
     with Store.open(f"sqlite:///{path}", "here", read_only=True) as store:
-        stored = store.jobs([fine, failed, cancelled, again, running])
-        assert set(stored) == {fine, failed, cancelled, again}
-        assert first["new"] >= 4 and (first["bad_rows"], first["requeued"]) == (0, 0)
+        stored = store.jobs([fine, failed, cancelled, again, held, running])
+        assert set(stored) == {fine, failed, cancelled, again, held}
+        assert first["new"] >= 5 and (first["bad_rows"], first["requeued"]) == (0, 0)
         for job_id, rows in accounted(harness, *stored).items():
             job, runs = stored[job_id], store.runs(job_id)
             started = [row for row in rows if "node=" in row[4]]
@@ -107,6 +118,39 @@ def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
         assert (nodes["n1"].state, nodes["n1"].gpus, nodes["w4"].partitions) == ("UP", 4, "whole")
         done = [(action.user, action.action) for action in reversed(actions(store))]
         assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
+
+    scratch = harness.folder("study")
+    inside = f"/scratch/{scratch.name}"
+    zone, *sacct = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
+    key, _, value = zone.partition("=")
+
+    def written() -> dict[str, TraceJob]:
+        """The jobs of a file that `sacct` writes now."""
+        done = harness.cluster.run([*sacct, "--starttime=now-1hours"], user="bob", env={key: value})
+        (scratch / "sacct.txt").write_text(done.stdout)
+        return {job.name: job for job in read_trace(scratch / "sacct.txt").jobs}
+
+    def study(*source: str) -> Any:
+        command = ["slurm-ones", "study", *source, "--jobs", "5", "--seeds", "1", "--processes", "1"]
+        outputs = ["--html", f"{inside}/page.html", "--figures", f"{inside}/figures.json"]
+        done = harness.cluster.run([*command, *outputs], user="bob")
+        assert "mean JCT" in done.stdout and "runs done" in done.stderr
+        return json.loads((scratch / "figures.json").read_text())
+
+    # Jobs of other tests end meanwhile, and accounting hears of it later.
+    deadline, jobs, live = time.monotonic() + 2 * WAIT_S, written(), study("--since", "1h")
+    while (after := written()).keys() != jobs.keys():
+        assert time.monotonic() < deadline, after.keys() ^ jobs.keys()
+        jobs, live = after, study("--since", "1h")
+    assert (jobs[str(fine)].gpus, jobs[str(fine)].nodes, jobs[str(fine)].limit_s) == (4, 2, 600.0)
+    assert jobs[str(again)].run_s >= 2 and jobs[str(again)].gpus == 1
+    assert str(held) in jobs and str(cancelled) not in jobs
+    assert all(job.started is not None and job.run_s > 0 for job in jobs.values())
+    file = study(f"{inside}/sacct.txt")
+    assert live["trace"]["format"] == file["trace"]["format"] == "sacct"
+    assert live["trace"]["jobs"] == file["trace"]["jobs"] == len(jobs)
+    assert live["curves"] == file["curves"] and live["recorded"] == file["recorded"]
+    assert "What would elasticity bring?" in (scratch / "page.html").read_text()
 
 
 @pytest.mark.nightly

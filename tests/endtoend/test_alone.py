@@ -9,7 +9,6 @@ import pytest
 from tests.conftest import start
 from tests.endtoend.block_site import Site
 from tests.endtoend.harness import BLOCKS, LOOK_S, TRAIN, WAIT_S, Harness
-from tests.endtoend.light_blocks import END
 from tests.waiting import until
 from tests.wrapper.runs import samples_wrong, steps_undone
 
@@ -37,35 +36,6 @@ def full(request: pytest.FixtureRequest, harness: Harness) -> Iterator[Harness]:
     harness.clear()
 
 
-def journey(harness: Harness, job_id: int) -> list[float]:
-    """1 → 4 → 2 → 4; how long training stood still at each change. Nothing is in a hold at any look."""
-
-    def has(gpus: int) -> None:
-        harness.membership(job_id, lambda m: m.world == gpus, f"{gpus} GPUs")
-        assert not any(task.held for task in harness.tasks(job_id).values())
-
-    harness.membership(job_id, lambda m: m.why == "first" or m.world > 1, "the first membership")
-    has(4)
-    spare = harness.tasks(job_id)[4]
-    assert (spare.state, spare.reason) == ("PENDING", "BeginTime")
-    rigid = harness.rigid("--partition=other", "--nodelist=n1", "--gres=gpu:2")
-    harness.wait(rigid, lambda job: job.running, "running")
-    has(2)
-    harness.cluster.run(["scancel", str(rigid)], user="root")
-    has(4)
-    members = harness.memberships(job_id)
-    assert all(0 in m.blocks and 4 not in m.blocks for m in members), members
-    return [m.pause_s for m in members[1:]]
-
-
-def test_slurm_grows_and_shrinks_a_job_without_a_companion(full: Harness) -> None:
-    """What was taken comes back, the base stays, and the end cancels what waits."""
-    job_id = full.blocks(*WORDS, LIGHT_GUESTS="1", LIGHT_PATIENCE_S="0.5")
-    journey(full, job_id)
-    (full.directory(job_id) / END).touch()
-    full.ended(job_id)
-
-
 def test_one_command_on_a_login_node(full: Harness) -> None:
     """Where compute nodes have no commands of Slurm's; of its owner's alone, and of a comment that names a queue."""
     job_id = full.blocks(*WORDS, LIGHT_PATIENCE_S="0.5")
@@ -90,12 +60,29 @@ def test_a_companion_takes_over(full: Harness) -> None:
 
 
 def test_training_without_a_companion(full: Harness) -> None:
-    """Each sample of each epoch is used once, no step is taken again, and training hardly stands still."""
+    """1 → 4 → 2 → 4: Slurm takes what it lent and gives it back, the base stays, and nothing is in a hold. Each sample
+    of each epoch is used once, no step is taken again, and training hardly stands still."""
     folder = full.folder("alone")
     length = ("--epochs", "100000", "--samples", str(SAMPLES), "--batch", "32", "--step-ms", "50")
     env = {"ONES_TRACE": f"/scratch/{folder.name}/trace-{{restart}}-{{rank}}.jsonl"}
     job_id = full.submit(str(TRAIN), *length, options=WORDS, template=BLOCKS, **env)
-    pauses = journey(full, job_id)
+
+    def has(gpus: int) -> None:
+        full.membership(job_id, lambda m: m.world == gpus, f"{gpus} GPUs")
+        assert not any(task.held for task in full.tasks(job_id).values())
+
+    full.membership(job_id, lambda m: m.why == "first" or m.world > 1, "the first membership")
+    has(4)
+    spare = full.tasks(job_id)[4]
+    assert (spare.state, spare.reason) == ("PENDING", "BeginTime")
+    rigid = full.rigid("--partition=other", "--nodelist=n1", "--gres=gpu:2")
+    full.wait(rigid, lambda job: job.running, "running")
+    has(2)
+    full.cluster.run(["scancel", str(rigid)], user="root")
+    has(4)
+    members = full.memberships(job_id)
+    assert all(0 in m.blocks and 4 not in m.blocks for m in members), members
+    pauses = [m.pause_s for m in members[1:]]
     print(f"pauses: {pauses}")
     epochs = len({m.step for m in full.memberships(job_id)})
     full.cluster.run(["scancel", "--full", "--signal=KILL", str(job_id)], user="alice", check=False)

@@ -13,11 +13,10 @@ import pytest
 
 from benchmarks.frameworks import CASES, EXAMPLES, INTERRUPTED
 from ones_wrapper.protocol import Bye, Hello, Report
-from tests.endtoend.harness import BLOCKS, Harness
-from tests.marks import nightly
+from tests.endtoend.harness import BLOCKS, TEMPLATE, Harness
 from tests.wrapper.runs import assert_exactly_once
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
 EPOCHS, SAMPLES = 12, 200
 STRANGER = """
@@ -35,16 +34,52 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.cluster
-@pytest.mark.skipif(CASES["transformers"].missing, reason="transformers is not installed")
+def submit(
+    harness: Harness, name: str, words: str, *arguments: object, template: Path = TEMPLATE, slow_s: float = 0.6
+) -> tuple[Path, int]:
+    """Submit a framework's example with these words in its comment; the folder that it runs in, and the job. A step
+    takes so long until there is a file `hurry` in the folder."""
+    case = CASES[name]
+    if case.missing:
+        pytest.skip(f"{name} is not installed")
+    folder = harness.folder(name)
+    inside = f"/scratch/{folder.name}"
+    job_id = harness.submit(
+        *map(str, (INTERRUPTED, EXAMPLES / case.elastic, *arguments)),
+        options=(f"--comment=ones: gpus=1-4 {words}", "--time=15", "--cpus-per-gpu=1", f"--chdir={inside}"),
+        template=template,
+        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
+        ONES_SLOW=f"{slow_s}:{inside}/hurry",
+        ONES_PRELOAD=case.preload,
+        ONES_JOB_DIR=f"{inside}/job",
+        HF_HUB_OFFLINE="1",
+    )
+    return folder, job_id
+
+
+def resized(harness: Harness, folder: Path, job_id: int, steps: list[list[int]], first: int) -> str:
+    """Have a companion bring the job, of this batch at first, to these shapes and batches; its log once it ended."""
+    harness.trains(job_id)
+    harness.carry_out(harness.settings(scope='"own"'), {job_id: steps}, 180.0)
+    (folder / "hurry").touch()
+    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    words = "".join(path.read_text() for path in folder.glob("*.out"))
+    assert (job.state.value, job.restart) == ("COMPLETED", len(steps)), words
+    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(job.restart + 1)]
+    assert [(hello.world, hello.batch) for hello in hellos] == [
+        (1, first),
+        *((gpus, batch) for _, gpus, batch in steps),
+    ]
+    return words
+
+
 def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> None:
     """The Trainer's example, 1 → 2 → 1 GPUs with another batch: no sample lost or repeated, its log whole. Beside it
     two jobs that opted in and start a plain script by torchrun and by ones-run: nothing says what they can do, so they
     keep their sizes though GPUs are free, with a reason that says what to do. The steps of the one by ones-run are
     counted.
     """
-    folder = harness.folder("trainer")
+    folder, job_id = submit(harness, "transformers", "batch=16-64", "--epochs", EPOCHS, "--samples", SAMPLES)
     inside = f"/scratch/{folder.name}"
     (folder / "stranger.py").write_text(STRANGER)
     torchrun = f"exec {harness.cluster.python} -m torch.distributed.run --nproc-per-node=1"
@@ -53,26 +88,8 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
         int(harness.cluster.run(["sbatch", "--parsable", *options, f"--wrap={by} stranger.py {inside}/leave"]).stdout)
         for by in (f"{torchrun} --master-port=29684", "exec ones-run")
     ]
-    arguments = [INTERRUPTED, EXAMPLES / "trainer_elastic.py", "--epochs", EPOCHS, "--samples", SAMPLES]
-    job_id = harness.submit(
-        *map(str, arguments),
-        options=("--comment=ones: gpus=1-4 batch=16-64", "--time=10", "--cpus-per-gpu=1", f"--chdir={inside}"),
-        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
-        ONES_SLOW=f"0.6:{inside}/hurry",
-        ONES_PRELOAD=CASES["transformers"].preload,
-        ONES_JOB_DIR=f"{inside}/job",
-        HF_HUB_OFFLINE="1",
-    )
-    harness.trains(job_id)
-    settings = harness.settings(scope='"own"')
-    harness.carry_out(settings, {job_id: [[1, 2, 64], [1, 1, 16]]}, 180.0)
-    (folder / "hurry").touch()
-    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    words = "".join(path.read_text() for path in folder.glob("*.out"))
-    assert (job.state.value, job.restart) == ("COMPLETED", 2), words
+    resized(harness, folder, job_id, [[1, 2, 64], [1, 1, 16]], 16)
     assert_exactly_once(folder, EPOCHS, SAMPLES)
-    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(3)]
-    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 16), (2, 64), (1, 16)]
     assert [bye.reason for bye in harness.reports(job_id, 2) if isinstance(bye, Bye)] == ["finished"]
     state = json.loads((folder / "trainer-output/trainer_state.json").read_text())
     evaluated = [entry["epoch"] for entry in state["log_history"] if "eval_loss" in entry]
@@ -108,14 +125,11 @@ def logged_by_accelerate(folder: Path, words: str) -> None:
     assert (folder / "digits.pt").stat().st_size > 0
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("name", "steps", "logged"),
     [
-        nightly("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
-        pytest.param(
-            "accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate", marks=pytest.mark.nightly
-        ),
+        pytest.param("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
+        pytest.param("accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate"),
     ],
 )
 def test_lightning_and_accelerate_are_resized(
@@ -124,58 +138,20 @@ def test_lightning_and_accelerate_are_resized(
     """Their examples, 1 → 2 GPUs with another batch, Accelerate's and back to 1. They take ones-run's ranks rather than
     Slurm's and leave requeues to us; no sample is lost or repeated, and each epoch is evaluated once.
     """
-    case = CASES[name]
-    if case.missing:
-        pytest.skip(f"{name} is not installed")
-    folder = harness.folder(name)
-    inside = f"/scratch/{folder.name}"
-    arguments = [INTERRUPTED, EXAMPLES / case.elastic, "--epochs", 2]
-    job_id = harness.submit(
-        *map(str, arguments),
-        options=("--comment=ones: gpus=1-4 batch=32-128", "--time=10", "--cpus-per-gpu=1", f"--chdir={inside}"),
-        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
-        ONES_SLOW=f"0.6:{inside}/hurry",
-        ONES_PRELOAD=case.preload,
-        ONES_JOB_DIR=f"{inside}/job",
-    )
-    harness.trains(job_id)
-    settings = harness.settings(scope='"own"')
-    harness.carry_out(settings, {job_id: steps}, 120.0)
-    (folder / "hurry").touch()
-    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    words = "".join(path.read_text() for path in folder.glob("*.out"))
-    assert (job.state.value, job.restart) == ("COMPLETED", len(steps)), words
-    assert_exactly_once(folder, 2, case.samples)
-    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(job.restart + 1)]
-    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 32), *((gpus, batch) for _, gpus, batch in steps)]
+    folder, job_id = submit(harness, name, "batch=32-128", "--epochs", 2)
+    words = resized(harness, folder, job_id, steps, 32)
+    assert_exactly_once(folder, 2, CASES[name].samples)
     logged(folder, words)
 
 
-@pytest.mark.nightly
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("name", "batch", "epochs"), [("transformers", 16, 8), ("lightning", 32, 3), ("accelerate", 32, 3)]
 )
 def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batch: int, epochs: int) -> None:
     """Their examples as jobs of blocks, 1 → 2 → 1 GPUs with another batch: no run is requeued, and each sample is used
     once."""
-    case = CASES[name]
-    if case.missing:
-        pytest.skip(f"{name} is not installed")
-    folder = harness.folder(name)
-    inside = f"/scratch/{folder.name}"
-    arguments = [INTERRUPTED, EXAMPLES / case.elastic, *case.arguments, "--epochs", epochs]
-    comment = f"--comment=ones: gpus=1-4 batch={batch}-{2 * batch} array=blocks"
-    job_id = harness.submit(
-        *map(str, arguments),
-        options=(comment, "--time=15", "--cpus-per-gpu=1", f"--chdir={inside}"),
-        template=BLOCKS,
-        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
-        ONES_SLOW=f"2:{inside}/hurry",
-        ONES_PRELOAD=case.preload,
-        ONES_JOB_DIR=f"{inside}/job",
-        HF_HUB_OFFLINE="1",
-    )
+    words, arguments = f"batch={batch}-{2 * batch} array=blocks", (*CASES[name].arguments, "--epochs", epochs)
+    folder, job_id = submit(harness, name, words, *arguments, template=BLOCKS, slow_s=2)
     harness.membership(job_id, lambda m: m.why == "first", "first membership")
     settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
     harness.carry_out(settings, {job_id: [[0, 2, 2 * batch], [0, 1, batch]]}, 240.0)
@@ -188,4 +164,4 @@ def test_blocks_of_a_framework_change_by_terms(harness: Harness, name: str, batc
     runs: list[list[Report]] = [harness.reports(job_id, term) for term in range(3)]
     byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
     assert byes == ["moved", "moved", "finished"]
-    assert_exactly_once(folder, epochs, case.samples)
+    assert_exactly_once(folder, epochs, CASES[name].samples)

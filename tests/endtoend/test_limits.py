@@ -3,7 +3,6 @@ known before a job is changed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -90,25 +89,6 @@ def test_growth_stays_within_a_limit_of_the_account(enforcing: Harness) -> None:
         assert [one["state"] for one in resizes] == ["done"], resizes
     finally:
         root(harness, "sacctmgr", "-i", "modify", "account", "lab", "set", "grptres=gres/gpu=-1")
-
-
-@pytest.mark.nightly
-def test_a_cap_is_kept_and_explained(harness: Harness) -> None:
-    """Of 16 GPUs a user's elastic jobs grow into 5, and `why` names the cap."""
-    elastic = harness.light("--nodes=1", "--gres=gpu:2", "--comment=ones: gpus=1-16 batch=16-64")
-    other = harness.light("--nodes=1", "--gres=gpu:1", "--comment=ones: gpus=1-16 batch=16-64")
-    harness.trains(elastic, other)
-    settings = harness.settings(limits="gpus_per_user = 5")
-    with harness.running(settings, "--act", "--own"):
-        harness.ticks(settings, 2)
-        deadline = time.monotonic() + 60
-        while "(limits.gpus_per_user)" not in said(harness, settings, elastic) + said(harness, settings, other):
-            assert time.monotonic() < deadline, said(harness, settings, elastic)
-            harness.ticks(settings, 1)
-            jobs = [harness.job(elastic), harness.job(other)]
-            assert sum(gpus(job) for job in jobs) <= 5
-        harness.ticks(settings, 4)
-    assert sum(gpus(harness.job(job_id)) for job_id in (elastic, other)) <= 5
 
 
 def _nodes(harness: Harness) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import SlurmJob
-from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import WAIT_S, Harness
 from tests.waiting import until
 
@@ -58,10 +57,8 @@ def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     untouched(harness, job_id)
 
     # With a spool the order is written, but the job listens to its own site's alone.
-    spool = harness.folder("spool")
+    spool = harness.spool("bob")
     listening = harness.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
-    harness.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
-    spool.chmod(0o755)
     process = harness.scripted(listening, {job_id: [[1, 2, 32]]}, user="bob")
     harness.resize_ended(listening, job_id)
     process.terminate()
@@ -72,10 +69,8 @@ def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
 
 def test_an_operator_resizes_those_who_opted_in(harness: Harness) -> None:
     """One companion for all: opted-in jobs by orders in the spool; others are measured, or not even looked at."""
-    operator = OPERATOR if harness.cluster.accounting else "slurm"
-    spool = harness.folder("spool")
-    harness.cluster.run(["chown", operator, f"/scratch/{spool.name}"], user="root")
-    spool.chmod(0o755)
+    operator = harness.operator
+    spool = harness.spool(operator)
     env = {"ONES_SPOOL": f"/scratch/{spool.name}"}
     elastic = harness.light(**env)
     off = harness.light("--comment=ones: gpus=1-16 resize=off", **env)

@@ -8,7 +8,7 @@ import pytest
 
 from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from tests.endtoend.harness import Harness
-from tests.endtoend.test_people import OPERATOR, resized
+from tests.endtoend.test_people import resized
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
@@ -16,10 +16,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 def test_files_elsewhere_by_the_spool_and_on_from_an_earlier_job(harness: Harness) -> None:
     """The operator's companion finds a directory that is not where the job was submitted, gives orders by the spool,
     and says at once of a job that does not read it. A later job goes on from the first, and is as elastic."""
-    operator = OPERATOR if harness.cluster.accounting else "slurm"
-    folder, spool = harness.folder("files"), harness.folder("spool")
-    harness.cluster.run(["chown", operator, f"/scratch/{spool.name}"], user="root")
-    spool.chmod(0o755)
+    operator = harness.operator
+    folder, spool = harness.folder("files"), harness.spool(operator)
     place = {"ONES_JOB_ROOT": f"/scratch/{folder.name}/ones"}
     first = harness.submit(ONES_SPOOL=f"/scratch/{spool.name}", **place)
     deaf = harness.submit()

@@ -34,10 +34,16 @@ def spool(harness: Harness) -> str:
     """The operator's, by its name inside."""
     if not harness.cluster.accounting:
         pytest.skip(f"there is no operator: {harness.cluster.accounting_why}")
-    folder = harness.folder("spool")
-    harness.cluster.run(["chown", OPERATOR, f"/scratch/{folder.name}"], user="root")
-    folder.chmod(0o755)
-    return f"/scratch/{folder.name}"
+    return f"/scratch/{harness.spool(OPERATOR).name}"
+
+
+def prepared(harness: Harness, spool: str, mode: str = '"act"', **top: str) -> tuple[int, str]:
+    """A job that trains and reads the spool, and settings that are the operator's own."""
+    job_id = harness.light(ONES_SPOOL=spool)
+    harness.trains(job_id)
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode=mode, **top)
+    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    return job_id, settings
 
 
 def status(harness: Harness, settings: str, **env: str) -> tuple[int, dict[str, object]]:
@@ -69,11 +75,8 @@ def pid(harness: Harness, settings: str) -> str:
 def test_the_service_from_its_start_to_its_end(harness: Harness, spool: str) -> None:
     """Unprivileged, it resizes another user's job; it is fed to the watchdog; settings are read again, or refused and
     the old ones stay in force; and what it holds it lets go when it is told to stop."""
-    job_id = harness.light(ONES_SPOOL=spool)
-    harness.trains(job_id)
-    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
+    job_id, settings = prepared(harness, spool)
     file = harness.cluster.scratch / Path(settings).relative_to("/scratch")
-    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
     code, before = status(harness, settings)
     assert code == 1 and not before["healthy"]
 
@@ -136,10 +139,7 @@ def test_the_service_from_its_start_to_its_end(harness: Harness, spool: str) -> 
 @pytest.mark.nightly
 def test_a_service_that_hangs_is_killed_and_started_again(harness: Harness, spool: str) -> None:
     """A loop that stands still feeds nobody; what systemd then does ends in a companion that goes on."""
-    job_id = harness.light(ONES_SPOOL=spool)
-    harness.trains(job_id)
-    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
-    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    job_id, settings = prepared(harness, spool)
     unit = Unit(harness, settings, OPERATOR)
     process = unit.start()
     unit.until(lambda: unit.count("WATCHDOG=1") > 1, "the watchdog fed")
@@ -199,14 +199,7 @@ def command_lines() -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "PGPASSWORD",
-        "pgpass",
-        "config",
-    ],
-)
+@pytest.mark.parametrize("way", ["PGPASSWORD", "pgpass", "config"])
 @pytest.mark.nightly
 def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server, way: str) -> None:
     """Whichever way it is given: not in a list of processes, the log, what the commands say, or the database."""
@@ -259,10 +252,7 @@ def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server
 def test_a_rate_limit_is_waited_for(harness: Harness, spool: str) -> None:
     """Slurm's commands wait where slurmctld limits them, so a tick is slow, or is given up at timeout_s and tried again
     later; it neither ends the companion nor passes for an empty queue."""
-    job_id = harness.light(ONES_SPOOL=spool)
-    harness.trains(job_id)
-    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"advise"', timeout_s="2", client='"command"')
-    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    job_id, settings = prepared(harness, spool, mode='"advise"', timeout_s="2", client='"command"')
     conf = harness.cluster.root / "etc/slurm/slurm.conf"
     before = conf.read_text()
     limit = "SlurmctldParameters=rl_enable,rl_bucket_size=2,rl_refill_rate=1,rl_refill_period=6\n"

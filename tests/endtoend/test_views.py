@@ -24,17 +24,16 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     kernel, as these users, while the companion runs under its own account."""
     if not harness.cluster.accounting:
         pytest.skip(f"there is no operator: {harness.cluster.accounting_why}")
-    spool, state = harness.folder("spool"), harness.folder("state")
+    spool, state = harness.spool(OPERATOR), harness.folder("state")
     settings = harness.settings(
         OPERATOR,
         spool=f'"/scratch/{spool.name}"',
         mode='"advise"',
         database=f'"sqlite:////scratch/{state.name}/ones.sqlite"',
     )
-    own = [str(Path(settings).parent), f"/scratch/{spool.name}", f"/scratch/{state.name}"]
+    own = [str(Path(settings).parent), f"/scratch/{state.name}"]
     harness.cluster.run(["chown", "-R", OPERATOR, *own], user="root")
     harness.cluster.run(["chmod", "644", settings], user="root")
-    spool.chmod(0o755)
     state.chmod(0o750)
 
     def call(user: str, *command: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,6 @@ import pytest
 
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Hello, Order, encode
 from tests.cluster import ClusterError
-from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import FOR_EVER, LOOK_S, TRAIN, Harness
 from tests.endtoend.test_people import outcomes, resized
 from tests.waiting import until
@@ -79,18 +78,15 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     """The owner's yields for a job that reads the site's spool while the site's acts, and acts once that is gone; the
     site's yields for a job that the owner's gave an order. Both in the same second: the job is resized once, by the one
     whose order it follows, and is neither held nor lost."""
-    operator = OPERATOR if harness.cluster.accounting else "slurm"
-    spool = harness.folder("spool")
+    operator = harness.operator
+    spool = harness.spool(operator)
     inside = f"/scratch/{spool.name}"
-    harness.cluster.run(["chown", operator, inside], user="root")
-    spool.chmod(0o755)
     job_id = harness.light(ONES_SPOOL=inside)
     harness.trains(job_id)
     own = harness.settings(scope='"own"')
     site = harness.settings(operator, spool=f'"{inside}"')
 
-    # In the same second: neither has seen the other.
-    # Neither ends before the other has seen that it is there.
+    # In the same second: neither has seen the other. Neither ends before the other has seen that it is there.
     for settings in (own, site):
         harness.stay(settings).touch()
     both = [
@@ -117,9 +113,8 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     job = harness.wait(job_id, lambda job: job.running, "running")
     assert not job.held and (job.nodes, job.gpus_per_node) in {(1, 2), (1, 4)} and job.restart <= 2
 
-    # The site's acts: the owner's yields, and says so.
-    _old(harness.directory(job_id) / ORDERS)
-    shape = (job.nodes, job.gpus_per_node)
+    # The site's acts, and the owner's last order was long ago: the owner's yields, and says so.
+    (harness.directory(job_id) / ORDERS).unlink(missing_ok=True)
     (spool / SPOOL_MARK).unlink(missing_ok=True)
     with harness.running(site, "--act", user=operator):
         harness.ticks(site, 2)
@@ -133,7 +128,7 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
         again.terminate()
         again.wait(60)
     assert not (spool / SPOOL_MARK).exists()
-    assert harness.job(job_id).running and shape
+    assert harness.job(job_id).running
 
     # The owner's gave an order a moment ago: the site's yields, and says so.
     number = round(time.time() * 1000)
@@ -142,11 +137,6 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     harness.cluster.run(["chown", "alice", f"{Path('/home/alice') / path.parent.name / ORDERS}"], user="root")
     harness.cluster.run(["slurm-ones", "run", "--config", site, "--act", "--ticks", "2"], user=operator)
     assert "its owner alice has a companion" in _refusal(harness, site, job_id, operator)
-
-
-def _old(path: Path) -> None:
-    """An order that was given long ago."""
-    path.unlink(missing_ok=True)
 
 
 def _refusal(harness: Harness, settings: str, job_id: int, user: str = "alice") -> str:

@@ -32,15 +32,15 @@ def answers(cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def installed(cluster: Cluster, lines: str = LINES, spank: str = SPANK) -> Iterator[str]:
+def installed(cluster: Cluster) -> Iterator[str]:
     """The plugin in a running cluster; what the installation said."""
     etc = cluster.root / ETC
     conf = etc / "slurm.conf"
     before = conf.read_text()
     try:
         said = cluster.run(["slurm-ones", "plugin", "install", "/etc/slurm"], user="root").stdout
-        conf.write_text(lines + before)
-        (etc / "plugstack.conf").write_text(spank)
+        conf.write_text(LINES + before)
+        (etc / "plugstack.conf").write_text(SPANK)
         reconfigure(cluster)
         yield said
     finally:

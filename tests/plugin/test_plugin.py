@@ -10,10 +10,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from ones_wrapper.protocol import Hello
 from tests.cluster import SITES, Cluster
 from tests.cluster.root import slurm_version
-from tests.endtoend.harness import Harness
 from tests.marks import NIGHTLY, nightly
 from tests.plugin.installed import ETC, PLAIN, clear, comment, installed, reconfigure, submit
 
@@ -236,22 +234,3 @@ def test_a_user_alone(cluster: Cluster) -> None:
     finally:
         clear(cluster)
         cluster.run(["rm", "-rf", "own"])
-
-
-@pytest.mark.nightly
-def test_such_a_job_is_resized(gres: Cluster) -> None:
-    """From an option of sbatch to a companion's resize: the option's range holds, beside the script's batch."""
-    harness = Harness(gres)
-    try:
-        with installed(gres):
-            job_id = harness.light("--elastic-gpus=1-8", LIGHT_STEP_S="0.05")
-            assert harness.job(job_id).comment == "ones: gpus=1-8 batch=16-64"
-            harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
-            with harness.running(harness.settings(scope='"own"', policy='"ones"', resize="dwell_s = 300"), "--act"):
-                wrong = gres.run(["slurm-ones", "resize", str(job_id), "16"], check=False)
-                assert wrong.returncode == 2 and "not within gpus=1-8" in wrong.stderr
-                assert "8 GPUs after" in gres.run(["slurm-ones", "resize", str(job_id), "2x4"]).stdout
-            job = harness.job(job_id)
-            assert (job.nodes, job.gpus_per_node, job.restart) == (2, 4, 1)
-    finally:
-        harness.clear()
