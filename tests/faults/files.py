@@ -256,8 +256,5 @@ def faulty_access(
             raise NotBelieved(f"{name}: Input/output error")
         return read_from(directory, name, uid, offset, limit)
 
-    with (
-        mock.patch.object(orders, "write_order", write),
-        mock.patch.object(untrusted_files, "read_from", read),
-    ):
+    with mock.patch.object(orders, "write_order", write), mock.patch.object(untrusted_files, "read_from", read):
         yield

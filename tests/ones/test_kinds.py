@@ -140,10 +140,7 @@ class TestChoice:
         """Each sits on what the other would use better."""
         view = of_kinds(cluster(2), "slow", "fast")
         known: dict[str, Any] = {"epochs": 30, "to_come": 200.0, "gpus": (4,), "running_s": 3000.0}
-        jobs = [
-            job(1, {"n1": 4}, on=fast_and_slow(4.0), **known),
-            job(2, {"n2": 4}, on=fast_and_slow(1.0), **known),
-        ]
+        jobs = [job(1, {"n1": 4}, on=fast_and_slow(4.0), **known), job(2, {"n2": 4}, on=fast_and_slow(1.0), **known)]
         schedule = Ones().decide(view, jobs, 9000.0, seeded())
         assert [schedule.allocations[i].kind for i in (1, 2)] == ["fast", "slow"]
         assert schedule.reasons[2].code == "leaves_kind"

@@ -59,17 +59,8 @@ def gap(jobs: int, exponent: float) -> float:
     return float(np.abs(shares(worth, exponent) - hesrpt(jobs, exponent)).max())
 
 
-cases = pytest.mark.parametrize(("jobs", "exponent"), [(2, 0.5), (4, 0.5), (16, 0.5), (2, 0.8), (4, 0.8), (16, 0.8)])
-
-
-@cases
-def test_worth_is_about_that_of_hesrpt(jobs: int, exponent: float) -> None:
-    """Without arrivals the best policy is known: no job's share is a tenth of the cluster off."""
-    assert gap(jobs, exponent) < 0.1
-
-
 def test_worth_is_that_of_hesrpt() -> None:
-    """To a fiftieth of the cluster, which is what prices on a grid allow."""
+    """Without arrivals the best policy is known; to a fiftieth of the cluster, which is what prices on a grid allow."""
     assert max(gap(jobs, exponent) for jobs in (2, 4, 16) for exponent in (0.5, 0.8)) < 0.02
 
 

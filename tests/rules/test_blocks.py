@@ -399,8 +399,7 @@ def test_what_a_change_under_way_heads_for(back: bool) -> None:
 def test_the_commands_of_a_change_by_hand() -> None:
     """In the order in which a companion would give them: holds, throttle, shapes, order, releases."""
     first = job_of_blocks(
-        task(0, Shape(1, 1), "n1", throttle=1),
-        task(1, Shape(1, 1), held=False, throttle=1, reason="JobArrayTaskLimit"),
+        task(0, Shape(1, 1), "n1", throttle=1), task(1, Shape(1, 1), held=False, throttle=1, reason="JobArrayTaskLimit")
     )
     (change,) = planned({1: Shape(1, 2)}, [first], {"n1": 3}, ours=()).begin
     blocks = (replace(block, kind="a100") for block in change.elastic.job.blocks)

@@ -117,13 +117,7 @@ FULL_NODE = elastic(1, Shape(1, FULL), "n1", whole=True)
         # Slurm knows of no GPUs of whole nodes: a job's shape is its nodes times what the settings say.
         ([FULL_NODE], {1: Shape(1, FULL)}, {"n2": 4}, {}, {}),
         ([FULL_NODE], {1: Shape(2, FULL)}, {"n1": 0, "n2": 4}, {}, {1: "begins"}),
-        (
-            [elastic(1, ONE, "n1")],
-            {1: TWO},
-            {"n1": 3},
-            {"resizes": [resize(1, ONE, TWO)]},
-            {1: "resize_under_way"},
-        ),
+        ([elastic(1, ONE, "n1")], {1: TWO}, {"n1": 3}, {"resizes": [resize(1, ONE, TWO)]}, {1: "resize_under_way"}),
         # Resizes under way count, and changes of batch alone do not.
         (
             [elastic(n, ONE, f"n{n}") for n in range(1, 6)],

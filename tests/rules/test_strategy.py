@@ -98,11 +98,7 @@ def test_a_strategy_that_says_nothing_of_sizes_leaves_them_alone() -> None:
     assert replace(allowed(strategy()), strategy="") == allowed(plain)
 
 
-NOT = {
-    "strategy_size": (Shape(1, 3), 64),
-    "strategy_together": (Shape(2, 1), 64),
-    "strategy_takes": (Shape(1, 4), 62),
-}
+NOT = {"strategy_size": (Shape(1, 3), 64), "strategy_together": (Shape(2, 1), 64), "strategy_takes": (Shape(1, 4), 62)}
 
 
 @pytest.mark.parametrize("code", NOT)
