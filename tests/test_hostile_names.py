@@ -87,6 +87,10 @@ def test_questions(url: str, view: str) -> None:
     json.loads(output("db", "query", view, "--format", "json", "--database", url))
 
 
+def test_a_column_of_ones_own(url: str) -> None:
+    assert harmless(output("db", "query", "--sql", 'SELECT name AS "\x1b[2J[red]" FROM jobs', "--database", url))
+
+
 @pytest.mark.parametrize("format", ["csv", "json"])
 def test_data_on_a_terminal(url: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from slurm_ones.cli import query

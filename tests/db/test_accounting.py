@@ -44,13 +44,6 @@ def test_a_job_of_blocks_counts_by_its_blocks(store: Store) -> None:
     assert (found.gpus, found.gpu_s) == (5, pytest.approx(200 * 1 + 310 * 4))
 
 
-def test_again(store: Store) -> None:
-    told_of = [past(7, 1010.0, 2000.0), past(8)]
-    store.add_accounting(told_of)
-    assert store.add_accounting(told_of) == Imported(same=2)
-    assert len(store.past_jobs(0.0, 1e9)) == 2 and len(store.runs(7)) == 2
-
-
 def test_a_requeued_job_read_in_parts(store: Store) -> None:
     """Protects a job of which one import saw the last run alone, and a later one, further back, the others."""
     whole = past(7, 1010.0, 2000.0, 3000.0)

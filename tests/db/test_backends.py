@@ -78,37 +78,21 @@ def test_a_database_that_keeps_no_unicode(server: Server) -> None:
 
 WITHOUT = """
 import sys
-sys.modules["psycopg"] = None
-from ones_db import Store, StoreError
+sys.modules[sys.argv[1]] = None
+from ones_db import Store, StoreError, migrate
 try:
-    Store.open("postgresql://me@/ones", "gres")
+    migrate.upgrade(sys.argv[2]) if sys.argv[1] == "alembic" else Store.open("postgresql://me@/ones", "gres")
 except StoreError as error:
     print(error)
 """
 
 
-UNMIGRATED = """
-import sys
-sys.modules["alembic"] = None
-from ones_db import StoreError, migrate
-try:
-    migrate.upgrade(sys.argv[1])
-except StoreError as error:
-    print(error)
-"""
-
-
-def test_without_alembic(tmp_path: Path) -> None:
-    """Protects a notebook from a tool that it does not need, and tells who upgrades what to install."""
-    order = [sys.executable, "-c", UNMIGRATED, f"sqlite:///{tmp_path}/ones.sqlite"]
+@pytest.mark.parametrize(("module", "extra"), [("psycopg", "postgres"), ("alembic", "migrate")])
+def test_without_what_only_some_need(module: str, extra: str, tmp_path: Path) -> None:
+    """Protects notebooks and sites with SQLite alone from what they do not need, and tells others what to install."""
+    order = [sys.executable, "-c", WITHOUT, module, f"sqlite:///{tmp_path}/ones.sqlite"]
     done = subprocess.run(order, capture_output=True, text=True, check=False)
-    assert "pip install 'ones-db[migrate]'" in done.stdout, done.stderr
-
-
-def test_without_psycopg() -> None:
-    """Protects sites with SQLite alone from a driver they do not need, and tells others what to install."""
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert "pip install 'ones-db[postgres]'" in done.stdout, done.stderr
+    assert f"pip install 'ones-db[{extra}]'" in done.stdout, done.stderr
 
 
 def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
@@ -135,11 +119,6 @@ def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
     assert ask(url, "SELECT count(*) FROM throughput") == [(0,)]
     report(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
     assert ask(url, "SELECT samples FROM throughput") == [(2**63 - 1,)]
-
-
-def test_zeros_in_a_name(store: Store) -> None:
-    store.record_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
-    assert (store.jobs()[1].name, store.jobs()[1].comment) == ("a\\x00b", "tab\t and \x1b")
 
 
 def test_counts_are_whole_numbers(store: Store) -> None:

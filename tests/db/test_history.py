@@ -274,15 +274,6 @@ def test_nothing_new_is_the_same_object(store: Store) -> None:
     assert store.finished_histories() is finished
 
 
-def long_job(store: Store) -> None:
-    """A job of 3000 samples, the last of which came since its history was told."""
-    store.record_jobs([job(1)])
-    samples = [throughput(n) for n in range(2, 3000)]
-    report(store, 1, 0, hello=hello(), throughput=samples, offset=1, number=2999)
-    store.histories()
-    report(store, 1, 0, throughput=[throughput(3000, samples=128)], offset=2, number=3000)
-
-
 def test_only_new_reports_are_read(sqlite_url: str) -> None:
     """Protects a tick in a long job's last hour: it reads the rows that came since, not all of them."""
     rows: list[int] = []
@@ -292,22 +283,16 @@ def test_only_new_reports_are_read(sqlite_url: str) -> None:
         return 0
 
     with Store.open(sqlite_url, "gres") as store:
-        long_job(store)
+        store.record_jobs([job(1)])
+        samples = [throughput(n) for n in range(2, 3000)]
+        report(store, 1, 0, hello=hello(), throughput=samples, offset=1, number=2999)
+        store.histories()
+        report(store, 1, 0, throughput=[throughput(3000, samples=128)], offset=2, number=3000)
         with store._engine.connect() as connection:
             driver: Any = connection.connection.driver_connection
             driver.set_progress_handler(steps, 100)
         assert store.histories()[1].throughput[-1].samples_per_s == 256.0
     assert len(rows) < 30, "a scan of 3000 samples takes SQLite tens of thousands of steps"
-
-
-def test_only_new_reports_leave_the_server(postgresql_url: str) -> None:
-    """Protects the same of a server: neither sent nor read are the rows that were told before."""
-    sent: list[int] = []
-    with Store.open(postgresql_url, "gres") as store:
-        long_job(store)
-        event.listen(store._engine, "after_cursor_execute", lambda *args: sent.append(args[1].rowcount))
-        assert store.histories()[1].throughput[-1].samples_per_s == 256.0
-    assert 0 < sum(sent) < 30
 
 
 def test_noise_and_progress(store: Store) -> None:

@@ -33,10 +33,11 @@ def test_jobs_come_back_as_they_went_in(store: Store) -> None:
 
 
 def test_one_odd_name_does_not_keep_a_snapshot_out(store: Store) -> None:
-    """Protects from a name of undecodable bytes, which Python hands on as lone surrogates."""
-    store.record_jobs([job(1, name=b"caf\xe9".decode("utf-8", "surrogateescape")), job(2)])
-    assert store.jobs()[1].name == "caf\\udce9"
-    assert 2 in store.jobs()
+    """Protects from undecodable bytes, which Python hands on as lone surrogates, and from zeros."""
+    odd = b"caf\xe9".decode("utf-8", "surrogateescape")
+    store.record_jobs([job(1, name=odd), job(2), job(3, name="a\0b", comment="tab\t and \x1b")])
+    assert [store.jobs()[n].name for n in (1, 2, 3)] == ["caf\\udce9", "job2", "a\\x00b"]
+    assert store.jobs()[3].comment == "tab\t and \x1b"
 
 
 def test_seeing_a_job_again_updates_it(store: Store) -> None:

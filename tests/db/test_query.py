@@ -194,17 +194,6 @@ class TestCommand:
             assert call(filled, *asked).stdout == shown
         assert call(filled, "scaling", "--param", "job_id=0").exit_code == 0
 
-    def test_control_characters_are_harmless_in_tables(self, filled: str) -> None:
-        """A job's name cannot act on the terminal; as data it stays what it is."""
-        for asked in (("job_summary",), ("--sql", f'SELECT name, user_name AS "{HOSTILE}" FROM jobs')):
-            for width in (300, 40):
-                shown = call(filled, *asked, width=width)
-                assert shown.exit_code == 0, shown.output
-                assert "\x1b]" not in shown.output and "\x07" not in shown.output and "\x1b[2J" not in shown.output
-                assert "evil?" in shown.output
-        told = json.loads(call(filled, "job_summary", "--param", "job_id=9", "--format", "json").stdout)
-        assert told[0]["name"] == HOSTILE
-
     @pytest.mark.parametrize("since", ["1970-01-01T00:00Z", "0", "36500d"])
     @pytest.mark.parametrize("saved", ["gpu_hours_by_user", "who_used_the_gpus"])
     def test_times_are_written_one_way(self, filled: str, saved: str, since: str) -> None:
@@ -273,12 +262,3 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         done = call(filled, "scaling", "--format", "parquet", "--output", str(tmp_path / "x"))
         assert done.exit_code == 2 and "ones-db[notebook]" in done.stderr
-
-    def test_a_saved_query_by_its_name(self, filled: str) -> None:
-        """Protects the questions that documents answer by name; whoever asks for nothing sees them listed."""
-        done = call(filled, "learning_curve", "--param", "job_id=7", "--format", "json")
-        assert [row["epoch"] for row in json.loads(done.stdout)] == [0, 1, 2]
-        listed = call(filled)
-        assert "fastest_size" in listed.stdout and "decisions_explained" in listed.stdout
-        unknown = call(filled, "whyy")
-        assert unknown.exit_code == 2 and "no view or saved query is called 'whyy'" in unknown.stderr

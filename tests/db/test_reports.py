@@ -102,15 +102,6 @@ def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
     assert contents(url) == before
 
 
-def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: str) -> None:
-    store.record_jobs([job(1)])
-    report(store, 1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
-    before = contents(url)["throughput"]
-    report(store, 1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
-    assert contents(url)["throughput"] == before
-    assert store.report_positions([1]) == {1: {0: (100, 2)}}
-
-
 def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
     store.record_jobs([job(1)])
     report(store, 1, 0, spec=replace(SPEC, max_passes=4, multiple_of=8, gradient_bytes=9), offset=0, number=None)

@@ -213,15 +213,6 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
     assert samples(store) == before
 
 
-def test_dry_run(store: Store) -> None:
-    train(store, 1, 1)
-    before = samples(store)
-    promised = maintain(store, HOURS, dry=True, now=NOW)
-    assert samples(store) == before
-    done = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
-    assert promised == done and done.removed > 0
-
-
 def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a run of more samples than one piece, and maintenance that is killed: it ends where it would have."""
     train(store, 1, 1)

@@ -153,22 +153,6 @@ def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.M
     store.record_jobs([job(1)])
 
 
-def test_a_failed_call_stores_nothing(store: Store) -> None:
-    with pytest.raises(StoreError, match="64 bits"):
-        store.record_jobs([job(1), job(2, exit_code=2**70)])
-    assert store.jobs() == {}
-
-
-def test_a_reader_sees_one_moment(store: Store, url: str) -> None:
-    """Protects figures that a method takes from two queries, with a write between them."""
-    store.record_jobs([job(1)])
-    with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
-        before = connection.exec_driver_sql("SELECT name FROM jobs").all()
-        store.record_jobs([job(1, name="renamed"), job(2)])
-        assert connection.exec_driver_sql("SELECT name FROM jobs").all() == before
-    assert ask(url, "SELECT count(*) FROM jobs") == [(2,)]
-
-
 def test_a_reader_cannot_write(store: Store, url: str) -> None:
     with Store.open(url, "gres", read_only=True) as reader:
         with pytest.raises(StoreError, match="opened for reading"):

@@ -277,6 +277,8 @@ TRACES = [
     b"u_id,gpu_num,node_num,interval,run_time,new_status\na,1,1,0,10,COMPLETED\nb,8,2,5.5,20,FAILED\n",
     b"job_id,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time\n"
     b"a,8,8,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:01:00,2020-04-01 02:00:00\n",
+    b"job_id,gpu_num,state,submit_time,start_time,end_time\n"
+    b"7,8,FAILED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-02-28 16:20:51+00:00\n",
     b"name,cpu_milli,num_gpu,gpu_milli,creation_time,scheduled_time,deletion_time\np,1,1,500,0,5,100\n",
     b"; MaxNodes: 4\n; MaxProcs: 16\n1 0 5 100 4 -1 -1 4 200 -1 1 1 1 1 1 1 -1 -1\n",
     b'[{"jobid": "a", "submitted_time": "2017-10-09 07:01:55", "attempts": [{"start_time": "2017-10-09 07:02:00", '
@@ -288,12 +290,21 @@ TRACES = [
 
 def trace(data: bytes) -> None:
     from slurm_ones.simulate.workloads.formats import read_trace
+    from slurm_ones.simulate.workloads.trace import MOST_GPUS, MOST_S
 
     path = scratch() / "trace"
     path.write_bytes(data)
-    with contextlib.suppress(BadInput):
-        for one in read_trace(path).jobs:
-            storable(one)
+    try:
+        jobs = read_trace(path).jobs
+    except BadInput as error:
+        hold(path.name in str(error), "an error that does not name the file")
+        return
+    times = [one.submitted for one in jobs]
+    hold(times and times == sorted(times), "no jobs, or none in their order")
+    for one in jobs:
+        storable(one)
+        hold(0 < one.run_s <= MOST_S and 1 <= one.gpus <= MOST_GPUS and one.nodes >= 0, f"{one}")
+        hold(one.began >= one.submitted and one.limit_s >= 0, f"{one}")
 
 
 SCRIPTS = [

@@ -43,15 +43,6 @@ def test_learns_from_finished_jobs_what_the_prior_cannot_know() -> None:
     assert error < prior_error / 2
 
 
-def test_serves_the_features_as_it_was_trained_on_them() -> None:
-    """Longer jobs have larger datasets here: at the same epoch less of them is done."""
-    rng = np.random.default_rng(1)
-    model = BetaProgress([finished(rng) for _ in range(40)])
-    means = [model.progress(TrainingState(d, 5, 2e3, 1.6e3, 0.4)).mean for d in (1200, 4000, 20000)]
-    assert means == sorted(means, reverse=True)
-    assert means[0] > means[-1] + 0.2
-
-
 def test_equal_logs_and_seeds_give_equal_models() -> None:
     jobs = [finished(np.random.default_rng(i)) for i in range(8)]
     now = TrainingState(3000, 4, 2.3, 1.9, 0.5)

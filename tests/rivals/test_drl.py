@@ -17,7 +17,6 @@ from benchmarks.train_drl import (
     EqualShare,
     Round,
     Sampling,
-    advantages,
     draw_steps,
     gradient,
     kept_task,
@@ -201,15 +200,6 @@ class TestTraining:
             network = Perceptron(adam.step(network.flat, gradient(network, rollouts, 0.0), 0.02))
             losses.append(wrong / 8)
         assert np.mean(losses[-15:]) < 0.15 < 0.35 < np.mean(losses[:5])
-
-    def test_fewer_jobs_afterwards_are_better(self) -> None:
-        """Of two rollouts that begin alike, the actions of the one that ends jobs sooner are praised."""
-        nothing = np.zeros(CONTEXT)
-        one = Round(0, np.zeros((1, FEATURES)), np.zeros(1), np.zeros(1), nothing, nothing, 5, (0.0, 0.0))
-        slow = [replace(one, at=i, jobs=5) for i in range(4)]
-        quick = [replace(one, at=i, jobs=n) for i, n in enumerate((5, 2, 1, 1))]
-        good, bad = advantages([quick, slow])
-        assert good[0] > 0 > bad[0]
 
     def test_a_rollout_is_remembered(self) -> None:
         """Each decision once, with as many figures as there were steps; equal seeds draw alike."""

@@ -176,9 +176,6 @@ class TestSizeLimits:
         found = limits.update(space, jobs)
         return {j.job_id: int(n) for j, n in zip(space.jobs, found, strict=True)}
 
-    def test_new_jobs_start_on_their_smallest_size(self) -> None:
-        assert self.update(SizeBounds(2, 4), [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}
-
     def test_doubles_at_the_limit_after_two_epochs(self) -> None:
         """One epoch is not enough, and a job below its limit has nothing doubled."""
         limits = SizeBounds(2, 4)
@@ -214,7 +211,7 @@ class TestSizeLimits:
         limits = SizeBounds(2, 4)
         self.update(limits, [job(1, {"n1": 4}, epochs=9)])
         self.update(limits, [])
-        assert self.update(limits, [job(1)]) == {1: 1}
+        assert self.update(limits, [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}, "each starts on its smallest size"
 
 
 def test_any_count_where_shapes_need_not_be_uniform() -> None:
@@ -222,10 +219,3 @@ def test_any_count_where_shapes_need_not_be_uniform() -> None:
     view = cluster(2, uniform=False)
     jobs = [job(1, {"n1": 3}, epochs=9, to_come=500.0, gpus=tuple(range(1, 9)))]
     assert gpus(decide(quick(), view, jobs)) == {1: 6}
-
-
-def test_the_published_search_is_there() -> None:
-    """Options name the paper's figures, so that code and paper can be compared line by line."""
-    options = OnesSc21Options()
-    assert (options.population, options.mutation, options.epochs_before_removal) == (16, 0.3, 2)
-    assert (options.epochs_before_doubling, options.cap_over_request) == (2, 4.0)

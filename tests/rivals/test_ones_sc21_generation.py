@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ones_db.shape import Shape
 from slurm_ones.ones.candidates import uniform_crossover
 from slurm_ones.policy.contract import Ints, NodeView
-from slurm_ones.policy.ledger import Ledger, count_nodes
+from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import shape_of
 from slurm_ones.rivals.ones_sc21 import (
     Space,
@@ -164,16 +164,6 @@ def test_genes_and_counts_say_the_same(space: Space, seed: int) -> None:
     assert (kept.reshape(counts.shape) == np.minimum(counts, space.current)).all()
 
 
-def test_crossover_swaps_genes() -> None:
-    """Each gene of a pair goes to one child or the other: none is lost, and both parents' genes are in
-    both.
-    """
-    parents = np.repeat(np.arange(4)[:, None], 200, axis=1)
-    children = uniform_crossover(parents, seeded())
-    assert (np.sort(children, axis=0) == np.sort(parents, axis=0)).all()
-    assert all(60 < (child == child[0]).sum() < 140 for child in children)
-
-
 def test_mutation_removes_jobs_whole_and_only_those_it_may() -> None:
     """With chance 1 every removable job leaves all its slots, and no other job any."""
     parents = np.array([[0, 0, 1, 2, 3], [1, 1, 2, 2, 2]])  # 3 is idle
@@ -201,14 +191,6 @@ def test_placing_around_those_in_place() -> None:
     counts, free = place_counts(space, np.array([[8, 1, 2], [8, 1, 1]]))
     assert counts.tolist() == [[8, 1, 2], [4, 1, 1]]
     assert free.tolist() == [[2, 1, 0, 0, 0], [1, 0, 0, 2, 0]]
-
-
-def test_nodes_are_counted_by_what_they_have() -> None:
-    """Two nodes of four: one with a job of one GPU on it, one with a job of two that is to change."""
-    jobs = [job(1, {"n1": 1}, epochs=3), job(2, {"n2": 2}, epochs=3)]
-    space = build(cluster(2), jobs, {})
-    stays = np.array([[True, False]])
-    assert count_nodes(space.free, *space.held.T[1:], stays, 4).tolist() == [[0, 0, 0, 1, 1]]
 
 
 def test_score_is_the_published_one() -> None:

@@ -77,13 +77,6 @@ def test_a_job_restarted_all_its_life_is_left_alone() -> None:
     assert sorted(costs[1:].tolist())[1:] == [LARGEST_COST] * 4
 
 
-def test_new_jobs_start_on_one_gpu_each() -> None:
-    """Eight on eight GPUs: none may have more yet, and a job left out costs more than one that runs."""
-    jobs = [job(j, submitted=-9000.0) for j in range(8)]
-    schedule = Sia().decide(cluster(2, 4), jobs, 0.0, seeded())
-    assert [a.shape.gpus for a in schedule.allocations.values()] == [1] * 8
-
-
 def test_a_job_at_most_doubles() -> None:
     """One that runs on 2 of 16 GPUs alone gets 4."""
     schedule = Sia().decide(cluster(4, 4), [job(1, {"n1": 2}, submitted=-9000.0)], 0.0, seeded())

@@ -194,13 +194,6 @@ def test_a_request_becomes_a_uniform_shape(gpus: int, shape: str) -> None:
     assert asked_shape(gpus, ClusterSpec(16, 4)) == Shape.parse(shape)
 
 
-def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
-    work = workload(1)
-    six = replace(work, submissions=(Submission("six", 0.0, "cnn", 6, 128),))
-    outcome = run("fifo", {}, six, SMALL, most_s=7200.0)
-    assert outcome.jobs[0].ended is not None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", [Requeue(0.0), Hot(launch_s=0.0)])
 def test_a_job_on_a_slow_node_trains_at_its_pace(mechanism: Mechanism) -> None:
@@ -286,10 +279,3 @@ def test_what_a_job_asked_for_is_not_given_to_others() -> None:
     elastic, rigid = outcomes(4)
     assert elastic.ended is not None and elastic.resizes == 0
     assert waited(rigid) >= elastic.ended - AT
-
-
-@pytest.mark.slow
-def test_resizes_of_a_job_are_counted() -> None:
-    """It is interrupted so often in its life and no more, though it would grow, shrink, and grow again."""
-    assert outcomes(1)[0].resizes > 1
-    assert outcomes(1, **{"limits.resizes_per_job": 1})[0].resizes == 1

@@ -177,11 +177,6 @@ def test_spread_and_packed_placement(made: Workload) -> None:
     assert {s.job: s.nodes for s in spread.segments} == {"a": 1, "b": 1, "c": 2}
 
 
-def test_equal_runs_are_equal(made: Workload) -> None:
-    first, second = run("tiresias", made), run("tiresias", made)
-    assert (first.jobs, first.segments, first.goodput) == (second.jobs, second.segments, second.goodput)
-
-
 def test_what_never_ends_is_given_up(made: Workload) -> None:
     """A policy that starts nobody ends the run with jobs that have no end, and no hang."""
 

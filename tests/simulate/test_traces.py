@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
-import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,45 +246,6 @@ def test_memory_is_bounded(read: Callable[..., Trace], monkeypatch: pytest.Monke
     for text in (SWF, CUT, SACCT):
         with pytest.raises(BadInput, match="shorter span"):
             read(text)
-
-
-WHOLE = {
-    "swf": SWF,
-    "helios": HELIOS,
-    "acme": ACME,
-    "cut": CUT,
-    "pods": PODS,
-    "philly": json.dumps(PHILLY),
-    "sacct": SACCT,
-}
-PIECES = st.sampled_from(
-    ["", "\n", ",", "|", ";", "[", "]", "{", '"', "-1", "1e999", "9" * 40, "nan", "²", "é", "\u2028", "None"]
-) | st.text(string.printable, max_size=6)  # fmt: skip
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    name=st.sampled_from(sorted(WHOLE)),
-    edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 9), PIECES), max_size=4),
-)
-def test_a_damaged_trace_is_read_or_refused(tmp_path: Path, name: str, edits: list[tuple[float, int, str]]) -> None:
-    text = WHOLE[name]
-    for at, cut, piece in edits:
-        begin = int(at * len(text))
-        text = text[:begin] + piece + text[begin + cut :]
-    path = tmp_path / "trace"
-    path.write_text(text)
-    try:
-        found = read_trace(path)
-    except BadInput as error:
-        assert str(path.name) in str(error)
-        return
-    assert found.jobs
-    times = [job.submitted for job in found.jobs]
-    assert times == sorted(times)
-    for job in found.jobs:
-        assert math.isfinite(job.submitted) and 0 < job.run_s <= limits.MOST_S and 1 <= job.gpus <= limits.MOST_GPUS
-        assert job.began >= job.submitted and job.nodes >= 0 and 0 <= job.limit_s < math.inf
 
 
 SECOND = st.integers(0, 10**9)
