@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ones_db import StoreError
@@ -37,31 +38,34 @@ class Outcome:
 
 def carry_out(service: ObservedService, one: Break) -> Outcome:
     """Break it, look for what the guide says, wait until it is well, and look at all jobs."""
-    service.record = record = Record()
-    recovered, faults = None, []
-    try:
+
+    def work() -> None:
         service.populate()
         one.work(service)
+
+    return _outcome(service, one.row, one.way, Record(), work)
+
+
+def carry_out_task(service: ObservedService, name: str, work: Work) -> Outcome:
+    """Do what the guide says one can do, and look that all is well."""
+
+    def done() -> None:
+        service.since = service.repaired_at = time.time()
+        service.record.seen = [work(service)]
+        service.repaired_at = time.time()
+
+    return _outcome(service, name, "", Record(how="done as written"), done)
+
+
+def _outcome(service: ObservedService, row: str, way: str, record: Record, work: Callable[[], None]) -> Outcome:
+    service.record = record
+    recovered, faults = None, []
+    try:
+        work()
         recovered = service.wait_healthy()
         faults = service.faults()
     except TROUBLE as error:
         faults = [f"{type(error).__name__}: {error}"]
         # What is tried next must not suffer from it.
         service.repair()
-    return Outcome(one.row, one.way, record, recovered, faults)
-
-
-def carry_out_task(service: ObservedService, name: str, work: Work) -> Outcome:
-    """Do what the guide says one can do, and look that all is well."""
-    service.record = record = Record(how="done as written")
-    service.since = service.repaired_at = time.time()
-    recovered, faults = None, []
-    try:
-        record.seen = [work(service)]
-        service.repaired_at = time.time()
-        recovered = service.wait_healthy()
-        faults = service.faults()
-    except TROUBLE as error:
-        faults = [f"{type(error).__name__}: {error}"]
-        service.repair()
-    return Outcome(name, "", record, recovered, faults)
+    return Outcome(row, way, record, recovered, faults)

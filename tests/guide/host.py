@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import Cluster, ClusterError, cgroups, root, unavailable
 from tests.cluster.box import Box
@@ -54,19 +55,9 @@ class Host:
         """Its / as this process sees it."""
         return self.box.root
 
-    def sh(
-        self,
-        command: str,
-        *,
-        user: str = "root",
-        check: bool = True,
-        timeout: float = 120.0,
-        input: str | None = None,
-        cwd: str = "/root",
-        env: Mapping[str, str] | None = None,
-    ) -> str:
+    def sh(self, command: str, *, check: bool = True, **options: Any) -> str:
         """What a line typed at a shell prints."""
-        return self.ask(command, user=user, check=check, timeout=timeout, input=input, cwd=cwd, env=env).stdout
+        return self.ask(command, check=check, **options).stdout
 
     def ask(
         self,

@@ -18,6 +18,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.model import JobKey, SlurmJob
 
 OWNER, STRANGER = 1001, 1002
+QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 
 
 @dataclass

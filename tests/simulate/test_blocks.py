@@ -23,16 +23,15 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.invariants import order_of_samples
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Hot, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import BLOCKS, World
 from slurm_ones.slurm.model import JobState, Task
+from tests.simulate.harness import QUIET
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
-QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 LAUNCH_S = 15.0
 HOT = Hot(launch_s=LAUNCH_S)
 GROW_S = HOT.grow_s(WORK.applications["nlp"])
@@ -179,13 +178,6 @@ def test_the_leader_leaves_and_the_next_term_begins(bench: Bench) -> None:
     assert decode_spec((bench.training.files.directory / SPEC).read_bytes()).term == 1
     assert bench.states()[0] is JobState.COMPLETED
     bench.finish()
-
-
-def test_a_block_that_nobody_wants_ends_at_once(bench: Bench) -> None:
-    bench.open(t3=(1, 1))
-    bench.wait(4)
-    assert bench.states()[3] is JobState.COMPLETED
-    assert len(bench.of(Membership)) == 1
 
 
 def test_an_order_that_is_taken_back_leaves_the_job_as_it_was(bench: Bench) -> None:

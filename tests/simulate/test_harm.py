@@ -16,7 +16,6 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.simulate.run import AT_ONCE, WarningLog, companion_settings, run_companion
 from slurm_ones.simulate.slurm.nodes import PartitionSpec, SlurmConf
 from slurm_ones.simulate.slurm.simulated_job import Program, Request
-from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
 from slurm_ones.simulate.training.application import Application, Hot, Mechanism, Requeue, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
@@ -24,10 +23,11 @@ from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey
 from tests.marks import nightly
-from tests.simulate.harness import Sleep
+from tests.simulate.harness import QUIET, Sleep
 
 SPEC = ClusterSpec(4, 4, cpus_per_gpu=4)
 TICK_S = 30.0
+FREE = {**AT_ONCE, "limits.growth_cost": 1000.0}
 LICENSE = (("matlab", 1),)
 WORK = Workload(
     "one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True, epochs=9.0),), {"nlp": build(KINDS["bert-glue"])}
@@ -63,11 +63,9 @@ class Shared(World):
 def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple[float, int]:
     """Seconds from a rigid job's submission, between two ticks, to its start; and how often the grown job, or its base,
     was requeued."""
-    free = {**AT_ONCE, "limits.growth_cost": 1000.0}
-    settings = companion_settings(SPEC, folder, free, tick_s=TICK_S, policy="fifo")
+    settings = companion_settings(SPEC, folder, FREE, tick_s=TICK_S, policy="fifo")
     conf = SlurmConf(licenses={"matlab": 20}, account_gpus={"lab": 20})
-    quiet = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
-    world = Shared(WORK, SPEC, folder, quiet, mechanism=mechanism, beside=OTHERS, conf=conf)
+    world = Shared(WORK, SPEC, folder, QUIET, mechanism=mechanism, beside=OTHERS, conf=conf)
     cluster, rigid = world.cluster, list[int]()
 
     def submit() -> None:

@@ -36,9 +36,9 @@ from slurm_ones.simulate.training.progress import Position, TrainingCurve
 from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from tests.simulate.harness import QUIET
 
 RESIZE_S = 40.0
-QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
 CIFAR = build(replace(KINDS["resnet18-cifar10"], epochs=90))
 
 
@@ -307,14 +307,6 @@ def test_an_order_that_waits_is_heard_at_the_start(bench: Bench) -> None:
     (hello,) = bench.of(Hello)
     assert hello.batch == 512
     assert [report.order for report in bench.of(Checkpoint)] == [2]
-
-
-def test_a_rigid_job_writes_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, elastic=False)
-    bench.start(2)
-    bench.wait(5000)
-    assert len(bench.exits) == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_progress_is_the_same_in_small_stretches_and_large_ones() -> None:
