@@ -6,14 +6,17 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import torch
 
 from ones_wrapper.protocol import First, Hello, Membership, Order, Report, reports_name
+from tests.cluster.paths import REPOSITORY
 from tests.wrapper import reference
 from tests.wrapper.membership.forked import ForkedBlock
 from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, reports_in, write_order
+from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
 
 ARRAY = 4711
 SAMPLES = 97
@@ -22,7 +25,7 @@ R = TypeVar("R", bound=Report)
 
 
 class Job:
-    """One job of blocks in a directory; its script is `train.py`."""
+    """One job of blocks in a directory."""
 
     def __init__(self, directory: Path, *arguments: str, epochs: int = 24, script: Path = TRAIN, **env: str) -> None:
         """Steps take some time until `hurry`."""
@@ -38,17 +41,18 @@ class Job:
         self.blocks: list[ForkedBlock] = []
 
     def hurry(self) -> None:
-        """The rest of the training takes no time."""
         self._hurry.touch()
 
-    def start(self, task: int, ranks: int = 1, restart: int = 0) -> ForkedBlock:
-        env = {
-            "ONES_BLOCKS": "1", "ONES_JOB_DIR": str(self.directory), "ONES_REPORT_EVERY_S": "0.2",
+    def environment(self, task: int, restart: int) -> dict[str, str]:
+        return {
+            "ONES_JOB_DIR": str(self.directory), "ONES_REPORT_EVERY_S": "0.2",
             "ONES_TRACE": str(self.directory / "trace-{restart}-{rank}.jsonl"), "SLURM_ARRAY_JOB_ID": str(ARRAY),
-            "SLURM_ARRAY_TASK_ID": str(task), "SLURM_RESTART_COUNT": str(restart), **self._env,
+            "SLURM_ARRAY_TASK_ID": str(task), "SLURM_RESTART_COUNT": str(restart),
         }  # fmt: skip
-        log = self.directory / f"log-{len(self.blocks)}"
-        block = ForkedBlock(self._script, self.arguments, ranks, env, log)
+
+    def start(self, task: int, ranks: int = 1, restart: int = 0) -> ForkedBlock:
+        env = {"ONES_BLOCKS": "1", **self.environment(task, restart), **self._env}
+        block = ForkedBlock(self._script, self.arguments, ranks, env, self.directory / f"log-{len(self.blocks)}")
         self.blocks.append(block)
         return block
 
@@ -86,28 +90,37 @@ class Job:
         raise AssertionError(f"no such {kind.kind}\n{self.of(Membership)}\n{self.errors()}\n{stacks}")
 
     def wait_for(self, *tasks: int, after: int = -1) -> Membership:
-        """Wait until these tasks train together, in a generation after `after`."""
+        """These tasks train together, in a generation after `after`."""
         return self.wait(
             Membership, lambda report: sorted(report.blocks) == sorted(tasks) and report.generation > after
         )
 
+    def begin(self, *tasks: int, ranks: int = 1) -> Membership:
+        """The first of these tasks trains alone, then all together; the others have so many ranks."""
+        self.start(tasks[0])
+        self.wait(First)
+        self.order(*tasks)
+        for task in tasks[1:]:
+            self.start(task, ranks)
+        return self.wait_for(*tasks)
+
+    def finish(self, *numbers: int) -> None:
+        """Hurry to the end. All blocks reach it, or those with these numbers."""
+        self.hurry()
+        blocks = [self.blocks[number] for number in numbers] or self.blocks
+        assert [block.end() for block in blocks] == [0] * len(blocks), self.errors()
+
     def move(self) -> None:
         """Task 0 trains alone, then with task 1, which then trains alone to the end."""
         try:
-            self.start(0)
-            self.wait(First)
-            self.start(1)
-            self.order(0, 1)
-            self.wait_for(0, 1)
+            self.begin(0, 1)
             self.order(1)
             self.wait_for(1)
-            self.hurry()
-            assert self.end() == [0, 0], self.errors()
+            self.finish()
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """End all blocks at once."""
         for block in self.blocks:
             block.kill()
 
@@ -129,6 +142,13 @@ class Job:
     def undisturbed(self, epochs: int, samples: int = SAMPLES, gamma: float = 0.8) -> torch.Tensor:
         """What a run of one process without a wrapper ends with, at the batches that were reported."""
         return reference.train(epochs, samples, gamma, reference.batches_by_step(self.runs()))
+
+
+def scripted(folder: Path, script: ModuleType, pace_ms: int, *arguments: str, **env: str) -> Job:
+    """A job of a strategy's script, which its environment paces."""
+    its = {OUT: str(folder / "out.json"), HURRY: str(folder / "hurry"), PACE_MS: str(pace_ms)}
+    path = Path(str(script.__file__))
+    return Job(folder, *arguments, script=path, PYTHONPATH=str(REPOSITORY), **its, **env)
 
 
 def hellos(job: Job) -> list[int]:

@@ -101,13 +101,8 @@ class ForkedBlock:
             os.kill(pid, signal.SIGQUIT)
         time.sleep(0.5)
         text = self.errors[-6000:]
-        spy = [
-            subprocess.run(
-                ["ps", "-o", "pid,stat,wchan:20,args", "-p", str(pid)], capture_output=True, text=True
-            ).stdout
-            for pid in self.ranks()
-        ]
-        return text + "".join(spy)
+        words = ["ps", "-o", "pid,stat,wchan:20,args", "-p", ",".join(map(str, self.ranks()))]
+        return text + subprocess.run(words, capture_output=True, text=True).stdout
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, as `ones-run` does."""

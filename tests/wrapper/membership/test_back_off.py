@@ -32,8 +32,8 @@ def waited_s(leader: BackOff, clock: Clock) -> float:
 
 
 def test_a_membership_that_is_lost_at_once_again_and_again_waits(tmp_path: Path, clock: Clock) -> None:
-    """Protects training from a link that every trial passes and every step breaks: all fork anew, find a leader, which
-    may be another one each time, and join. The first loss is free: nodes do go."""
+    """A link that every trial passes and every step breaks: all fork, find a leader, which may be another one each
+    time, and join. The first loss is free: nodes do go."""
     waits = []
     for turn in range(8):
         leader = BackOff(tmp_path, 7)
@@ -46,7 +46,7 @@ def test_a_membership_that_is_lost_at_once_again_and_again_waits(tmp_path: Path,
 
 
 def test_what_lasted_is_no_failure(tmp_path: Path, clock: Clock) -> None:
-    """Protects jobs of weeks, whose nodes go now and then, and blocks that Slurm started again."""
+    """Nodes go now and then in weeks, and Slurm starts blocks again."""
     for _ in range(5):
         leader = BackOff(tmp_path, 7)
         assert not leader.refuses(TWO)
@@ -65,7 +65,6 @@ def test_what_lasted_is_no_failure(tmp_path: Path, clock: Clock) -> None:
              '{"array": 7, "losses": {"0.0+1.0": ["a", 0]}}', '{"array": 7, "losses": {"0.0+1.0": [1e999, 0]}}'],
 )  # fmt: skip
 def test_a_file_that_is_not_sound_is_none(tmp_path: Path, text: str) -> None:
-    """Protects training from what another process wrote."""
     (tmp_path / LOST).write_text(text)
     leader = BackOff(tmp_path, 7)
     assert not leader.refuses(TWO)
@@ -74,6 +73,6 @@ def test_a_file_that_is_not_sound_is_none(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_of_the_future_holds_nobody_for_ever(tmp_path: Path, clock: Clock) -> None:
-    """Protects a job whose nodes' clocks differ."""
+    """Nodes' clocks differ."""
     (tmp_path / LOST).write_text(json.dumps({"array": 7, "losses": {"0.0+1.0": [99, time.time() + 1e6]}}))
     assert waited_s(BackOff(tmp_path, 7), clock) <= MOST_AGAIN_S + 1

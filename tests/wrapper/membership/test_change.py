@@ -97,8 +97,7 @@ BEGINS = ["cuda is idle", "torch's cache is given back", "sent", "agreed"]
 def test_nothing_counts_before_all_agree_that_it_works(
     tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch, sent: str, trial: str, steps: list[str]
 ) -> None:
-    """Protects the last sum of the old group, which its destruction would cut short (pytorch#141510), and training from
-    a group whose first collective fails, or finds no memory as torch keeps it all: it is given back once nothing of the
+    """Nor is the last sum of the old group cut short (pytorch#141510). Torch's memory is given back once nothing of the
     old group is under way, before the state's chunks and NCCL's buffers are wanted."""
     blocks = made(tmp_path, happened, monkeypatch, trial, sent)
     change = blocks.change(lambda: ({}, {}), 0.0)
@@ -110,7 +109,7 @@ def test_nothing_counts_before_all_agree_that_it_works(
 def test_room_is_made_before_groups_are_formed(
     tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a job that fills its GPU from never growing: the new communicator exists next to the old one."""
+    """The new communicator exists next to the old one."""
     blocks = made(tmp_path, happened, monkeypatch, "", "")
     blocks.machine.carrier = Carrier.MEMORY
     monkeypatch.setattr(blocks, "_plan", lambda generation: Plan(generation, 0, (ME, NEW)))
@@ -157,8 +156,7 @@ def test_a_newcomer_uses_its_groups_after_their_first_sums(
 
 
 def test_who_leaves_gives_its_group_up_first(happened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects those that stay from waiting: ncclCommDestroy returns once all ranks of a node have called it, and a
-    process that is gone never does."""
+    """ncclCommDestroy returns once all ranks of a node have called it, and a process that is gone never does."""
     blocks = Mock(local_rank=1, leave=lambda: happened.append("left"))
     keeping = Mock(let_go=lambda: happened.append("let go"))
     ranks = object.__new__(changing.ChangingRanks)

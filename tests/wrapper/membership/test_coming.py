@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> HotFolder:
 
 
 def changed(**changes: Any) -> str:
-    """An announcement with fields as they should not be: those of the plan, but for its times."""
+    """An announcement with fields as they should not be."""
     data = json.loads(json.dumps(Coming(PLAN, time.time(), time.time()).fields())) | {"array": 7}
     for name, value in changes.items():
         (data if name in data else data["plan"])[name] = value
@@ -34,8 +34,7 @@ def changed(**changes: Any) -> str:
 
 
 def test_a_term_is_announced_until_it_begins(folder: HotFolder) -> None:
-    """Protects a job from a term that nobody waits for, and from one that is waited for although it has begun, or
-    never will."""
+    """Nor for ever, if it never begins."""
     assert find_coming(folder, BEFORE) is None
     coming = Coming(PLAN, 5.0, time.time())
     assert folder.announce(coming.fields()) == ""
@@ -49,22 +48,13 @@ def test_a_term_is_announced_until_it_begins(folder: HotFolder) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"at": float("nan")},
-        {"at": 10**400},
-        {"began": "5"},
-        {"began": float("inf")},
-        {"term": "9"},
-        {"term": True},
-        {"generation": None},
-        {"members": []},
-        {"members": 3},
-        {"members": [{"task": 1}]},
+        {"at": float("nan")}, {"at": 10**400}, {"began": "5"}, {"began": float("inf")}, {"term": "9"}, {"term": True},
+        {"generation": None}, {"members": []}, {"members": 3}, {"members": [{"task": 1}]}, {"surplus": 1},
         {"plan": json.loads("[" * 900 + "]" * 900)},
-        {"surplus": 1},
     ],
-)
+)  # fmt: skip
 def test_an_announcement_that_is_none(folder: HotFolder, change: dict[str, Any]) -> None:
-    """Protects every start of a block: a file that anyone of the job could write wrongly ends none with an error."""
+    """Anyone of the job could write the file wrongly: that ends no start with an error."""
     (folder.path / COMING).write_text(changed())
     assert find_coming(folder, BEFORE) is not None
     (folder.path / COMING).write_text(changed(**change))
@@ -73,8 +63,7 @@ def test_an_announcement_that_is_none(folder: HotFolder, change: dict[str, Any])
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_announcement_that_fails(folder: HotFolder, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Protects a term that goes on from blocks that believe it over, since a server renamed the file and said that it
-    had not; and the folder from a file for each try."""
+    """A server may rename the file and say that it had not; no try leaves a file."""
     rename = os.replace
 
     def replace(self: Path, target: Path) -> None:

@@ -18,16 +18,7 @@ import torch.distributed as dist
 from ones_wrapper.group import Group
 from ones_wrapper.membership import connections
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.connections import (
-    Formed,
-    Former,
-    backends_of,
-    connect,
-    destroy,
-    drop,
-    enter,
-    try_groups,
-)
+from ones_wrapper.membership.connections import Formed, Former, backends_of, connect, destroy, drop, enter, try_groups
 from ones_wrapper.membership.plan import Plan
 from ones_wrapper.network.job_network import JobNetwork
 from tests.waiting import until
@@ -77,8 +68,8 @@ def after_a_change_of_two(group: Group) -> None:
 
 @pytest.mark.parametrize("change", [after_a_change, after_a_change_of_two])
 def test_groups_can_be_made_after_a_change(change: Callable[[Group], None]) -> None:
-    """Protects device meshes and libraries that make groups later, gloo with tensors on GPUs, and scripts that have
-    gloo for the CPU and NCCL for GPUs, as init_process_group() without a backend gives."""
+    """By device meshes and libraries, gloo with tensors on GPUs, and by scripts that have gloo for the CPU and NCCL for
+    GPUs."""
     with closing(Team(1)) as team:
         team.run(change)
 
@@ -89,7 +80,7 @@ def test_groups_can_be_made_after_a_change(change: Callable[[Group], None]) -> N
      (PAIR, {"gloo", "nccl"}), ("cpu:gloo,cuda:nccl,mps:gloo", {"gloo", "nccl"})],
 )  # fmt: skip
 def test_backends_are_what_the_script_has(config: str, backends: set[str]) -> None:
-    """Protects a script that names a pair, or none: both of its groups change."""
+    """Both groups of a script that names a pair, or none, change."""
     assert backends_of(config) == backends
 
 
@@ -125,7 +116,7 @@ class Card:
 
 
 def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects memory and threads of those who train, whatever comes of newcomers."""
+    """Of memory and threads."""
     card, board = Card(), Board.hosted(JobNetwork.here(), 0)
     monkeypatch.setattr(connections, "_nccl_group", card.group)
     tasks: list[int] = []
@@ -143,8 +134,7 @@ def test_plans_that_are_dropped_leave_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(("card", "why"), [(Card(), ""), (Card(wrong=True), "is 2"), (Card(hangs=True), "did not end")])
 def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
-    """Protects training from a link that NCCL finds bad in the first collective, or that gives wrong sums: each
-    algorithm is tried. What hangs ends when the group is dropped."""
+    """NCCL may find a link bad in the first collective, or give wrong sums: each algorithm is tried."""
     one = formed({"gloo": gloo(), "nccl": card.group()}, control=gloo())
     found = try_groups(one, CPU, 0.1 if card.hangs else 20.0)
     assert (why in found) if why else (found, card.sums) == ("", list(connections.TRIED))
@@ -153,7 +143,7 @@ def test_groups_are_tried_before_they_count(card: Card, why: str) -> None:
 
 
 def tried(group: Group, bad: int | None) -> str:
-    """Two ranks, the second of whose card may be bad."""
+    """The second rank's card may be bad."""
     card = Card(group.world, wrong=group.rank == bad)
     control = group.duplicate().control  # type: ignore[union-attr]
     plan = Plan(1, 0, (member(0), member(1)))
@@ -162,14 +152,13 @@ def tried(group: Group, bad: int | None) -> str:
 
 
 def test_all_ranks_find_the_same(teams: dict[int, Team]) -> None:
-    """Protects newcomers and those who train from each other's view: what fails on one fails on all."""
     assert teams[2].run(tried, None) == ["", ""]
     first, second = teams[2].run(tried, 1)
     assert first == "another rank could not" and "a sum of ones over 2 ranks is 3" in second
 
 
 def test_a_trial_ends_with_the_verdict() -> None:
-    """Protects a newcomer whose plan was dropped: it is there for the next one at once."""
+    """A newcomer whose plan was dropped is there for the next one at once."""
     card = Card(hangs=True)
     one = formed({"nccl": card.group()}, control=gloo())
     began = time.monotonic()
@@ -178,8 +167,8 @@ def test_a_trial_ends_with_the_verdict() -> None:
 
 
 def test_a_communicator_that_never_comes_to_be_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects those who train from a newcomer that dies in ncclCommInitRank: the plan fails in time, what comes late
-    is given back, and a few that hang are the most that hold memory."""
+    """A newcomer died in ncclCommInitRank: the plan fails in time, what comes late is given back, and a few that hang
+    are the most that hold memory."""
     card, come = Card(), threading.Event()
     monkeypatch.setattr(connections, "_stuck", [])
 

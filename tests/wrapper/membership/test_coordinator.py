@@ -14,7 +14,7 @@ from ones_wrapper.membership.back_off import AGAIN_S
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import form_s
 from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
-from ones_wrapper.membership.plan import Plan, encode
+from ones_wrapper.membership.plan import Member, Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
@@ -56,27 +56,27 @@ def test_unfit_nodes_are_said_once(leader: Coordinator, board: Board, turn: Turn
     assert [*leader.notes] == ["block 7: node n7: it hangs"]
 
 
-def join(board: Board, text: str) -> None:
-    board.put(f"join-{board.count('joined', 1)}", text)
+def join(board: Board, newcomer: Member) -> None:
+    board.put(f"join-{board.count('joined', 1)}", encode(newcomer))
+    board.put(f"ready-{newcomer.uid}", "1")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"task": 7}', encode(member(7)).replace("7", "-7", 1)])
 def test_a_newcomer_that_is_no_block_is_ignored_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    """Protects training from what another process wrote; the next newcomer is heard as ever."""
-    join(board, text)
+    """The next newcomer is heard as ever."""
+    board.put(f"join-{board.count('joined', 1)}", text)
     turn()
     assert "a block that wanted to join is ignored: " in capsys.readouterr().err
     assert (leader.lost, board.read("newest")) == ("", None)
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    join(board, member(7))
     turn()
     assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
 
 
 def test_the_script_s_thread_gets_news_while_the_leader_looks_at_them(board: Board) -> None:
-    """Protects the membership from an error of the leader's thread: who waits for an answer takes what is pushed."""
+    """Who waits for an answer takes what is pushed."""
     over, interval = threading.Event(), sys.getswitchinterval()
 
     def take() -> None:
@@ -98,8 +98,8 @@ def test_the_script_s_thread_gets_news_while_the_leader_looks_at_them(board: Boa
 
 
 def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: Path) -> None:
-    """Slurm preempts a guest for the base block that joins: the block whose place that takes leaves all the same. A
-    plan without it is there at the next turn, since others wait for it."""
+    """Slurm preempts a guest for the base block that joins. A plan without it is there at the next turn, since others
+    wait."""
     write_order(tmp_path, Order(1, 0, blocks=(7, 1, 2)))
     trains = Plan(0, 0, tuple(map(member, (0, 1, 2))))
     leader = leading(board, trains, tmp_path)
@@ -113,8 +113,7 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
     turn(1)
     assert leader._plan is not None and (leader._plan.tasks, leader._plan.why) == ((0, 2), "leaving")
     leader._present, leader._plan = leader._plan, None
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    join(board, member(7))
     turn()
     assert leader._plan is not None and leader._plan.tasks == (2, 7)
 
@@ -123,9 +122,8 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
 def test_a_rank_that_ended_is_known_at_once(
     leader: Coordinator, board: Board, turn: Turn, task: int, lost: str, verdict: str | None
 ) -> None:
-    """Protects ranks that wait in a collective from five seconds of silence; a newcomer's end costs nobody anything."""
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    """Ranks do not wait in a collective for five seconds of silence; a newcomer's end costs nobody anything."""
+    join(board, member(7))
     turn()
     assert board.read("newest") == "1"
     board.put(f"gone-{member(task).uid}-0", "1")
@@ -137,9 +135,8 @@ def test_a_rank_that_ended_is_known_at_once(
 def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects training: it goes on with those that are there. A block that was only suspended ends, with its GPUs."""
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    """A block that was only suspended ends, with its GPUs."""
+    join(board, member(7))
     turn()
     assert board.read("newest") == "1" and leader.proposal(lambda plan: True) == (1, 0)
     for _ in range(int(DEAD_S) + 1):
@@ -156,11 +153,10 @@ def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
 def test_a_term_is_planned_anew_while_no_step_ends(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects a job by terms whose script loads for minutes: what comes next follows the newest order then, and no log
-    says that ranks failed, which had nothing to form."""
+    """A script may load for minutes: what comes next follows the newest order then, and no log says that ranks
+    failed."""
     leader._hot = False
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    join(board, member(7))
     for _ in range(int(form_s(2) + DEADLINE_S) + 3):
         board.sign(f"{member(7).uid}-0")
         turn()
@@ -171,10 +167,8 @@ def test_a_term_is_planned_anew_while_no_step_ends(
 def test_a_plan_waits_for_the_end_of_an_evaluation(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects newcomers whose groups are formed: ranks that evaluate for minutes are no failure of theirs, after which
-    they would wait for minutes more."""
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    """Ranks that evaluate for minutes are no failure of newcomers, after which they would wait for minutes more."""
+    join(board, member(7))
     turn()
     for rank in range(2):
         board.put(f"formed-1-{rank}", "formed 127.0.0.1 1")
@@ -186,8 +180,7 @@ def test_a_plan_waits_for_the_end_of_an_evaluation(
 
 
 def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, board: Board, turn: Turn) -> None:
-    """Protects training from standing still again and again for a state that does not arrive: the same members wait
-    30 s and then twice as long, others do not."""
+    """The same members wait 30 s and then twice as long, others do not."""
 
     def turns(count: int) -> None:
         for _ in range(count):
@@ -203,8 +196,7 @@ def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, bo
         assert leader.proposal(lambda plan: True) == (int(newest or 0), int(newest or 0))
         leader.dropped("the state did not arrive")
 
-    join(board, encode(member(7)))
-    board.put(f"ready-{member(7).uid}", "1")
+    join(board, member(7))
     turns(2)
     for number, wait_s in enumerate((AGAIN_S, 2 * AGAIN_S), 1):
         assert board.read("newest") == str(number)
@@ -215,21 +207,19 @@ def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, bo
     assert board.read("newest") == "3"
     fail()
     leader._orders.order = Order(2, 0, blocks=(0, 7, 8))
-    join(board, encode(member(8)))
-    board.put(f"ready-{member(8).uid}", "1")
+    join(board, member(8))
     turns(3)
     assert board.read("newest") == "4", "other members have not failed"
 
 
 def test_an_order_that_names_blocks_nobody_knows_changes_nothing(leader: Coordinator, board: Board, turn: Turn) -> None:
-    """Protects training from an order that came too early, or is wrong."""
     for _ in range(5):
         turn()
     assert (leader.lost, board.read("newest")) == ("", None)
 
 
 def test_the_board_is_cleared_of_groups_that_everybody_has_left(leader: Coordinator, board: Board, turn: Turn) -> None:
-    """Protects the leader's memory over many changes; those of the last two memberships stay, which ranks may use."""
+    """Those of the last two memberships stay, which ranks may use."""
     if not hasattr(Store, "list_keys"):
         pytest.skip("this torch cannot list what is in a store")
     texts, parts = ("formed-{}-1", "next-{}"), ("control-{}", "data-{}", "copy-{}-1", "default-{}")

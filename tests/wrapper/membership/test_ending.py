@@ -14,6 +14,7 @@ from ones_wrapper.devices.streams import DONE_S, END_S, EndTimer, Marks
 from ones_wrapper.membership import rescue
 from ones_wrapper.membership.rescue import Ending
 from ones_wrapper.process.exit_codes import PEER_LOST
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ class Event:
 
 
 class Rank:
-    """One rank whose steps are done so many seconds after the last one was enqueued."""
+    """Its steps are done so many seconds after the last one was enqueued."""
 
     def __init__(self, done_in_s: float | None, hangs: bool = False) -> None:
         self.ends: list[int] = []
@@ -69,7 +70,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_step_that_is_done_is_written(
     done_in_s: float | None, mode: str, wrote: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects the next term from a model that is behind its progress, and from sums of aborted collectives."""
+    """Neither a model that is behind its progress, nor sums of aborted collectives."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", mode)
     rank = Rank(done_in_s)
     rank.ending.by_script(rank.say)
@@ -78,7 +79,7 @@ def test_only_a_step_that_is_done_is_written(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_after_the_rescue_a_device_is_asked_for_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the end of a rank: its last report would wait for the collective that never ends."""
+    """Its last report would wait for the collective that never ends."""
     monkeypatch.setattr(rescue, "side_stream", lambda device: nullcontext())
     rank = Rank(0.0)
     rank.ending._device = torch.device(device)
@@ -87,7 +88,7 @@ def test_after_the_rescue_a_device_is_asked_for_nothing(device: str, monkeypatch
 
 
 def test_a_stream_that_hangs_keeps_a_process_for_15_s_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a node from a process that nobody can use, by the times that are shipped."""
+    """By the times that are shipped."""
     monkeypatch.setattr(rescue, "END_S", END_S)
     allowed: list[float] = []
 
@@ -110,18 +111,15 @@ def test_a_stream_that_hangs_keeps_a_process_for_15_s_at_most(monkeypatch: pytes
 
 @pytest.mark.parametrize("watch", [True, False])
 def test_what_hangs_is_ended(watch: bool) -> None:
-    """Protects a block whose copy waits for a collective of the dead: the process is gone, whoever waits in it."""
+    """A copy waits for a collective of the dead: the process is gone, whoever waits in it."""
     rank = Rank(0.0, hangs=True)
     act = (lambda: rank.ending.by_watch(rank.say, lambda: None)) if watch else (lambda: rank.ending.by_script(rank.say))
     threading.Thread(target=act, daemon=True).start()
-    began = time.monotonic()
-    while not rank.ends and time.monotonic() - began < 60.0:
-        time.sleep(0.01)
-    assert rank.ends == [PEER_LOST]
+    assert until(lambda: rank.ends) == [PEER_LOST]
 
 
 def test_one_thread_writes_and_one_deadline_counts() -> None:
-    """Protects the script's checkpoint from the watch, which notices meanwhile and ends nothing itself."""
+    """The watch notices meanwhile and ends nothing itself."""
     rank, ended = Rank(0.0), []
     rank.ending.by_script(rank.say)
     rank.ending.by_watch(rank.say, lambda: ended.append(1))

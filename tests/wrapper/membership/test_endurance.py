@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +19,8 @@ MEMORY_MB = 4.0 + 0.01 * TRANSITIONS
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path / "job", "--step-ms", "5", epochs=100_000)
-    yield job
-    job.kill()
+def job(tmp_path: Path, kept: Callable[[Job], Job]) -> Job:
+    return kept(Job(tmp_path / "job", "--step-ms", "5", epochs=100_000))
 
 
 class Held(NamedTuple):
@@ -41,7 +39,7 @@ class Held(NamedTuple):
 
 @pytest.mark.nightly
 def test_nothing_is_left_of_many_changes(job: Job) -> None:
-    """Protects long jobs: threads, sockets, groups and memory of memberships that were left are given back."""
+    """Threads, sockets, groups and memory of memberships that were left are given back."""
     job.start(0, ranks=2)
     job.wait(First)
     ranks = dict(zip(("leader", "other rank"), job.blocks[0].ranks(), strict=True))
@@ -74,5 +72,4 @@ def test_nothing_is_left_of_many_changes(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_any_history_ends_as_undisturbed(tmp_path: Path, seed: int) -> None:
-    """Protects the core promise over orders, deaths and signals in any order."""
     History(tmp_path / "job", seed).run(5)

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ def folder(tmp_path: Path) -> HotFolder:
 
 
 def put(folder: HotFolder, number: int, **changes: Any) -> Path:
-    """A leader file with fields as they should not be."""
     path = folder.path / f"leader-{number}.json"
     path.write_text(json.dumps(asdict(LEADER) | {"term": number, "array": ARRAY} | changes))
     return path
@@ -44,22 +44,18 @@ def put(folder: HotFolder, number: int, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("change", "block"),
     [
-        ({}, Block(7, 3, 0)),
-        ({"SLURM_RESTART_COUNT": "2"}, Block(7, 3, 2)),
-        ({"ONES_BLOCKS": ""}, None),
-        ({"ONES_BLOCKS": "0"}, None),
-        ({"SLURM_ARRAY_TASK_ID": ""}, None),
-        ({"SLURM_ARRAY_JOB_ID": "seven"}, None),
+        ({}, Block(7, 3, 0)), ({"SLURM_RESTART_COUNT": "2"}, Block(7, 3, 2)), ({"ONES_BLOCKS": ""}, None),
+        ({"ONES_BLOCKS": "0"}, None), ({"SLURM_ARRAY_TASK_ID": ""}, None), ({"SLURM_ARRAY_JOB_ID": "seven"}, None),
         ({"SLURM_ARRAY_JOB_ID": "٧"}, None),
     ],
-)
+)  # fmt: skip
 def test_which_block_this_is(change: dict[str, str], block: Block | None) -> None:
-    """Protects plain jobs, and sweeps, whose tasks are jobs of their own."""
+    """Plain jobs are none, nor tasks of sweeps."""
     assert own_block(IN_ARRAY | change) == block
 
 
 def test_a_leader_is_found(folder: HotFolder) -> None:
-    """Protects every start of a block: what was claimed last is read back, by other processes of the job too."""
+    """What was claimed last is read back, by other processes of the job too; not one that nobody could read."""
     assert (folder.newest(), folder.next_term(None)) == (None, 0)
     assert folder.claim(LEADER)
     assert HotFolder(folder.path.parent, ARRAY).newest() == LEADER
@@ -67,11 +63,14 @@ def test_a_leader_is_found(folder: HotFolder) -> None:
     assert folder.claim(later)
     assert (later.term, folder.newest(), folder.next_term(later)) == (1, later, 2)
     assert folder.next_term(LEADER) == 1, "whoever saw the one before only would replace a leader that lives"
+    with pytest.raises(ValueError, match="host"):
+        folder.claim(replace(LEADER, term=2, host="two words"))
+    assert folder.newest() == later
     assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
 
 
 def test_a_term_is_claimed_once(folder: HotFolder) -> None:
-    """Protects from two memberships: neither the same term again, nor an earlier one."""
+    """Neither the same term again, nor an earlier one."""
     assert folder.claim(replace(LEADER, term=4))
     for term in (4, 3, 0):
         assert not folder.claim(replace(LEADER, term=term, task=5))
@@ -80,7 +79,7 @@ def test_a_term_is_claimed_once(folder: HotFolder) -> None:
 
 
 def test_only_its_owner_may_look(tmp_path: Path) -> None:
-    """Protects the secret: whoever has it is taken for a peer."""
+    """Whoever has the secret is taken for a peer."""
     old = os.umask(0)
     try:
         hot = HotFolder(tmp_path, ARRAY)
@@ -95,48 +94,31 @@ def test_only_its_owner_may_look(tmp_path: Path) -> None:
     assert hot.path.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "nowhere"])
-def test_a_folder_that_is_none(tmp_path: Path, kind: str) -> None:
-    """Protects what a link names from being written to, or its mode from being changed."""
-    target = tmp_path / "target"
-    target.mkdir(mode=0o755)
+@pytest.mark.parametrize("kind", ["link", "file", "nowhere", "a stranger's"])
+def test_a_folder_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What a link names is not written to, nor its mode changed."""
+    (target := tmp_path / "target").mkdir(mode=0o755)
     if kind == "link":
         (tmp_path / "hot").symlink_to(target)
     elif kind == "file":
         (tmp_path / "hot").write_text("")
-    with pytest.raises(LaunchError, match="hot"):
+    elif kind == "a stranger's":
+        (tmp_path / "hot").mkdir()
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(LaunchError, match="belongs to user" if kind == "a stranger's" else "hot"):
         HotFolder(tmp_path / "no" if kind == "nowhere" else tmp_path, ARRAY).prepare()
     assert target.stat().st_mode & 0o777 == 0o755
-
-
-def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects from a folder that a stranger made first."""
-    (tmp_path / "hot").mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(LaunchError, match="belongs to user"):
-        HotFolder(tmp_path, ARRAY).prepare()
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"array": 8}, "array"),
-        ({"array": None}, "array"),
-        ({"array": True}, "array"),
-        ({"term": 8}, "term"),
-        ({"term": "9"}, "term"),
-        ({"port": 0}, "port"),
-        ({"port": 70_000}, "port"),
-        ({"port": 1.5}, "port"),
-        ({"host": ""}, "host"),
-        ({"host": "n1\nn2"}, "host"),
-        ({"host": "n1 ; rm"}, "host"),
-        ({"host": ["n1"]}, "host"),
-        ({"host": "n" * 300}, "host"),
-        ({"place": ""}, "place"),
-        ({"place": 5}, "place"),
-        ({"task": -1}, "task"),
-        ({"task": True}, "task"),
+        *[({"array": odd}, "array") for odd in (8, None, True)],
+        *[({"term": odd}, "term") for odd in (8, "9")],
+        *[({"port": odd}, "port") for odd in (0, 70_000, 1.5)],
+        *[({"host": odd}, "host") for odd in ("", "n1\nn2", "n1 ; rm", ["n1"], "n" * 300)],
+        *[({"place": odd}, "place") for odd in ("", 5)],
+        *[({"task": odd}, "task") for odd in (-1, True)],
         ({"restart": None}, "restart"),
         ({"x": "y" * 5000}, "larger than"),
     ],
@@ -153,31 +135,22 @@ def test_fields_that_are_not_believed(
     assert len(words) < 500
 
 
-def _link(path: Path) -> None:
+def link(path: Path) -> None:
     other = path.parent.parent / "other.json"
     other.write_text(json.dumps(asdict(LEADER) | {"term": 9, "array": ARRAY}))
     path.symlink_to(other)
 
 
-def _deep(path: Path) -> None:
-    path.write_text("[" * 4000)
+THINGS: dict[str, Callable[[Path], object]] = {"link": link, "pipe": os.mkfifo, "directory": Path.mkdir} | {
+    name: lambda path, content=content: path.write_bytes(content)  # type: ignore[misc]
+    for name, content in {
+        "deep": b"[" * 4000, "bytes": b"\xff\xfe", "empty": b"", "list": b"[]", "huge": b" " * 10_000_000,
+        "digits": b'{"array":7,"term":' + b"9" * 4000 + b"}",
+    }.items()
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        _link,
-        os.mkfifo,
-        Path.mkdir,
-        _deep,
-        lambda path: path.write_bytes(b"\xff\xfe"),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_text("[]"),
-        lambda path: path.write_text('{"array":7,"term":' + "9" * 4000 + "}"),
-        lambda path: path.write_bytes(b" " * 10_000_000),
-    ],
-    ids=["link", "pipe", "directory", "deep", "bytes", "empty", "list", "digits", "huge"],
-)
+@pytest.mark.parametrize("make", THINGS.values(), ids=THINGS)
 def test_things_that_are_no_leader_files(
     folder: HotFolder, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object]
 ) -> None:
@@ -195,13 +168,12 @@ def test_things_that_are_no_leader_files(
     "name", ["leader-.json", "leader--1.json", "leader-01.json", "leader-1.json~", "leader-٣.json"]
 )
 def test_names_that_are_none(folder: HotFolder, name: str) -> None:
-    """Protects from a copy that an editor left."""
+    """An editor leaves copies."""
     (folder.path / name).write_text(json.dumps(asdict(LEADER) | {"term": 1, "array": ARRAY}))
     assert (folder.newest(), folder.next_term(None)) == (None, 0)
 
 
 def test_a_stranger_s_leader(folder: HotFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects training from sending its state to another user."""
     if os.geteuid() != 0:
         pytest.skip("giving a file to another user needs root")
     os.chown(put(folder, 5), 4321, 4321)
@@ -210,7 +182,7 @@ def test_a_stranger_s_leader(folder: HotFolder, capsys: pytest.CaptureFixture[st
 
 
 def test_old_files_go(folder: HotFolder) -> None:
-    """Protects a job that moves its leader every minute from a folder without end; the newest terms stay."""
+    """The newest terms stay."""
     for term in range(3 * KEPT):
         assert folder.claim(replace(LEADER, term=term))
     left = sorted(int(path.stem.partition("-")[2]) for path in folder.path.iterdir())
@@ -218,7 +190,7 @@ def test_old_files_go(folder: HotFolder) -> None:
 
 
 def test_the_end(folder: HotFolder) -> None:
-    """Protects the queue from blocks that have nothing to do: said once, and for good; a link says nothing."""
+    """Said once, and for good; a link says nothing."""
     assert not folder.over()
     target = folder.path.parent / "target"
     target.write_text("7\n")
@@ -233,16 +205,9 @@ def test_the_end(folder: HotFolder) -> None:
     assert [path.name for path in folder.path.iterdir()] == ["over"]
 
 
-def test_a_leader_nobody_could_read(folder: HotFolder) -> None:
-    """Protects from a term that is taken by nobody."""
-    with pytest.raises(ValueError, match="host"):
-        folder.claim(replace(LEADER, host="two words"))
-    assert not list(folder.path.iterdir())
-
-
 def test_whether_a_leader_lives() -> None:
-    """Protects the decision to lead: a term's board that is there lives. What listens at its port and is none of the
-    job's does not, nor what is of the job and has another board."""
+    """A term's board that is there lives. What listens at its port and is none of the job's does not, nor another
+    board."""
     network = JobNetwork.here()
     board = Board.hosted(network, 0)
     leader = replace(LEADER, host=board.address[0], port=board.address[1], place=board.place)
@@ -258,26 +223,21 @@ def test_whether_a_leader_lives() -> None:
 
 def claim_at_once(folder: HotFolder, leaders: list[Leader]) -> list[Leader]:
     """Those that won."""
-    start, won = threading.Barrier(len(leaders)), []
+    start = threading.Barrier(len(leaders))
 
-    def claim(leader: Leader) -> None:
+    def claim(leader: Leader) -> bool:
         hot = HotFolder(folder.path.parent, ARRAY)
         start.wait()
-        if hot.claim(leader):
-            won.append(leader)
+        return hot.claim(leader)
 
-    threads = [threading.Thread(target=claim, args=(leader,)) for leader in leaders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
+    with ThreadPoolExecutor(len(leaders)) as pool:
+        return [leader for leader, won in zip(leaders, pool.map(claim, leaders), strict=True) if won]
 
 
 @given(terms=st.lists(st.integers(0, 3), min_size=2, max_size=6), before=st.integers(-1, 2))
 def test_several_claim_at_once(tmp_path_factory: pytest.TempPathFactory, terms: list[int], before: int) -> None:
-    """Protects from two memberships: whatever terms they try, a term is one's at most, none that is earlier than what
-    was there, and the newest file is a winner's."""
+    """Whatever terms they try, a term is one's at most, none is earlier than what was there, and the newest file is a
+    winner's."""
     folder = HotFolder(tmp_path_factory.mktemp("job"), ARRAY)
     folder.prepare()
     if before >= 0:
@@ -291,10 +251,3 @@ def test_several_claim_at_once(tmp_path_factory: pytest.TempPathFactory, terms: 
         assert newest == max(won, key=lambda leader: leader.term)
     else:
         assert not won and newest.term == before
-
-
-def test_one_of_two_gets_the_term(folder: HotFolder) -> None:
-    """Protects from two memberships, often tried: exactly one wins, and the file names it."""
-    for term in range(200):
-        won = claim_at_once(folder, [replace(LEADER, term=term, task=task) for task in (1, 2)])
-        assert won == [folder.newest()]

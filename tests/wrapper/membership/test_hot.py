@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,17 +22,9 @@ from tests.wrapper.runs import assert_exactly_once
 from tests.wrapper.test_same_result import flat
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    # Steps that leave a busy machine time for what a test does while it trains; most tests hurry afterwards.
-    job = Job(tmp_path / "job", "--step-ms", "40", epochs=30)
-    yield job
-    job.kill()
-
-
 @pytest.mark.slow
 def test_grows_and_shrinks(job: Job) -> None:
-    """Protects the core: 1 → 2 → 4 → 1 ranks without a restart; the batch follows the membership it was ordered for."""
+    """1 → 2 → 4 → 1 ranks without a restart; the batch follows the membership it was ordered for."""
     job.start(0)
     job.wait(First)
     order = job.order(0, 1, batch=32)
@@ -49,8 +41,7 @@ def test_grows_and_shrinks(job: Job) -> None:
     job.order(0, batch=16)
     alone = job.wait_for(0, after=four.generation)
     assert (alone.world, alone.batch, alone.bytes) == (1, 16, 0)
-    job.hurry()
-    assert job.end() == [0, 0, 0], job.errors()
+    job.finish()
     assert [bye.reason for bye in job.of(Bye)] == ["finished"]
     assert [m.generation for m in job.of(Membership)] == [0, 1, 2, 3]
     assert decode_spec((job.directory / "spec.json").read_bytes()).hot
@@ -58,39 +49,10 @@ def test_grows_and_shrinks(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_is_replaced_whole(job: Job) -> None:
-    """Protects: a job outlives its first block; the leader's role moves to a block that was not there before, and the
-    old one stays until the new one is ready."""
-    job.start(0)
-    job.wait(First)
-    job.order(1)
-    time.sleep(1.0)
-    assert not job.blocks[0].ended()
-    job.start(1, ranks=2)
-    moved = job.wait_for(1)
-    assert moved.world == 2 and moved.bytes > 0
-    job.start(2)
-    job.order(1, 2)
-    job.wait_for(1, 2)
-    job.order(2)
-    job.wait_for(2, after=moved.generation)
-    job.hurry()
-    assert job.end() == [0, 0, 0], job.errors()
-    assert [bye.reason for bye in job.of(Bye)] == ["moved", "moved", "finished"]
-    assert job.terms() == 3
-    assert decode_spec((job.directory / "spec.json").read_bytes()).term == 2
-    job.assert_as_undisturbed()
-
-
-@pytest.mark.slow
 def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
-    """Protects: the time limit of one block, the leader's too, ends its part alone; the last one stops as a plain job
-    does, and the next start goes on from its checkpoint."""
-    job.start(0)
-    job.wait(First)
-    job.order(0, 1, 2)
-    job.start(1), job.start(2)
-    job.wait_for(0, 1, 2)
+    """The time limit of one block, the leader's too, ends its part alone; the last one stops as a plain job does, and
+    the next start goes on from its checkpoint."""
+    job.begin(0, 1, 2)
     job.blocks[1].signal(signal.SIGTERM)
     left = job.wait_for(0, 2)
     assert left.why == "leaving"
@@ -110,21 +72,18 @@ def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
 
 @pytest.mark.slow
 def test_all_are_told_to_end(job: Job) -> None:
-    """Protects: scancel of the whole job leaves a checkpoint, and no block behind."""
-    job.start(0)
-    job.wait(First)
-    job.order(0, 1)
-    job.start(1)
-    job.wait_for(0, 1)
+    """scancel of the whole job leaves a checkpoint, and no block behind."""
+    job.begin(0, 1)
     for block in job.blocks:
         block.signal(signal.SIGTERM)
-    assert job.end() == [STOP_CODE, STOP_CODE] or job.end() == [STOP_CODE, 0] or job.end() == [0, STOP_CODE]
+    codes = job.end()
+    assert STOP_CODE in codes and {*codes} <= {STOP_CODE, 0}
     assert job.of(Checkpoint)
 
 
 @pytest.mark.slow
 def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
-    """Protects those who train: a new block that dies at any time before the change costs them nothing."""
+    """At any time before the change."""
     job.start(0)
     job.wait(First)
     job.order(0, 1)
@@ -136,21 +95,15 @@ def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
     job.start(1, restart=3)
     job.wait_for(0, 1)
     time.sleep(1.0)
-    job.hurry()
-    codes = job.end()
-    assert codes[0] == 0 and codes[-1] == 0, job.errors()
+    job.finish(0, -1)
     job.assert_as_undisturbed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leader", [False, nightly(True)])
 def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
-    """Protects the others' time: a node that is gone closes no connection; it is missed within seconds."""
-    job.start(0)
-    job.wait(First)
-    job.order(0, 1)
-    job.start(1)
-    whole = job.wait_for(0, 1)
+    """A node that is gone closes no connection; it is missed within seconds."""
+    whole = job.begin(0, 1)
     time.sleep(0.5)
     victim, other = job.blocks if leader else reversed(job.blocks)
     stopped = [*victim.ranks(), victim.pid]
@@ -169,34 +122,30 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), nightly(("--static",)), nightly(("--views",))])
-def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """Protects: parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all
-    ranks after any change, while checkpoints are written behind the training; hooks of the script's own stay."""
-    job = Job(tmp_path / "job", "--step-ms", "80", *options, script=Path(__file__).parent / "rich.py", epochs=30)
-    try:
-        job.start(0)
-        job.wait(First)
-        job.order(0, 1, batch=24)
-        job.start(1, ranks=2)
-        job.wait_for(0, 1)
-        job.order(1, 2, batch=40)
-        job.start(2)
-        job.wait_for(1, 2)
-        job.wait(Checkpoint, lambda saved: saved.step > 0)
-        job.order(0, 1, 2, batch=16)
-        job.start(0, restart=1)
-        last = job.wait_for(0, 1, 2)
-        assert last.world == 4 and last.batch == 16
-        job.hurry()
-        assert job.end() == [0] * 4, job.errors()
-        states = [flat(torch.load(job.directory / f"state-{rank}.pt", weights_only=False)) for rank in range(4)]
-        for state in states[1:]:
-            assert state.keys() == states[0].keys()
-            for name, value in state.items():
-                first = states[0][name]
-                same = torch.equal(value, first) if isinstance(value, torch.Tensor) else value == first
-                assert same, f"{name}: {value} and {first}"
-        assert_exactly_once(job.directory, job.epochs, 50)
-        assert [p.name for p in (job.directory / "checkpoints").glob("step-*")]
-    finally:
-        job.kill()
+def test_everything_is_carried(tmp_path: Path, kept: Callable[[Job], Job], options: tuple[str, ...]) -> None:
+    """Parameters, moments, averages, scaler, scheduler, learning rate, batch and progress are the same on all ranks
+    after any change, while checkpoints are written behind the training; hooks of the script's own stay."""
+    job = kept(Job(tmp_path / "job", "--step-ms", "80", *options, script=Path(__file__).parent / "rich.py", epochs=30))
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1, batch=24)
+    job.start(1, ranks=2)
+    job.wait_for(0, 1)
+    job.order(1, 2, batch=40)
+    job.start(2)
+    job.wait_for(1, 2)
+    job.wait(Checkpoint, lambda saved: saved.step > 0)
+    job.order(0, 1, 2, batch=16)
+    job.start(0, restart=1)
+    last = job.wait_for(0, 1, 2)
+    assert last.world == 4 and last.batch == 16
+    job.finish()
+    states = [flat(torch.load(job.directory / f"state-{rank}.pt", weights_only=False)) for rank in range(4)]
+    for state in states[1:]:
+        assert state.keys() == states[0].keys()
+        for name, value in state.items():
+            first = states[0][name]
+            same = torch.equal(value, first) if isinstance(value, torch.Tensor) else value == first
+            assert same, f"{name}: {value} and {first}"
+    assert_exactly_once(job.directory, job.epochs, 50)
+    assert [p.name for p in (job.directory / "checkpoints").glob("step-*")]

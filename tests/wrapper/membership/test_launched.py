@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ import pytest
 from ones_wrapper.launch.tries import read_tries
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.protocol import Bye, First, Hello, Membership
+from tests.waiting import until
 from tests.wrapper.launch.tools import asked, on_node
 from tests.wrapper.membership.blocks import ARRAY, Job
 from tests.wrapper.membership.forked import ForkedBlock
@@ -55,24 +56,15 @@ class LaunchedBlock(ForkedBlock):
 
 
 class LaunchedJob(Job):
-    """A job whose blocks are Slurm's, but for Slurm."""
-
     def __init__(self, directory: Path, *arguments: str) -> None:
         super().__init__(directory, "--step-ms", "80", *arguments, epochs=60)
         self._node = on_node(directory)
 
     def start(self, task: int, ranks: int = 1, restart: int = 0) -> LaunchedBlock:
         env = {
-            **self._node,
-            "ONES_JOB_DIR": str(self.directory),
-            "ONES_REPORT_EVERY_S": "0.2",
-            "ONES_TRACE": str(self.directory / "trace-{restart}-{rank}.jsonl"),
-            "SLURM_ARRAY_JOB_ID": str(ARRAY),
-            "SLURM_ARRAY_TASK_ID": str(task),
-            "SLURM_ARRAY_TASK_MIN": "0",
+            **self._node, **self.environment(task, restart), "SLURM_ARRAY_TASK_MIN": "0",
             "SLURM_JOB_ID": str(ARRAY + task + 1),
-            "SLURM_RESTART_COUNT": str(restart),
-        }
+        }  # fmt: skip
         arguments = ["--blocks", f"--gpus-per-node={ranks}", str(TRAIN), *self.arguments]
         block = LaunchedBlock(arguments, env, self.directory / f"log-{len(self.blocks)}")
         self.blocks.append(block)
@@ -80,10 +72,8 @@ class LaunchedJob(Job):
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[LaunchedJob]:
-    job = LaunchedJob(tmp_path / "job")
-    yield job
-    job.kill()
+def job(tmp_path: Path, kept: Callable[[Job], LaunchedJob]) -> LaunchedJob:
+    return kept(LaunchedJob(tmp_path / "job"))
 
 
 def two(job: LaunchedJob) -> tuple[LaunchedBlock, LaunchedBlock, Membership]:
@@ -99,9 +89,8 @@ def two(job: LaunchedJob) -> tuple[LaunchedBlock, LaunchedBlock, Membership]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("leader", [True, False])
 def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool) -> None:
-    """Protects the size that the companion gave: the block whose rank was killed joins again by itself, without a
-    requeue, and only it counts the failure; the other goes on meanwhile, with the same `ones-run` and node launcher.
-    At the end what waits is cancelled, once."""
+    """It joins again by itself, without a requeue, and only it counts the failure; the other goes on meanwhile, with
+    the same `ones-run` and node launcher. At the end what waits is cancelled, once."""
     first, second, whole = two(job)
     victim, other = (first, second) if leader else (second, first)
     launcher = other.launchers()
@@ -112,8 +101,7 @@ def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool
     job.wait_for(0, 1, after=alone.generation)
     assert other.launchers() == launcher
     assert "other blocks were lost; starting the ranks again" in other.errors
-    job.hurry()
-    assert job.end() == [0, 0], job.errors()
+    job.finish()
     task = 0 if leader else 1
     assert read_tries(job.directory, ARRAY + 1 + task, task).restarts == 1
     assert not (job.directory / f"tries-{1 - task}.json").exists()
@@ -124,22 +112,14 @@ def test_a_block_whose_rank_was_killed_comes_back(job: LaunchedJob, leader: bool
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_script_that_has_enough(tmp_path: Path) -> None:
-    """Protects from training anew what the script itself ended, early say: no block takes the job over, those that are
-    about to join included."""
-    job = LaunchedJob(tmp_path / "job", "--enough", "300")
-    try:
-        two(job)
-        third = job.start(2)
-        job.order(0, 1, 2)
-        while not third.ranks():
-            assert not third.ended(), third.errors
-            time.sleep(0.05)
-        job.hurry()
-        assert job.end() == [0, 0, 0], job.errors()
-        (bye,) = job.of(Bye)
-        assert (job.terms(), bye.reason) == (1, "finished") and bye.step < 350, bye
-        assert asked(job.directory) == [CANCELLED]
-        assert HotFolder(job.directory, ARRAY).over()
-    finally:
-        job.kill()
+def test_a_script_that_has_enough(tmp_path: Path, kept: Callable[[Job], LaunchedJob]) -> None:
+    """Early, say: no block takes the job over, those that are about to join included."""
+    job = kept(LaunchedJob(tmp_path / "job", "--enough", "300"))
+    two(job)
+    third = job.start(2)
+    job.order(0, 1, 2)
+    until(third.ranks, job.errors)
+    job.finish()
+    (bye,) = job.of(Bye)
+    assert (job.terms(), bye.reason) == (1, "finished") and bye.step < 350, bye
+    assert asked(job.directory) == [CANCELLED] and HotFolder(job.directory, ARRAY).over()

@@ -30,7 +30,7 @@ def read(board: Board, key: str) -> str:
 
 
 def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
-    """Protects the time from order to size: with long steps each boundary that is waited for costs a step."""
+    """With long steps each boundary that is waited for costs a step."""
     board = Board.hosted(JobNetwork.here(), 0)
     link = link_of(board, 4)
     for generation in (5, 6):  # the first comes to nothing
@@ -43,9 +43,7 @@ def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
 
 
 def test_a_plan_that_follows_at_once_takes_nothing_from_a_rank_that_is_slow() -> None:
-    """Protects the change: rank 0 may have made it, and the leader may have published the next plan, before another
-    rank asks for its groups. The next plan's are not formed a second time either.
-    """
+    """Rank 0 may have made the change, and the leader published the next plan. Its groups are formed once, too."""
     board = Board.hosted(JobNetwork.here(), 0)
     link = link_of(board, 0)
     for generation in (1, 2):
@@ -58,7 +56,7 @@ def test_a_plan_that_follows_at_once_takes_nothing_from_a_rank_that_is_slow() ->
 
 
 def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
-    """Protects the group: a second one of the same name would mix its messages with the first's."""
+    """A second group of the same name would mix its messages with the first's."""
     board = Board.hosted(JobNetwork.here(), 0)
     link = link_of(board, 0)
     assert link.take(1) is None

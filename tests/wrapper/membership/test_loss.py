@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.process.block import Block
-from ones_wrapper.protocol import First, Hello, Membership
+from ones_wrapper.protocol import Hello, Membership
 from ones_wrapper.run.run import Run
 from tests.marks import nightly
 from tests.waiting import until
@@ -31,21 +30,8 @@ from tests.wrapper.membership.test_plan import member
 from tests.wrapper.membership.test_standstill import leading
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path / "job", "--step-ms", "40", epochs=30)
-    yield job
-    job.kill()
-
-
 def grown(job: Job, *tasks: int) -> Membership:
-    """Have these blocks of one rank train together."""
-    job.start(tasks[0])
-    job.wait(First)
-    job.order(*tasks)
-    for task in tasks[1:]:
-        job.start(task)
-    whole = job.wait_for(*tasks)
+    whole = job.begin(*tasks)
     time.sleep(0.3)
     return whole
 
@@ -60,15 +46,14 @@ def assert_together(job: Job, whole: Membership, *left: int) -> None:
 
 def assert_undisturbed(job: Job, *left: int) -> None:
     """These blocks, in the order of their starts, end as if nothing had happened."""
-    job.hurry()
-    assert [job.blocks[number].end() for number in left] == [0] * len(left), job.errors()
+    job.finish(*left)
     job.assert_as_undisturbed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [nightly((0,)), (0, 2), nightly((1,)), nightly((1, 3)), nightly((3,))], ids=str)
 def test_all_that_are_left_go_on_together(job: Job, dead: tuple[int, ...]) -> None:
-    """Protects the GPUs of those that are left: members, the leader, or both die at once, and nobody waits to join."""
+    """Members, the leader, or both die at once, and nobody waits to join."""
     whole = grown(job, 0, 1, 2, 3)
     for task in dead:
         for pid in (*job.blocks[task].ranks(), job.blocks[task].pid):
@@ -95,7 +80,7 @@ def here(task: int) -> bool:
 def test_survivors_that_stopped_in_different_places(
     job: Job, monkeypatch: pytest.MonkeyPatch, where: str, leader: bool
 ) -> None:
-    """Protects the weights: as one dies, another has the step behind it, and a third has not begun the optimizer's."""
+    """As one dies, another has the step behind it, and a third has not begun the optimizer's."""
     now, victim = job.directory / "now", 0 if leader else 1
     commit, act = Run.commit, Run.act
 
@@ -125,7 +110,7 @@ def test_survivors_that_stopped_in_different_places(
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["answer", nightly("gather"), nightly("begin")])
 def test_a_second_dies_while_they_agree(job: Job, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """Protects those that are left from one that was counted among them, whether it leads or not."""
+    """One that was counted among them, whether it leads or not."""
     struck = job.directory / "struck"
     module: Any = entrance.connections if moment == "begin" else entrance
     agree = getattr(module, moment)
@@ -186,7 +171,7 @@ def announced(folder: HotFolder) -> tuple[int, ...] | None:
 
 
 def test_the_leader_names_those_that_are_left(folder: HotFolder, board: Board) -> None:
-    """Protects those that are left from waiting for one that ended, or is silent; and an announcement from another."""
+    """Not one that ended; and an announcement stays as it is."""
     leader = leading(board, PRESENT, folder.path, 3)
     board.put("gone-7.0-0", "1")  # a newcomer
     threading.Timer(0.05, board.put, (f"gone-{BLOCKS[1].uid}-0", "1")).start()
@@ -207,7 +192,7 @@ def test_a_silent_block_is_not_left(board: Board, folder: HotFolder, monkeypatch
 
 
 def test_members_speak_for_a_leader_that_is_gone(folder: HotFolder, board: Board) -> None:
-    """Protects a term from two beginnings: members say nothing while the leader answers, or once another leads."""
+    """They say nothing while it answers, or once another leads."""
     mine = board.again()
     rank_of(folder, mine, BLOCKS[1]).announce_left()
     assert announced(folder) is None
@@ -225,25 +210,20 @@ def _with(blocks: Blocks, **values: Any) -> Blocks:
     return blocks
 
 
-def test_nothing_is_announced_once_another_leads(folder: HotFolder, board: Board) -> None:
-    """Protects the next term, whose leader may wait for blocks that it announced."""
+def test_nothing_is_announced_once_another_leads_or_to_nobody(folder: HotFolder, board: Board) -> None:
+    """The next term's leader may wait for blocks that it announced."""
     blocks = rank_of(folder, board.again(), BLOCKS[1])
+    alone = _with(rank_of(folder, board.again(), BLOCKS[1]), present=Plan(4, 3, BLOCKS[:2]))
     board.close()
+    alone.announce_left()
     assert folder.claim(Leader(4, "127.0.0.1", 1, "next", 2, 0))
-    blocks.announce_left()
-    assert folder.announced() is None
-
-
-def test_one_that_is_left_alone_announces_nothing(folder: HotFolder, board: Board) -> None:
-    blocks = _with(rank_of(folder, board.again(), BLOCKS[1]), present=Plan(4, 3, BLOCKS[:2]))
-    board.close()
     blocks.announce_left()
     assert folder.announced() is None
 
 
 @pytest.mark.parametrize(("why", "may_lead"), [(LOST, [False, True, True]), ("order", [False, True, False])])
 def test_who_may_lead(why: str, may_lead: list[bool]) -> None:
-    """Protects those that are left from waiting for one that was to lead them, and died too."""
+    """Nobody waits for one that was to lead them, and died too."""
     coming = Coming(Plan(5, 4, BLOCKS[1:], why=why), time.time(), time.time())
     assert [coming.may_lead(Block(7, one.task, one.restart)) for one in BLOCKS] == may_lead
     assert not coming.may_lead(Block(7, 1, 9))

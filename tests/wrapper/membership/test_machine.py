@@ -9,20 +9,14 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.membership.machine import (
-    BLOCK_EDGES,
-    LAST,
-    BlockMachine,
-    BlockState,
-    Carrier,
-    block_picture,
-)
+from ones_wrapper.membership.machine import BLOCK_EDGES, LAST, BlockMachine, BlockState, Carrier, block_picture
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.protocol import Bye, Membership, decode_spec
 from ones_wrapper.run.changing import ChangingRanks
 from slurm_ones.act.transitions import State
 from tests.cluster.paths import REPOSITORY
-from tests.wrapper.membership.blocks import Job
+from tests.wrapper.membership.blocks import SAMPLES, Job
 
 PLAN = Plan(1, 0, (Member(0, 0, "0.0", 1, 1, 1),))
 OUTSIDE, ADMITTED, LEADING, MEMBER, CHANGING, PARTING, OVER, LOST = BlockState
@@ -34,7 +28,7 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_state_is_reached_and_none_is_left_without_a_way_on() -> None:
-    """Protects from a row that nothing leads to; and a reader of two tables from a name that is in both."""
+    """And a reader of two tables finds no name in both."""
     reached = {OUTSIDE, LOST}
     while more := {edge.after for edge in BLOCK_EDGES if edge.before in reached} - reached:
         reached |= more
@@ -60,7 +54,7 @@ def test_a_plan_that_comes_to_nothing_leaves_a_block_as_it_was(first: BlockState
 
 @pytest.mark.parametrize("to", [OVER, LEADING, MEMBER, OUTSIDE])
 def test_a_step_that_the_table_does_not_have_is_said(to: BlockState, capfd: pytest.CaptureFixture[str]) -> None:
-    """Protects a training from a fault of ours in the table: it goes on, and the log names the step."""
+    """A fault of ours in the table ends no training."""
     machine = BlockMachine(ADMITTED, Carrier.MEMORY)
     machine.go(to)
     assert machine.state is to and f"went from admitted to {to.value}" in "".join(capfd.readouterr())
@@ -70,7 +64,7 @@ def test_a_step_that_the_table_does_not_have_is_said(to: BlockState, capfd: pyte
 
 @pytest.mark.parametrize("last", sorted(LAST, key=lambda state: state.value))
 def test_nothing_follows_a_last_state(last: BlockState) -> None:
-    """Protects the way a process ends: the watch's thread finds the others lost while the script's changes over."""
+    """The watch's thread finds the others lost while the script's changes over."""
     machine = BlockMachine(LEADING, Carrier.MEMORY)
     machine.prepare(PLAN)
     threads = [threading.Thread(target=machine.go, args=(last,)) for _ in range(2)]
@@ -86,16 +80,12 @@ def test_nothing_follows_a_last_state(last: BlockState) -> None:
 @pytest.mark.parametrize(
     ("first", "code", "then", "over"),
     [
-        (LEADING, 0, None, True),
-        (LEADING, 0, OVER, True),
-        (LEADING, 1, None, False),
-        (ADMITTED, 0, None, False),
-        (LEADING, 0, LOST, False),
-        (CHANGING, 0, PARTING, False),
+        (LEADING, 0, None, True), (LEADING, 0, OVER, True), (LEADING, 1, None, False),
+        (ADMITTED, 0, None, False), (LEADING, 0, LOST, False), (CHANGING, 0, PARTING, False),
     ],
-)
+)  # fmt: skip
 def test_whose_end_is_that_of_the_job(first: BlockState, code: int, then: BlockState | None, over: bool) -> None:
-    """Protects a job that trains on from a block that leaves it: also if it was just found lost by its watch."""
+    """Not a block's that leaves it: also if it was just found lost by its watch."""
     ended: list[int] = []
     machine = BlockMachine(first, Carrier.MEMORY)
     if then is not None:
@@ -110,7 +100,7 @@ def test_whose_end_is_that_of_the_job(first: BlockState, code: int, then: BlockS
 
 
 def test_the_picture_in_the_documents_is_that_of_the_table() -> None:
-    """python -m ones_wrapper.membership.machine prints what belongs between the markers."""
+    """python -m ones_wrapper.membership.machine prints it."""
     page = (REPOSITORY / "docs" / "how_blocks_work.md").read_text()
     found = page.split("<!-- block states -->\n```mermaid\n")[1].split("\n```\n<!-- end of block states -->")[0]
     assert found == block_picture()
@@ -118,7 +108,8 @@ def test_the_picture_in_the_documents_is_that_of_the_table() -> None:
 
 @pytest.mark.slow
 def test_blocks_go_by_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank's states in a job that grows, changes its leader, and comes to its end."""
+    """Each rank's states in a job that grows, changes its leader, and outlives its first block; while its script holds
+    the next batch, no sample of which is left out or used twice."""
     go = BlockMachine.go
 
     def noted(machine: BlockMachine, to: BlockState) -> None:
@@ -129,8 +120,17 @@ def test_blocks_go_by_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 file.write(f"{before.value} {machine.state.value}\n")
 
     monkeypatch.setattr(BlockMachine, "go", noted)
-    Job(tmp_path / "job", "--step-ms", "40", epochs=30).move()
+    job = Job(tmp_path / "job", "--step-ms", "40", "--ahead", epochs=30)
+    job.move()
     gone = {tuple(path.read_text().split()) for path in tmp_path.glob("states-*")}
     first = "leading changing changing leading leading changing changing parting"
     second = "admitted changing changing member member changing changing leading leading over"
     assert gone == {tuple(first.split()), tuple(second.split())}
+    assert [bye.reason for bye in job.of(Bye)] == ["moved", "finished"]
+    assert decode_spec((job.directory / "spec.json").read_bytes()).term == 1
+    memberships = job.of(Membership)
+    assert memberships[1].bytes > 0
+    assert [one.step % -(-SAMPLES // 16) for one in memberships] == [0, 0, 0], (
+        "its script has a batch of the epoch ahead"
+    )
+    job.assert_as_undisturbed()

@@ -1,4 +1,5 @@
-"""Blocks that look for a leader at the same moment."""
+"""How ranks come into their run: blocks that look for a leader at the same moment, and those that meet before the
+script."""
 
 from __future__ import annotations
 
@@ -14,21 +15,23 @@ import pytest
 import torch
 
 from ones_wrapper.frameworks import steps
-from ones_wrapper.group import TorchGroup
+from ones_wrapper.group import Group, TorchGroup
+from ones_wrapper.launch import serve
 from ones_wrapper.membership import entered, meeting
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
-from ones_wrapper.membership.entered import Entered, enter_block
+from ones_wrapper.membership.entered import Entered, enter_before_script, enter_block
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.machine import BlockMachine, BlockState, Carrier
 from ones_wrapper.membership.plan import Member, Plan
 from ones_wrapper.network.client import StoreLostError
-from ones_wrapper.network.job_network import JobNetwork
+from ones_wrapper.network.job_network import STORE, JobNetwork
 from ones_wrapper.process.block import Block
 from ones_wrapper.process.exit_codes import PEER_LOST
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import changing
 from ones_wrapper.run.changing import ChangingRanks
+from tests.wrapper.forked import Team
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +44,7 @@ def nobody_is_asked_any_more() -> Iterator[None]:
 
 
 def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects what was trained: two blocks find their leader lost; the one that looks later joins the other, and does
-    not replace it."""
+    """Two blocks find their leader lost; the one that looks later does not replace the other."""
     folder = HotFolder(tmp_path, 7)
     folder.prepare()
     lost = Leader(0, "127.0.0.1", 1, "gone", 0, 0)
@@ -64,7 +66,7 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
 
 
 def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -> None:
-    """Protects seconds of training: the port answered and then closed, as that of a process that ends."""
+    """The port answered and then closed, as that of a process that ends."""
     folder = HotFolder(tmp_path, 7)
     folder.prepare()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -84,16 +86,8 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -
     assert took < 60.0
 
 
-def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a new block: it was found and lost again while the ranks began, which is no error of theirs."""
-
-    with pytest.raises(SystemExit) as left:
-        meet_and_lose(StoreLostError("gone"), True, monkeypatch)
-    assert left.value.code == PEER_LOST
-
-
 def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank does that found a leader, and whose run then fails to begin."""
+    """A rank found a leader, and its run then fails to begin."""
 
     def lost(*_: Any) -> None:
         raise error
@@ -121,28 +115,29 @@ def found(blocks: Any) -> Entered:
     return its
 
 
+GLOO = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
+
+
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("text", ["[gloo] Connection closed by peer [127.0.0.1]:4711", "no such layer"])
+@pytest.mark.parametrize("error", [GLOO, StoreLostError("gone"), RuntimeError("no such layer")])
 def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, text: str
+    monkeypatch: pytest.MonkeyPatch, alone: bool, error: Exception
 ) -> None:
-    """Protects a job from the death of a block whose ranks others wait for, before the script's first step: that is no
-    error of the script, which would end the job. What is one stays one. The script may wait for them before `init`, as
-    where a Trainer has its first rank prepare the data."""
-    error, lost = RuntimeError(text), "gloo" in text and not alone
+    """The death of a block whose ranks others wait for, before the script's first step or `init`, is no error of the
+    script, which would end the job."""
+    lost = isinstance(error, StoreLostError) or (error is GLOO and not alone)
     with pytest.raises(SystemExit if lost else RuntimeError) as left:
         meet_and_lose(error, alone, monkeypatch)
     assert not lost or getattr(left.value, "code", 0) == PEER_LOST
     verdict = found(blocks_that(alone)).failed(error)
-    assert (verdict[0] if verdict else None) == (PEER_LOST if lost else None)
+    assert (verdict[0] if verdict else None) == (PEER_LOST if lost and not alone else None)
 
 
 def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a block of several ranks, of which one cannot reach the leader in time and ends: the others notice that
-    as an error of their group."""
+    """One rank cannot reach the leader in time and ends: the others notice that as an error of their group."""
 
     def gone(*_: Any) -> None:
-        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
+        raise GLOO
 
     monkeypatch.setattr(entered, "come_in", gone)
     monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
@@ -153,8 +148,8 @@ def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, mon
 
 
 def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a Trainer from ranks that change under it: where others are met after it read who the ranks are, all
-    start again; and a block ends where those who train change from memory to memory."""
+    """If others are met after it read who the ranks are, all start again; and a block ends if those who train change
+    from memory to memory."""
     blocks = blocks_that(alone=True)
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setattr(steps, "enter", lambda backend: found(blocks))
@@ -175,9 +170,8 @@ def test_a_framework_keeps_the_ranks_that_it_copied(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("by_terms", [False, True])
 def test_the_spec_says_how_this_term_changes(by_terms: bool) -> None:
-    """Protects what the companion learns of the cost of changes: of a strategy that could move its state from memory
-    to memory, in a term that several blocks began together, after a loss that left too few for it. And the batch that
-    a term begins with from an order that names blocks which did not come: the first agreement knows the members."""
+    """A strategy could move its state from memory to memory, in a term that several blocks began together, after a loss
+    that left too few for it. The first agreement knows the members."""
 
     class Exchanges(list[Any]):
         hot = True
@@ -195,9 +189,38 @@ def test_the_spec_says_how_this_term_changes(by_terms: bool) -> None:
 
 
 def test_an_order_s_batch_waits_for_all_that_it_names() -> None:
-    """Protects a block that begins a term alone, since another did not come, from the batch that was meant for both."""
+    """A block begins a term alone, since another did not come: the batch was meant for both."""
     blocks: Any = object.__new__(Blocks)
     blocks.present, blocks._me = None, Member(1, 0, "1.0", 1, 1, 1)
     assert [blocks.trains_as(tasks) for tasks in (None, (1,), (0, 1))] == [True, True, False]
     blocks.present = Plan(0, 1, (Member(0, 0, "0.0", 1, 1, 1), blocks._me))
     assert [blocks.trains_as(tasks) for tasks in (None, (1,), (1, 0))] == [True, False, True]
+
+
+IN_BLOCK = {"ONES_BLOCKS": "1", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+def meets(group: Group, store: str, directory: str, shown: tuple[bool | None, ...]) -> int:
+    """How many ranks this one met before the script; 0 for none. `shown` is what each finds of the job's last run:
+    whether its state moved from memory to memory, or nothing."""
+    mine = shown[group.rank]
+    its: Any = None if mine is None else SimpleNamespace(hot=mine, limits=None)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**IN_BLOCK, STORE: store, "ONES_JOB_DIR": directory}.items():
+            patch.setenv(name, value)
+        patch.setattr(entered, "_MEET_S", 20.0)
+        patch.setattr(entered, "read_spec", lambda directory: its)
+        patch.setattr(entered, "enter_block", lambda group, block: Entered(group))
+        found = enter_before_script()
+    return 0 if found is None else found.group.maximum([group.rank])[0] + 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "met"), [((False, None), 2), ((None, False), 0), ((True, True), 0), ((False, False), 2)]
+)
+def test_ranks_of_a_block_decide_alike(
+    teams: dict[int, Team], tmp_path: Path, shown: tuple[bool | None, ...], met: int
+) -> None:
+    """A shared file system shows one node a spec that another does not see yet, and those who meet before the script
+    would wait for those who do so in it."""
+    assert teams[2].run(meets, serve(tmp_path, {}), str(tmp_path), shown) == [met, met]

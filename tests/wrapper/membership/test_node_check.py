@@ -98,21 +98,16 @@ def test_a_node_that_hangs_is_waited_for_no_longer_than_the_limit(tmp_path: Path
         assert all("took more than 3 s" in found for found in team.run(checked, str(tmp_path), "hangs"))
 
 
-def test_an_unfit_block_leaves_and_is_named_while_others_train(tmp_path: Path) -> None:
+def test_an_unfit_block_leaves_and_is_named_while_others_train(job: Job) -> None:
     """The other nodes' figures are emulated: they claim memory that this one lacks."""
-    job = Job(tmp_path / "job")
-    try:
-        job.start(0)
-        job.wait(First)
-        other = replace(GOOD, free=1 << 40)
-        (job.directory / "hot" / "node-n9.json").write_text(json.dumps(asdict(other) | {"array": ARRAY}))
-        job.start(1)
-        job.order(0, 1)
-        note = job.wait(Note).note
-        assert note.startswith("block 1: node ") and "0.0 GB of its memory are free" in note
-        assert job.blocks[1].end() == 0 and note.partition(": ")[2] in job.blocks[1].errors
-        job.hurry()
-        assert job.blocks[0].end() == 0, job.errors()
-        job.assert_as_undisturbed()
-    finally:
-        job.kill()
+    job.start(0)
+    job.wait(First)
+    other = replace(GOOD, free=1 << 40)
+    (job.directory / "hot" / "node-n9.json").write_text(json.dumps(asdict(other) | {"array": ARRAY}))
+    job.start(1)
+    job.order(0, 1)
+    note = job.wait(Note).note
+    assert note.startswith("block 1: node ") and "0.0 GB of its memory are free" in note
+    assert job.blocks[1].end() == 0 and note.partition(": ")[2] in job.blocks[1].errors
+    job.finish(0)
+    job.assert_as_undisturbed()

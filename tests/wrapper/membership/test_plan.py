@@ -30,8 +30,8 @@ memberships = st.lists(members, min_size=1, max_size=5, unique_by=lambda m: m.ta
 def test_any_next_membership_is_sound(
     present: list[Member], wanted: list[int] | None, ready: list[Member], leaving: set[int], waited: float
 ) -> None:
-    """Protects: a plan changes something, has each task once, keeps those who stay in front and, but for a new leader,
-    in their order, takes in nobody who isn't ready and wanted, and drops nobody before what replaces it is there."""
+    """A plan changes something, has each task once, keeps those who stay in front and, but for a new leader, in their
+    order, takes in nobody who isn't ready and wanted, and drops nobody before what replaces it is there."""
     ready = [m for m in ready if m.uid not in {other.uid for other in present}]
     gone = {present[i].uid for i in leaving if i < len(present)}
     choice = next_plan(present, wanted, ready, gone, waited)
@@ -81,16 +81,11 @@ def test_any_next_membership_is_sound(
     ],
 )
 def test_examples(
-    present: list[int],
-    wanted: list[int] | None,
-    ready: list[int],
-    leaving: list[int],
-    waited: float,
+    present: list[int], wanted: list[int] | None, ready: list[int], leaving: list[int], waited: float,
     then: list[int] | None,
-) -> None:
-    """Protects the rules by name: growth when all are ready or some have waited, replacement only by what is there, a
-    leader that is told to end hands over to the one of those who stay that the order names first, nobody stays where
-    all are told to end."""
+) -> None:  # fmt: skip
+    """Growth when all are ready or some have waited, replacement only by what is there, a leader that is told to end
+    hands over to the first of those who stay in the order, nobody stays if all are told to end."""
     choice = next_plan(
         [member(t) for t in present], wanted, [member(t) for t in ready], {member(t).uid for t in leaving}, waited
     )
@@ -98,7 +93,6 @@ def test_examples(
 
 
 def test_plans_survive_the_board() -> None:
-    """Protects: what is read back is what was meant, and what is none is refused."""
     plan = Plan(7, 2, (member(0, ranks=4), member(3, ranks=2)), 12, 64, "order", 1.5, True)
     assert decode_plan(encode(plan)) == plan
     assert (plan.world, plan.nodes, plan.ranks_per_node, plan.tasks) == (6, 2, 0, (0, 3))
@@ -114,18 +108,12 @@ def test_plans_survive_the_board() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"generation": "7"},
-        {"term": 1.0},
-        {"batch": -1},
-        {"order": 10**400},
-        {"ready_s": float("nan")},
-        {"why": 3},
-        {"moves": 1},
-        {"members": (member(0), replace(member(0), uid="other"))},
+        {"generation": "7"}, {"term": 1.0}, {"batch": -1}, {"order": 10**400}, {"ready_s": float("nan")}, {"why": 3},
+        {"moves": 1}, {"members": (member(0), replace(member(0), uid="other"))},
     ],
-)
+)  # fmt: skip
 def test_fields_of_a_plan_that_are_not_believed(change: dict[str, Any]) -> None:
-    """Protects those who compare and add them up, and a membership from a block that trains in it twice."""
+    """Nor a block that trains in it twice."""
     plan = Plan(7, 2, (member(0), member(3)))
     with pytest.raises(ValueError, match="not a plan"):
         decode_plan(encode(replace(plan, **change)))

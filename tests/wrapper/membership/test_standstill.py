@@ -28,7 +28,7 @@ class Clock:
 
 
 def leading(board: Board, present: Plan, directory: Path, term: int = 0) -> Coordinator:
-    """Return a coordinator of members whose state moves from memory to memory."""
+    """A coordinator of members whose state moves from memory to memory."""
     orders, back_off = OrderReader(directory, term), BackOff(directory, 7)
     found = Coordinator(board, present, orders, lambda: False, lambda world: True, back_off)
     found.changes_by(present, True)
@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
-    """Protects everybody's groups: no rank could sign meanwhile. Who is silent from then on is missed as ever."""
+    """No rank could sign meanwhile. Who is silent from then on is missed as ever."""
     board = Board.hosted(JobNetwork.here(), 0)
     present = Plan(0, 0, (member(0), member(1)))
     leader = leading(board, present, tmp_path)
@@ -56,7 +56,7 @@ def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_no_newcomer_is_turned_away_for_it(clock: Clock, tmp_path: Path) -> None:
-    """Protects a block that came before its order: what stood still could see none. Later it is turned away as ever."""
+    """It came before its order: what stood still could see none. Later it is turned away as ever."""
     board = Board.hosted(JobNetwork.here(), 0)
     write_order(tmp_path, Order(1, 0, blocks=(0,)))
     leader = leading(board, Plan(0, 0, (member(0),)), tmp_path)
@@ -89,7 +89,6 @@ def test_a_block_says_at_once_that_it_is_to_end(clock: Clock) -> None:
 
 
 def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
-    """Protects the same on the other side."""
     board, abandoned = Board.hosted(JobNetwork.here(), 0), list[str]()
     link = Link(board.again(), "1.0-0", lambda: False, abandoned.append)
     link.start()
@@ -108,8 +107,7 @@ def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
 
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_leader_that_is_silent_or_gone(clock: Clock, planned: bool) -> None:
-    """Protects the others' time from one that hangs while its store answers, and from one that was killed. After an end
-    that was planned nobody misses its signs."""
+    """It hangs while its store answers, or was killed. After an end that was planned nobody misses its signs."""
     board, abandoned = Board.hosted(JobNetwork.here(), 0), list[str]()
     link = Link(board.again(), "1.0-0", lambda: False, abandoned.append)
     link.start()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,50 +18,40 @@ from ones_wrapper.process.exit_codes import DONT_RESTART, STOP_CODE
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.protocol import First
 from tests.marks import nightly
+from tests.waiting import until
 from tests.wrapper.forked import Team
-from tests.wrapper.membership.blocks import ARRAY, Job
+from tests.wrapper.membership.blocks import ARRAY, Job, scripted
 from tests.wrapper.membership.forked import ForkedBlock
-from tests.wrapper.strategies import optimus
+from tests.wrapper.strategies import optimus_script
 
 SOON_S = 20.0
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path, kept: Callable[[Job], Job]) -> Job:
     """It trains on one mesh, of one rank or of four."""
-    more = {"HURRY": str(tmp_path / "hurry"), "PACE_MS": "300", "SQUARES": "1"}
-    script = Path(str(optimus.__file__)).with_name("optimus_script.py")
-    job = Job(tmp_path / "job", script=script, PYTHONPATH=str(Path(__file__).parents[3]), **more)
-    yield job
-    job.kill()
+    return kept(scripted(tmp_path / "job", optimus_script, 300, SQUARES="1"))
 
 
-def waiting(job: Job) -> ForkedBlock:
+def waiting(job: Job, restart: int) -> ForkedBlock:
     """A block of three ranks that is left, and waits."""
-    job.start(0)
-    job.wait(First)
-    job.blocks[0].kill()
-    block = job.start(1, 3)
-    while "waiting for other blocks of the job" not in block.errors:
-        assert not block.ended(), block.errors
-        time.sleep(0.02)
+    block = job.start(1, 3, restart)
+    until(lambda: "waiting for other blocks of the job" in block.errors, job.errors)
     return block
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)], ids=lambda number: number.name)
 def test_told_to_end(job: Job, number: signal.Signals) -> None:
-    """Protects the queue from a block that scancel or its time limit ends; another one may go on with the job."""
-    block = waiting(job)
+    """By scancel or its time limit: another one may go on with the job; or by the owner, who ends it."""
+    job.start(0)
+    job.wait(First)
+    job.blocks[0].kill()
+    block = waiting(job, 0)
     block.signal(number)
     assert block.end(SOON_S) == STOP_CODE, block.errors
     assert not HotFolder(job.directory, ARRAY).over()
-
-
-@pytest.mark.slow
-def test_the_owner_ends_the_job(job: Job) -> None:
-    """Protects the owner's word: it counts also where nobody trains."""
-    block = waiting(job)
+    block = waiting(job, 1)
     (job.directory / STOP).touch()
     assert block.end(SOON_S) == DONT_RESTART, block.errors
     assert not (job.directory / STOP).exists()
@@ -82,5 +71,5 @@ def one_is_told(group: Group, directory: str) -> object:
 
 
 def test_one_of_several_ends(teams: dict[int, Team], tmp_path: Path) -> None:
-    """Protects a block at its time limit from waiting for those that have time left; these look again."""
+    """A block at its time limit waits for nobody that has time left; these look again."""
     assert teams[2].run(one_is_told, str(tmp_path)) == ["another block ends", STOP_CODE]

@@ -23,15 +23,31 @@ def data() -> TensorDataset:
     return TensorDataset(x, x @ torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None] + 0.5 + noise)
 
 
+def made(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(6, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.8)
+    return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+
+
+def plain() -> list[float]:
+    """Momentum SGD in one process, on the same batches."""
+    (model, optimizer, scheduler), (x, y) = made(0), data().tensors
+    for step, chosen in enumerate(script.steps(SAMPLES, BATCH, EPOCHS, SEED), 1):
+        optimizer.zero_grad()
+        (model(x[chosen]) - y[chosen]).square().mean().backward()
+        optimizer.step()
+        if step % (SAMPLES // BATCH) == 0:
+            scheduler.step()
+    return script.flat(model.parameters())
+
+
 def main() -> None:
     """The same loop for both."""
-    strategy = Lsgd(period=4) if sys.argv[1] == "lsgd" else DecentLam("ring", momentum=0.8)
+    strategy = Lsgd(period=4) if "lsgd" in sys.argv else DecentLam("ring", momentum=0.8)
     job = ones.init(batch=BATCH, max_batch=4 * BATCH, epochs=EPOCHS, scale_lr=False, strategy=strategy)
-    torch.manual_seed(job.rank)
-    plain = torch.nn.Linear(6, 1).double()
-    model = job.ddp(plain)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.8)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    model, optimizer, scheduler = made(job.rank)
+    model = job.ddp(model)
     optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(data(), seed=SEED)
     for _ in job.epochs():
