@@ -13,10 +13,9 @@ import numpy as np
 from ones_db import JobHistory, ResizeRecord, Store
 from ones_db.reasons import Reason
 from slurm_ones.act.actor import Actor
-from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
+from slurm_ones.act.arrays import GuestHolds, Leftovers, arrays_of, moving_tasks, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import Fusions, without_fused
-from slurm_ones.act.guest_holds import GuestHolds
 from slurm_ones.act.holds import HeldTasks, StaleHolds
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
@@ -25,15 +24,15 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.jobs.elastic import Observation, guests_of
 from slurm_ones.jobs.observer import DrainReports, Observer, StopFile
 from slurm_ones.jobs.reports import read_spec
-from slurm_ones.learn.guests import KNOWN_S, GuestLives
 from slurm_ones.learn.learner import JobModel, Learner
 from slurm_ones.learn.nodes import SlowNode, slow_nodes
+from slurm_ones.learn.workload import KNOWN_S, GuestLives
 from slurm_ones.policies import make_policy
 from slurm_ones.policy.contract import Policy
 from slurm_ones.rules.gate import PartitionRules, Round, under_way
+from slurm_ones.rules.job_rules import loses_licenses
 from slurm_ones.rules.plan import PartitionSchedule, PlannedChange, plans
 from slurm_ones.rules.quotas import READ_S, QuotaReading
-from slurm_ones.rules.restart import loses_licenses
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_models, job_views
 from slurm_ones.slurm.client import GIVES_TYPES, Refused, SlurmClient, leader_only
 from slurm_ones.slurm.model import Quotas, Task

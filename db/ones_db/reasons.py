@@ -102,7 +102,7 @@ SENTENCES: dict[str, str] = {
     "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
     "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
     "no_room_under_cap": "it has no room since a cap keeps others at their size",
-    # Limits that Slurm has, known before (rules/restart.py, rules/quotas.py), and what growth costs (rules/cost.py)
+    # Limits that Slurm has, known before (rules/job_rules.py, rules/quotas.py), and what growth costs (rules/cost.py)
     "reserved_ahead": "it could not start again within its time limit: reservation {name} begins in {minutes:.0f} min",
     "partition_closed": "it could not start again while partition {partition} starts no jobs",
     "licenses_lost": "this release of Slurm forgets the licences of jobs that are requeued",

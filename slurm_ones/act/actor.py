@@ -29,7 +29,7 @@ from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Observation, WholeJob, guests_of
 from slurm_ones.policy.contract import JobView, Schedule
-from slurm_ones.policy.figures import expected_gain
+from slurm_ones.policy.tables import expected_gain
 from slurm_ones.rules.blocks import Moves
 from slurm_ones.rules.gate import JobRules
 from slurm_ones.rules.plan import PartitionPlan, PartitionSchedule, PlannedChange, ResizePlan

@@ -17,8 +17,7 @@ from slurm_ones.act.transitions import HOLDS_JOB, LASTS, Stage, State, check_tra
 from slurm_ones.config import ResizeSettings
 from slurm_ones.jobs.elastic import Guests, WholeJob
 from slurm_ones.rules.blocks import REQUEUE
-from slurm_ones.rules.job_rules import breaks
-from slurm_ones.rules.restart import reserved_ahead
+from slurm_ones.rules.job_rules import breaks, reserved_ahead
 from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
 from slurm_ones.slurm.model import JobKey, SlurmJob, Snapshot, fewest_switches, longest_run_s, partition_gpus
 from slurm_ones.untrusted_files import NoAnswer

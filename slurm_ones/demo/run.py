@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ones_db import JobSummary, Store, migrate
 from slurm_ones.demo.jobs import CLUSTER, SIMULATED, DemoJob, write_settings
-from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
-from slurm_ones.demo.processes import Processes, clean_environment
+from slurm_ones.demo.local_slurm import LocalSlurm, Processes, Submitted, clean_environment
 from slurm_ones.demo.remote import Served
 from slurm_ones.show.columns import gpus
 from slurm_ones.slurm.client import Refused

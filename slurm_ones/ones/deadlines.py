@@ -24,8 +24,7 @@ from ones_db.reasons import Reason, reason
 from slurm_ones.ones.sizes import UNKNOWN
 from slurm_ones.ones.terms import Priced, Term
 from slurm_ones.policy.contract import Bools, Floats, Ints, JobView, Promise, Reserved
-from slurm_ones.policy.figures import within
-from slurm_ones.policy.tables import Tables, predict
+from slurm_ones.policy.tables import Tables, predict, within
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0

@@ -15,9 +15,8 @@ from ones_db.reasons import Reason
 from slurm_ones.ones.kinds import ByKind
 from slurm_ones.ones.search import OnesOptions, Search
 from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
-from slurm_ones.policy.figures import to_come
 from slurm_ones.policy.shapes import nodes_of
-from slurm_ones.policy.tables import predict_each
+from slurm_ones.policy.tables import predict_each, to_come
 
 
 class Ones:

@@ -39,9 +39,8 @@ from slurm_ones.policy.contract import (
     Weighed,
     check_options,
 )
-from slurm_ones.policy.figures import within
 from slurm_ones.policy.shapes import shape_of
-from slurm_ones.policy.tables import Tables, build_tables, predict_each
+from slurm_ones.policy.tables import Tables, build_tables, predict_each, within
 
 LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 

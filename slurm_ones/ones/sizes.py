@@ -35,8 +35,7 @@ from ones_db.reasons import Reason, reason
 from slurm_ones.ones.terms import Penalty, Priced, Situation, Term
 from slurm_ones.ones.worth import Choices
 from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, ThroughputModel
-from slurm_ones.policy.figures import within
-from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_one
+from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_one, within
 
 LARGEST_S = 1e15
 UNKNOWN = 0.95

@@ -28,8 +28,7 @@ import numpy as np
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, JobView, Promise, Schedule
-from slurm_ones.policy.figures import to_come, within
-from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.policy.tables import Tables, build_tables, to_come, within
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 WHY = reason("least_gpu_time")

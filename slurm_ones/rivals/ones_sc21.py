@@ -34,10 +34,9 @@ from slurm_ones.policy.contract import (
     Schedule,
     check_options,
 )
-from slurm_ones.policy.figures import within
 from slurm_ones.policy.ledger import count_nodes, held_gpus, parts_that_fit, take_parts
 from slurm_ones.policy.shapes import shape_of
-from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.policy.tables import Tables, build_tables, within
 
 LARGEST = 1e15
 """Upper limit of a job's samples, and of its α and β."""

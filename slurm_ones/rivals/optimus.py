@@ -23,8 +23,7 @@ import numpy as np
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
 from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
-from slurm_ones.policy.figures import LONGEST, to_come
-from slurm_ones.policy.tables import Tables, build_tables
+from slurm_ones.policy.tables import LONGEST, Tables, build_tables, to_come
 
 Losses = tuple[tuple[float, float], ...]
 """Reported losses of a job, (epochs done, loss), in order."""

@@ -12,10 +12,9 @@ import numpy as np
 from ones_db.reasons import reason
 from slurm_ones.policy.build import allocate_in_order, fits_nowhere, fixed_jobs
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.policy.figures import LONGEST, to_come, within
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import nodes_of
-from slurm_ones.policy.tables import asked, predict
+from slurm_ones.policy.tables import LONGEST, asked, predict, to_come, within
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,8 @@ import numpy.typing as npt
 from ones_db.reasons import reason
 from slurm_ones.policy.build import build_schedule, fixed_jobs, free_after_fixed
 from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.figures import History, bounded, restart_factor
 from slurm_ones.policy.ledger import held_gpus
-from slurm_ones.policy.tables import Tables, batch_options, build_tables, predict
+from slurm_ones.policy.tables import History, Tables, batch_options, bounded, build_tables, predict, restart_factor
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 

@@ -29,9 +29,8 @@ import scipy
 from ones_db.reasons import Reason, reason
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.policy.figures import History, bounded, restart_factor
 from slurm_ones.policy.ledger import free_by_node
-from slurm_ones.policy.tables import Tables, build_tables, side_by_side
+from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
 SCALE = 1000.0
 """Factor on the costs in the program. With costs near 1, HiGHS solves more programs twice, and its version 1.12 then

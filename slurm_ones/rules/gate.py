@@ -19,7 +19,7 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.jobs.elastic import Elastic, Observation, guests_of
-from slurm_ones.learn.guests import GuestLives
+from slurm_ones.learn.workload import GuestLives
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.blocks import (
     BLOCKS,
@@ -42,11 +42,15 @@ from slurm_ones.rules.blocks import (
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.job_rules import (
+    NOTHING_AHEAD,
     Kinds,
+    ReservedNodes,
+    ahead_of,
     grows_at,
     near_limit,
     pack_dwell_s,
     requeue_dwell_s,
+    reserved_ahead,
     resized_enough,
     rested_at,
     size_rules,
@@ -54,7 +58,6 @@ from slurm_ones.rules.job_rules import (
     too_soon,
 )
 from slurm_ones.rules.quotas import quota_caps
-from slurm_ones.rules.restart import NOTHING_AHEAD, ReservedNodes, ahead_of, reserved_ahead
 from slurm_ones.slurm.model import Partition, Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0

@@ -1,4 +1,4 @@
-"""Rules for one job: sizes and batches of its training strategy, kinds of GPU that it accepts, and dwell times.
+"""Rules for one job: sizes of its training strategy, kinds of GPU that it accepts, dwell times, and its next start.
 
 A job reports its strategy's limits itself (`ones_wrapper.protocol.limits`). They can only exclude sizes: none is added
 that the owner or the cluster does not allow.
@@ -10,6 +10,10 @@ it asked for none, Slurm chooses, and the job stays on the kind that Slurm chose
 A job is not resized during the dwell time after a resize, after too many resizes, or near its end. Whether a change
 pays is for the policy to decide. These rules guard against policies that act on wavering figures: a job trains for a
 multiple of the time that resizes interrupt it. Dwell times follow from the measured pauses, unless the site sets them.
+
+Nor is a job requeued if it could not start again. Slurm starts no job whose time limit reaches into a reservation of
+its nodes, and a requeue restarts the job's time limit. So a requeued job may find no node, although there was time
+enough at its first start. Partitions close, and some releases of Slurm lose a requeued job's licences.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +37,7 @@ from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.learn.learner import RESIZE_S, JobModel
 from slurm_ones.policy.contract import Allocation, JobView, SizeRule
 from slurm_ones.policy.tables import predict_each
-from slurm_ones.slurm.model import SlurmJob, kind_of
+from slurm_ones.slurm.model import SlurmJob, Snapshot, kind_of, partition_gpus
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
@@ -312,3 +317,64 @@ def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
         if math.isfinite(seconds) and seconds < within_s:
             found[j] = reason("near_end", seconds=within_s)
     return found
+
+
+START_S = 60.0
+"""Seconds from a decision to the next run's start: a checkpoint, the requeue and Slurm's next scheduling."""
+LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
+"""First release of Slurm that forgets the licences of requeued jobs, and the first one that keeps them again."""
+
+
+class ReservedNodes(NamedTuple):
+    """Nodes whose reservations would begin during a run of the job begun now."""
+
+    nodes: frozenset[str] = frozenset()
+    reason: Reason | None = None
+    """The earliest of these reservations, in words; None without one."""
+
+
+NOTHING_AHEAD = ReservedNodes()
+
+
+def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
+    """Return the partition's nodes with other jobs' reservations that would begin during a run begun now."""
+    part = snapshot.partitions.get(job.partition)
+    if part is None:
+        return NOTHING_AHEAD
+    last = now + START_S + (job.time_limit_s or part.max_time_s or math.inf)
+    own = job.reservation.split(",")
+    soon = [one for one in snapshot.reservations if now < one.start_time < last and one.name not in own]
+    ours = part.node_set
+    found = [one for one in soon if not ours.isdisjoint(one.node_names)]
+    if not found:
+        return NOTHING_AHEAD
+    first = min(found, key=lambda one: (one.start_time, one.name))
+    why = reason("reserved_ahead", name=first.name, minutes=(first.start_time - now) / 60.0)
+    return ReservedNodes(ours.intersection(name for one in found for name in one.node_names), why)
+
+
+def reserved_ahead(
+    job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
+) -> Reason | None:
+    """Return what keeps a running job from starting again at this shape, on its own and free nodes: its partition, or
+    a reservation. Return None if the job could start, or if neither is to blame."""
+    ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
+    if part is not None and part.closed:
+        return reason("partition_closed", partition=part.name)
+    if not ahead.nodes or part is None:
+        return None
+    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
+    room = []
+    for name in part.node_names:
+        node, own = snapshot.nodes.get(name), name in job.node_list
+        if node is not None and (node.usable or own):
+            free = full * node.idle if whole else node.gpus - node.gpus_used
+            has = (full if whole else job.gpus_per_node) * own
+            room += [name] if free + has >= shape.gpus_per_node else []
+    return ahead.reason if len({*room} - ahead.nodes) < shape.nodes <= len(room) else None
+
+
+def loses_licenses(release: tuple[int, int, int]) -> bool:
+    """Tell whether that release of Slurm forgets the licences of requeued jobs."""
+    first, fixed = LOSES_LICENSES
+    return first <= release < fixed

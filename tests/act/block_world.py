@@ -11,9 +11,8 @@ from typing import Any
 from ones_db import JobRecord, ResizeRecord
 from ones_db.shape import Shape
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
-from slurm_ones.act.arrays import Leftovers, arrays_of, moving_tasks, waiting_arrays
+from slurm_ones.act.arrays import GuestHolds, Leftovers, arrays_of, moving_tasks, waiting_arrays
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.guest_holds import GuestHolds
 from slurm_ones.act.holds import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine

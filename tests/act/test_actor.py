@@ -17,7 +17,7 @@ from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.policy.contract import Allocation, Promise
-from slurm_ones.policy.figures import expected_gain
+from slurm_ones.policy.tables import expected_gain
 from slurm_ones.rules.blocks import BLOCKS, held_by_others
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.act.guest_holds import comes_back
+from slurm_ones.act.arrays import comes_back
 from slurm_ones.act.transitions import State
 from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
 from slurm_ones.slurm.client import Unreachable

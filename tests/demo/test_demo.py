@@ -23,8 +23,7 @@ from typer.testing import CliRunner
 from slurm_ones.cli import app
 from slurm_ones.demo import local_slurm, remote
 from slurm_ones.demo.jobs import DemoJob
-from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
-from slurm_ones.demo.processes import Processes, clean_environment
+from slurm_ones.demo.local_slurm import LocalSlurm, Processes, Submitted, clean_environment
 from slurm_ones.demo.remote import RemoteClient, Served
 from slurm_ones.demo.run import address_in, samples_line
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
@@ -163,7 +162,7 @@ def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.
 def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
     """The reaper ends what runs when its parent is killed, also what does not want to end."""
     code = (
-        "import sys, time; from pathlib import Path; from slurm_ones.demo.processes import *\n"
+        "import sys, time; from pathlib import Path; from slurm_ones.demo.local_slurm import *\n"
         "with Processes() as all_:\n"
         "    for text in ('import time; time.sleep(60)', 'import signal, time; '\n"
         "                 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'):\n"
@@ -196,7 +195,7 @@ def test_an_end_during_a_start_leaves_no_process(tmp_path: Path, number: signal.
     """Protects the machine from a process that nobody knows of: the signal comes when it runs and is not yet noted."""
     code = (
         "import os, signal, subprocess, sys, threading, time; from pathlib import Path\n"
-        "from slurm_ones.demo.processes import *\n"
+        "from slurm_ones.demo.local_slurm import *\n"
         "folder = Path(sys.argv[1])\n"
         "class Slow(subprocess.Popen):\n"
         "    def __init__(self, command, **more):\n"

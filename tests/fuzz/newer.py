@@ -200,7 +200,7 @@ SITES = [
 
 
 def gpu_use(data: bytes) -> None:
-    from slurm_ones.slurm.sstat import parse_gpu_use
+    from slurm_ones.slurm.command import parse_gpu_use
 
     for use in parse_gpu_use(data.decode("utf-8", "replace")).values():
         hold(use.gpus >= 0, "less than nothing in use")
@@ -329,8 +329,7 @@ def batch_script(data: bytes) -> None:
 
 def sent(data: bytes) -> None:
     """Names of a user's choice in messages: no header, markup or line more than of others."""
-    from slurm_ones.service.events import Notice
-    from slurm_ones.service.notify import KEPT, Message, Outbox, as_json, as_mail, as_slack
+    from slurm_ones.service.notify import KEPT, Message, Notice, Outbox, as_json, as_mail, as_slack
 
     text = parsers._text(data)
     event = Notice("resized", text, NOW, 7, text, text, text)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ones_db import GuestRun
-from slurm_ones.learn.guests import HOUR_S, KNOWN_S, LIFE_S, GuestLives
+from slurm_ones.learn.workload import HOUR_S, KNOWN_S, LIFE_S, GuestLives
 
 NOW = 40 * 86400.0
 """Midnight."""

@@ -10,7 +10,7 @@ import pytest
 
 from ones_db.shape import PARKED, Shape
 from slurm_ones.policy.contract import Floats, Ints
-from slurm_ones.policy.figures import expected_gain
+from slurm_ones.policy.tables import expected_gain
 from slurm_ones.testing.rounds import job
 
 

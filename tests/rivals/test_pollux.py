@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.policy.build import fixed_jobs
 from slurm_ones.policy.contract import Ints
-from slurm_ones.policy.figures import History, restart_factor
+from slurm_ones.policy.tables import History, restart_factor
 from slurm_ones.rivals.pollux import (
     LEAST_SPEEDUP,
     Pollux,

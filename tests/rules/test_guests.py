@@ -13,8 +13,8 @@ from ones_db.shape import Shape
 from ones_wrapper.protocol.optin import parse_comment
 from slurm_ones.config import Settings
 from slurm_ones.jobs.elastic import Elastic, whole_job
-from slurm_ones.learn.guests import GuestLives
 from slurm_ones.learn.learner import Learner
+from slurm_ones.learn.workload import GuestLives
 from slurm_ones.policy.contract import Allocation, JobView, Schedule
 from slurm_ones.rules.blocks import guest_gpus
 from slurm_ones.rules.gate import LOOK_S, Round

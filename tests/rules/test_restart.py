@@ -13,8 +13,8 @@ from ones_db.shape import Shape
 from slurm_ones.jobs.elastic import Observation
 from slurm_ones.policy.contract import Allocation, Schedule
 from slurm_ones.rules.gate import Round
+from slurm_ones.rules.job_rules import loses_licenses, reserved_ahead
 from slurm_ones.rules.plan import ResizePlan, plan
-from slurm_ones.rules.restart import loses_licenses, reserved_ahead
 from slurm_ones.slurm.model import Reservation
 from tests.act.make import history
 from tests.rules.make import round_of

@@ -29,8 +29,19 @@ from slurm_ones.learn.nodes import SlowNode
 from slurm_ones.policy.contract import Schedule
 from slurm_ones.rules.plan import PartitionSchedule
 from slurm_ones.service import notify
-from slurm_ones.service.events import AGAIN_S, Happenings, Notice
-from slurm_ones.service.notify import Message, NotDelivered, Notifications, Outbox, as_json, as_mail, as_slack, deliver
+from slurm_ones.service.notify import (
+    AGAIN_S,
+    Happenings,
+    Message,
+    NotDelivered,
+    Notice,
+    Notifications,
+    Outbox,
+    as_json,
+    as_mail,
+    as_slack,
+    deliver,
+)
 from tests.act.make import elastic, history
 from tests.service.test_metrics import tick
 from tests.test_hostile_names import NAME

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from slurm_ones.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, bound_of, weights_of
+from slurm_ones.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, bound_of, fluid_mean_jct_s, weights_of
 from slurm_ones.bound.curves import Curve, KindCurve, KindWork, Pool, Work, curve, pools_of, work_of
 from slurm_ones.bound.dual import Dual, improved
-from slurm_ones.bound.fluid import fluid_mean_jct_s
 from slurm_ones.cli import app as command_line
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.outcome import alone_seconds

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.training.application import Application, Position, TrainingCurve
 from slurm_ones.simulate.workloads.catalogue import KINDS, SC21_KINDS, ParametricSpeed, build
 from slurm_ones.simulate.workloads.generate import (
     MIXES,

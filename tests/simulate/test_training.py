@@ -31,8 +31,7 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.application import Application, Submission
-from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.training.application import Application, Position, Submission, TrainingCurve
 from slurm_ones.simulate.training.reports import JobFiles
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.catalogue import KINDS, build

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.slurm.command import CommandClient
+from slurm_ones.slurm.command import MOST_MEMORY, CommandClient, parse_gpu_use
 from slurm_ones.slurm.model import GpuUse
-from slurm_ones.slurm.sstat import MOST_MEMORY, parse_gpu_use
 from tests.slurm.test_command import fake
 from tests.waiting import until
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ones_wrapper import protocol
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.training.application import Position, TrainingCurve
 from slurm_ones.simulate.training.strategies import FP32
 
 KEPT = 2

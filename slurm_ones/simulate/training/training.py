@@ -19,8 +19,7 @@ import numpy as np
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
 from slurm_ones.simulate.spec import NONE, Slowdown
-from slurm_ones.simulate.training.application import Application, Hot, Submission
-from slurm_ones.simulate.training.progress import Position, TrainingCurve
+from slurm_ones.simulate.training.application import Application, Hot, Position, Submission, TrainingCurve
 from slurm_ones.simulate.training.reports import JobFiles, Reporter
 
 ORDER_POLL_S = 0.1

@@ -14,7 +14,7 @@ import pytest
 
 from ones_db.shape import Shape
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
-from slurm_ones.act.guest_holds import comes_back
+from slurm_ones.act.arrays import comes_back
 from slurm_ones.simulate.slurm.nodes import PreemptMode, Qos, SlurmConf
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient
 from slurm_ones.slurm.model import JobState, Queue, Quota, Reservation, Task
