@@ -34,7 +34,7 @@ import numpy as np
 from scipy.optimize import linprog, minimize
 from scipy.sparse import coo_array, csr_array, vstack
 
-from slurm_ones.bound.curves import KindCurve, KindWork, Work, hull, pools_of, work_of
+from slurm_ones.bound.curves import Curve, Work, hull, pools_of, work_of
 from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.ones.worth import worth_of_progress
 from slurm_ones.policy.contract import Floats, Ints
@@ -55,7 +55,7 @@ SHARE = 0.1
 """Longest interval between decisions, as a share of the shortest remaining time of a job."""
 
 
-def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
+def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
     """Return the mean JCT of the fluid schedule in seconds. Initially a GPU of kind k counts as `weights[k]`.
 
     That schedule has the prices of `ones`, fractions of GPUs, free changes and the true speed curves. No real cluster
@@ -105,7 +105,7 @@ def fluid_mean_jct_s(work: KindWork, weights: Floats) -> float:
     return total / len(order)
 
 
-def _columns(work: KindWork) -> tuple[Columns, Ints]:
+def _columns(work: Work) -> tuple[Columns, Ints]:
     """Return the sizes considered (U,), the first one 0 GPUs, and their GPUs of each kind (U, K)."""
     found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
     for k, here in enumerate(work.there.tolist()):
@@ -122,7 +122,7 @@ def _columns(work: KindWork) -> tuple[Columns, Ints]:
     return tuple(found), np.array(takes)
 
 
-def _rates(curve: KindCurve, columns: Columns) -> Floats:
+def _rates(curve: Curve, columns: Columns) -> Floats:
     """Return (K, U) progress/s in each part of the training at each size; 0 if the job has no such size."""
     found = np.zeros((len(curve.rate), len(columns)))
     mine = zip(curve.kind.tolist(), curve.mixed.tolist(), curve.sizes.tolist(), strict=True)
@@ -223,7 +223,7 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
     return Bound(max(SAFE * found / jobs, alone), fluid_mean_jct_s(work, weights), alone)
 
 
-def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
+def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
     """Return (K,) each kind's weight in GPUs of the fastest kind, and start prices (I,), None with one kind."""
     weights = _faster(work)
     if len(weights) == 1:
@@ -244,7 +244,7 @@ def weights_of(work: KindWork, edges: Floats) -> tuple[Floats, Floats | None]:
     return best[1], best[2]
 
 
-def _faster(work: KindWork) -> Floats:
+def _faster(work: Work) -> Floats:
     """Return (K,) the speed of each kind of GPU over the fastest: the median of the jobs, halfway through them."""
     each = []
     for curve in (work.curves[c] for c in work.curve):

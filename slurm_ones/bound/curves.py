@@ -49,28 +49,6 @@ def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
     return tuple(sorted(found.values(), key=lambda pool: POWER.get(pool.kind, 1.0)))
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Progress/s of jobs with one key, in each of K parts of the training: an upper bound of the true speed."""
-
-    work: Floats
-    """(K,) progress in each part, in samples of the base batch."""
-    sizes: Floats | Ints
-    """(N,) GPU counts above 0; GPUs of several kinds are weighted as multiples of the fastest kind."""
-    rate: Floats
-    """(K, N) progress/s in each part at each size, at the best placement and batch."""
-
-    @property
-    def alone_s(self) -> float:
-        """Training time in seconds at the fastest size in each part."""
-        return float((self.work / self.rate.max(axis=1)).sum())
-
-    @property
-    def total(self) -> float:
-        """Progress at which the job is done, in samples of the base batch."""
-        return float(self.work.sum())
-
-
 def key_of(submission: Submission, app: Application) -> Key:
     """Return the key of a job's curve: jobs of one key share it."""
     if submission.elastic:
@@ -80,17 +58,24 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 
 @dataclass(frozen=True)
-class KindCurve:
-    """Variant of `Curve` that keeps sizes on different kinds of GPU apart."""
+class Curve:
+    """Progress/s of jobs with one key, in each of K parts of the training: an upper bound of the true speed."""
 
     work: Floats
-    sizes: Ints
-    """(N,) GPUs in total, ascending within a kind."""
+    """(K,) progress in each part, in samples of the base batch."""
+    sizes: Floats | Ints
+    """(N,) GPUs in total, ascending within a kind; of a `counted` curve as multiples of the fastest kind."""
     kind: Ints
     """(N,) index of the pool whose kind sets the pace: the slowest in use."""
     mixed: Bools
     """(N,) True if some of the GPUs are of a faster kind."""
     rate: Floats
+    """(K, N) progress/s in each part at each size, at the best placement and batch."""
+
+    @property
+    def alone_s(self) -> float:
+        """Training time in seconds at the fastest size in each part."""
+        return float((self.work / self.rate.max(axis=1)).sum())
 
     def counted(self, weights: Floats, there: Ints) -> Curve:
         """Return the curve with a GPU of kind k weighted by `weights[k]`; there are `there[k]` of that kind."""
@@ -100,11 +85,11 @@ class KindCurve:
             # One of the slowest kind, one of another, and whatever is cheapest.
             cheapest = np.sort(np.repeat(weights[k:], there[k:]))
             bill = weights[k] + weights[k + 1 :].min() + np.append(0.0, np.cumsum(cheapest))
-            count[here] = bill[self.sizes[here] - 2]
-        return Curve(self.work, count, self.rate)
+            count[here] = bill[self.sizes[here].astype(int) - 2]
+        return replace(self, sizes=count)
 
 
-def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key, KindCurve]:
+def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key, Curve]:
     """Return the curve of each key in a workload."""
     asked: dict[Key, int] = {}
     for submission in workload.submissions:
@@ -117,7 +102,7 @@ def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key
 
 def curve(
     app: Application, epochs: float, asked: int, pools: Sequence[Pool], parts: int, gpus: int = 0, batch: int = 0
-) -> KindCurve:
+) -> Curve:
     """Return the curve of an application over a share `epochs` of its epochs, in about `parts` parts.
 
     `asked` is the largest request of a user, allowed even above the application's `max_gpus`. A rigid job has only its
@@ -137,7 +122,7 @@ def curve(
             rate = _rates(here, sizes, batches, ends, room, 2 if mixed else 1)
             columns.append((sizes, np.full(len(sizes), k), np.full(len(sizes), mixed), rate))
     sizes, kind, mix, rate = (np.concatenate(each, axis=-1) for each in zip(*columns, strict=True))
-    return _divided(ends, KindCurve(np.zeros(0), sizes, kind, mix, rate), parts)
+    return _divided(ends, Curve(np.zeros(0), sizes, kind, mix, rate), parts)
 
 
 def _together(pools: Sequence[Pool]) -> Pool:
@@ -159,7 +144,7 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
     return before
 
 
-def _divided(ends: Floats, found: KindCurve, parts: int) -> KindCurve:
+def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
     """Divide a curve into `parts` parts of equal time at the highest rate; a part that spans several epochs has their
     best rates. If there are no more epochs than parts, the ends of epochs are cuts too."""
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
@@ -265,12 +250,15 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,) of a workload: indexes into `curves` and submission times; `gpus` is weighted."""
+    """Jobs (J,) of a workload: indexes into `curves`, and submission times."""
 
     curves: Sequence[Curve]
     curve: Ints
     submitted: Floats
-    gpus: float
+    there: Ints
+    """(K,) number of GPUs of each kind."""
+    gpus: float = 0.0
+    """All GPUs, weighted as the sizes of the curves are; 0 until they are counted."""
 
     @property
     def alone_s(self) -> Floats:
@@ -278,27 +266,17 @@ class Work:
         each = np.array([curve.alone_s for curve in self.curves])
         return each[self.curve]
 
-
-@dataclass(frozen=True)
-class KindWork:
-    """Jobs (J,) of a workload on several kinds of GPU; `there` (K,) is the number of GPUs of each kind."""
-
-    curves: Sequence[KindCurve]
-    curve: Ints
-    submitted: Floats
-    there: Ints
-
     def counted(self, weights: Floats) -> Work:
         """Return the same jobs with a GPU of kind k weighted by `weights[k]`."""
         curves = [curve.counted(weights, self.there) for curve in self.curves]
-        return Work(curves, self.curve, self.submitted, float(weights @ self.there))
+        return replace(self, curves=curves, gpus=float(weights @ self.there))
 
 
-def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> KindWork:
+def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> Work:
     """Return the jobs of a workload with their curves, each training divided into about `parts` parts."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions
     curve = np.array([rows[key_of(job, workload.applications[job.application])] for job in jobs])
     there = np.array([pool.gpus for pool in pools])
-    return KindWork(tuple(curves.values()), curve, np.array([job.time for job in jobs]), there)
+    return Work(tuple(curves.values()), curve, np.array([job.time for job in jobs]), there)

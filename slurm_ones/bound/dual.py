@@ -8,7 +8,7 @@ with V_j(λ) the least sum of JCT and bill over all ways to run job j by itself.
 dual. Each of its values is a bound, and it is concave in λ, so prices can be improved for any number of steps. Prices
 are constant in intervals, and 0 after the last.
 
-GPUs of several kinds count as multiples of one kind (`curves.KindCurve.counted`). The prices of the kinds then are λ(t)
+GPUs of several kinds count as multiples of one kind (`curves.Curve.counted`). The prices of the kinds then are λ(t)
 times these multiples, and all of the following holds unchanged.
 
 The gradient by a price is the GPU-seconds that the jobs would take in its interval minus the GPU-seconds available.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from slurm_ones.bound.bound import FINE_MOMENTS, FINE_PARTS, MOMENTS, SAFE, bound_of, fluid_mean_jct_s, weights_of
-from slurm_ones.bound.curves import Curve, KindCurve, KindWork, Pool, Work, curve, pools_of, work_of
+from slurm_ones.bound.curves import Curve, Pool, Work, curve, pools_of, work_of
 from slurm_ones.bound.dual import Dual, improved
 from slurm_ones.cli import app as command_line
 from slurm_ones.policy.contract import Floats
@@ -36,13 +36,13 @@ def flat(work: float, exponent: float, most: int) -> Curve:
     return on_kinds(work, exponent, (most,), (1.0,)).counted(np.ones(1), np.array([most]))
 
 
-def on_kinds(work: float, exponent: float, there: tuple[int, ...], faster: tuple[float, ...]) -> KindCurve:
+def on_kinds(work: float, exponent: float, there: tuple[int, ...], faster: tuple[float, ...]) -> Curve:
     """Rate n^exponent of the slowest kind, the same all the time; there are so many GPUs of each, so much `faster`."""
     columns = [(n, k, False) for k, most in enumerate(there) for n in range(1, most + 1)]
     columns += [(n, k, True) for k in range(len(there) - 1) for n in range(2, sum(there[k:]) + 1)]
     sizes, kind, mixed = (np.array(each) for each in zip(*columns, strict=True))
     rate = np.array(faster)[kind] * sizes**exponent
-    return KindCurve(np.full(PARTS, work / PARTS), sizes, kind, mixed.astype(bool), np.tile(rate, (PARTS, 1)))
+    return Curve(np.full(PARTS, work / PARTS), sizes, kind, mixed.astype(bool), np.tile(rate, (PARTS, 1)))
 
 
 def edges_of(work: Work, intervals: int) -> Floats:
@@ -109,7 +109,7 @@ def test_is_just_below_the_best_of_all_schedules(
     faster: tuple[float, ...],
 ) -> None:
     curves = [on_kinds(work, exponent, there, faster) for work in works]
-    work = KindWork(curves, np.arange(len(works)), np.array(submitted, float), np.array(there))
+    work = Work(curves, np.arange(len(works)), np.array(submitted, float), np.array(there))
     edges = edges_of(work.counted(np.ones(len(there))), 40)
     weights, prices = weights_of(work, edges)
     found = improved(Dual(work.counted(weights), edges, 8), 40, prices)[0] / len(works)
@@ -125,7 +125,7 @@ def test_gpus_of_several_kinds_count_as_the_cheapest_that_are_no_slower() -> Non
     assert dear.sizes[5:].tolist() == pytest.approx([3.8, 4.6, 5.4, 6.2])
 
 
-def random_schedule(work: KindWork, rng: np.random.Generator) -> float:
+def random_schedule(work: Work, rng: np.random.Generator) -> float:
     """Mean JCT where shares of a kind of GPUs are drawn at random whenever a job comes, ends or begins another part."""
     jobs = len(work.submitted)
     left = [work.curves[c].work.copy() for c in work.curve]
@@ -157,7 +157,7 @@ def random_schedule(work: KindWork, rng: np.random.Generator) -> float:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> KindWork:
+def works(draw: st.DrawFn) -> Work:
     """A few jobs whose speed on many GPUs, of one kind or two, changes while they train."""
     there = np.array(draw(st.lists(st.integers(2, 8), min_size=1, max_size=2)))
     curves = []
@@ -172,13 +172,13 @@ def works(draw: st.DrawFn) -> KindWork:
     jobs = draw(st.integers(1, 5))
     curve = np.array(draw(st.lists(st.integers(0, len(curves) - 1), min_size=jobs, max_size=jobs)))
     submitted = np.sort(draw(st.lists(st.floats(0.0, 300.0), min_size=jobs, max_size=jobs)))
-    return KindWork(curves, curve, submitted - submitted[0], there)
+    return Work(curves, curve, submitted - submitted[0], there)
 
 
 @pytest.mark.slow
 @examples(8)
 @given(works(), st.floats(0.05, 1.0), st.integers(0, 2**32 - 1))
-def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, seed: int) -> None:
+def test_no_schedule_drawn_at_random_beats_it(work: Work, weight: float, seed: int) -> None:
     weights = np.append(np.full(len(work.there) - 1, weight), 1.0)
     found = bound(work.counted(weights), intervals=16, evaluations=8)
     rng = np.random.default_rng(seed)
@@ -189,7 +189,8 @@ def test_no_schedule_drawn_at_random_beats_it(work: KindWork, weight: float, see
 @pytest.fixture(scope="module")
 def dual() -> Dual:
     """Of three jobs with two curves on four GPUs."""
-    work = Work([flat(40.0, 0.6, 4), flat(90.0, 0.9, 4)], np.array([0, 1, 0]), np.array([0.0, 3.0, 20.0]), 4)
+    jobs, submitted = np.array([0, 1, 0]), np.array([0.0, 3.0, 20.0])
+    work = Work([flat(40.0, 0.6, 4), flat(90.0, 0.9, 4)], jobs, submitted, np.array([4]), 4.0)
     return Dual(work, np.linspace(0.0, 300.0, 31), 8)
 
 
