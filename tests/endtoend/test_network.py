@@ -62,6 +62,6 @@ def test_bob_cannot_join_alices_training(gres: Cluster) -> None:
         assert [m.world for m in told] == [1, 2, 4, 1], told
         log = harness.log(job_id)
         assert "was refused" in log and "so says a stranger" not in log
-        assert log.count("later ones from") <= 12, log[-4000:]
+        assert log.count("later refusals of") <= 12, log[-4000:]
     finally:
         harness.clear()

@@ -92,7 +92,7 @@ def test_a_block_that_no_order_names(tmp_path: Path) -> None:
     gone, somebody must go on, and a block that is wanted waits for nobody."""
     hot = leads(tmp_path, 0)
     write_order(tmp_path, Order(1, 0, blocks=(0, 2)))
-    assert "task 3 is not wanted now; those that are: 0, 2" in others(tmp_path).not_wanted()
+    assert "task 3 is not wanted now; wanted tasks: 0, 2" in others(tmp_path).not_wanted()
     began = time.monotonic()
     assert others(tmp_path, 2, lives=False).not_wanted(600.0) == ""
     assert others(tmp_path, lives=False).not_wanted() == ""

@@ -68,8 +68,8 @@ class Group:
     def close(self, code: int = 0) -> None:
         """Leave the process group.
 
-        `code` is the exit code that this rank is about to end with. With one other than 0 this is not
-        collective: other ranks may wait for this one, and where the transport doesn't end that wait, this does.
+        `code` is the exit code with which this rank is about to end. If it is not 0, the call is not collective: other
+        ranks may be waiting for this rank, and the call ends their wait if the transport does not.
         """
 
     def say(self, *texts: str) -> None:
@@ -104,7 +104,7 @@ class Group:
             if failure is not None:
                 raise failure
 
-        # Whether any failed is one number; what they say travels only then.
+        # One number says whether any rank failed; reasons are sent only if so.
         if self.maximum([int(failure is not None)])[0]:
             self.everywhere(fail)
         return results[0]
@@ -119,7 +119,7 @@ class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     control: Any
-    """A gloo group for small agreements, which never wait for the GPU's stream: torch.distributed's, or raw."""
+    """A gloo group for small agreements, which never wait for the GPU's stream. It is torch.distributed's, or raw."""
     main: bool = True
     """True if closing this ends torch.distributed, rather than only `control`."""
     again: Callable[[], Any] | None = None
@@ -208,10 +208,10 @@ def _options(operation: Any) -> Any:
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:
-    """Build the process group from the variables that the node launcher set; without them a single process.
+    """Build the process group from the variables that the node launcher set; without variables, of a single process.
 
-    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given (`devices.choice`).
-    Raises `ProofError` if one of the ranks is none of this job's, and `ConfigurationError` if GPUs are missing.
+    `backend` is by default nccl if every rank of the node has a GPU of its own, else gloo (`devices.choice`). Raises
+    `ProofError` if a rank does not belong to this job, and `ConfigurationError` if GPUs are missing.
     """
     env = os.environ
     alone = "RANK" not in env

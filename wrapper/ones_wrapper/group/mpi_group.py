@@ -46,7 +46,7 @@ class MpiGroup(Group):
     main: bool = True
 
     def duplicate(self) -> MpiGroup | None:
-        # The least of all ranks, since they must take the same way.
+        # The least level of all ranks, since all must decide alike.
         threads = self.world == 1 or -self.maximum([-MPI.Query_thread()])[0] >= MPI.THREAD_MULTIPLE
         return replace(self, comm=self.comm.Dup(), main=False) if threads else None
 
@@ -106,7 +106,7 @@ def wait(request: MPI.Request) -> None:
 
 
 def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
-    """Return the group of ranks that the MPI launcher started. Raises `MpiError` if another number was asked for."""
+    """Return the group of ranks that the MPI launcher started. Raises `MpiError` if their number is wrong."""
     world = MPI.COMM_WORLD
     check_world(world.size, env)
     comm = world.Dup()

@@ -54,11 +54,11 @@ _PREFIXES = (
     *("PYTHONHASHSEED", "ONES_", "SLURM_RESTART", "SLURM_ARRAY_"),
     *("NCCL_", "GLOO_", "CUDA_", "TORCH_", "PYTORCH_", "UCX_", "FI_"),
 )
-"""Prefixes of further such variables: nodes with other NCCL settings hang. CUDA_VISIBLE_DEVICES is each node's own."""
+"""Prefixes of further such variables: different NCCL settings make nodes hang. CUDA_VISIBLE_DEVICES is not passed."""
 _OURS = "ONES_OURS"
-"""Variable with the names of the others that `ones-run` gave its ranks, and no user."""
+"""Variable with the names of all variables that `ones-run`, not the user, gave the ranks."""
 _BY_JOB = re.compile(rf"{directory_name(0)[:-1]}\d+", re.ASCII)
-"""Names of directories that no user chose."""
+"""Names of job directories that the user did not choose."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LaunchOptions:
     backend: str | None = None
     ranks_per_node: int | None = None
     container: tuple[str, ...] = ()
-    """Words that run the following command in a container; empty for none."""
+    """Words before a command that run the command in a container; empty for none."""
 
     @property
     def talks_mpi(self) -> bool:
@@ -111,8 +111,8 @@ def plan(
 ) -> Started:
     """Return the command and environment that start SCRIPT on the allocation that `env` describes.
 
-    `find` gives the path of a program, and `ask` its output. `now` is the Unix time at which `ones-run` began. It has
-    started the ranks `attempt` times before, and may do so again `retries` times. Raises `LaunchError`.
+    `find` returns a program's path, and `ask` its output. `now` is the Unix time at which `ones-run` began. `attempt`
+    starts of the ranks came before, and `retries` are allowed. Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without those of a job whose rank submitted this one. What a user chose stays."""
+    """Return the environment without variables of a job whose rank submitted this job. A user's own choices stay."""
     own = {name: value for name, value in env.items() if name not in ("ONES_LAUNCHED", STORE, PLACE)}
     if "ONES_LAUNCHED" in env and env.get("TORCHELASTIC_RUN_ID") != env.get("SLURM_JOB_ID", "0"):
         for name in ("ONES_BLOCKS", "ONES_FORK", "ONES_OWN_CARD", FUSED, _OURS, *own.get(_OURS, "").split()):
@@ -273,7 +273,7 @@ def _limit(env: Mapping[str, str], option: str, given: int | None, default: int)
 
 
 def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Block | None:
-    """Return this task's block if the user wants blocks, else None; only then `env` keeps ONES_BLOCKS."""
+    """Return this task's block if the user wants blocks; else None, and remove ONES_BLOCKS from `env`."""
     given = env.pop("ONES_BLOCKS", "")
     if given not in ("", "0", "1"):
         raise LaunchError(f"ONES_BLOCKS={given!r}: must be 1 or 0")
@@ -304,16 +304,16 @@ def serve(job_dir: Path, env: Mapping[str, str]) -> str:
 
 
 def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
-    """Replace the secret of a job, given by its id or directory, that does not run. Raises `LaunchError`."""
+    """Replace the secret of a job that does not run; `source` is its id or directory. Raises `LaunchError`."""
     what = f"--new-secret {source}"
     path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
     if running := holder(path):
-        raise LaunchError(f"{what}: {running} still runs in {path} and has the old one; end it, or requeue and hold it")
+        raise LaunchError(f"{what}: {running} runs in {path} with the old secret; end it, or requeue and hold it")
     try:
         JobSecret.renew(path / HOT)
     except OSError as error:
         raise LaunchError(f"{what}: {path / HOT}: {error.strerror}") from None
-    log(f"{path / HOT} has a new secret, by which the job's next start goes", "ones-run")
+    log(f"{path / HOT} has a new secret, which the job's next start uses", "ones-run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Watches the shell of the batch script, which Slurm's warning signal kills unless it became ones-run by `exec`."""
+"""Watches the shell of the batch script, which Slurm's warning signal kills unless `exec` made it ones-run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DIES = (
     "leaves the time for it"
 )
 _NAME = "slurm_script"
-"""Slurm's name for a batch script, which its shell has as a process."""
+"""Slurm's name for a batch script, and so for the process that runs it."""
 
 
 class BatchShell:
-    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill it; no process otherwise."""
+    """Process of the shell that runs this job's batch script, if SIGUSR2 would kill the shell; else no process."""
 
     def __init__(self, process: int | None = None, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -51,6 +51,6 @@ def status_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
 
 
 def killed_by_warning(job_id: int) -> bool:
-    """Return whether SIGUSR2 ended the job's batch shell, as Slurm says: not its user, nor an error."""
+    """Return whether, by Slurm's record, SIGUSR2 ended the job's batch shell: no user and no error did."""
     answer, _ = run_slurm(["scontrol", "show", "job", str(job_id)])
     return f" ExitCode=0:{signal.SIGUSR2.value}" in answer

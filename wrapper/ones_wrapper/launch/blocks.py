@@ -1,7 +1,7 @@
-"""The job's other blocks, as `ones-run` of a block sees them before its ranks start and after they ended.
+"""The job's other blocks, as seen by a block's `ones-run` before its ranks start and after they ended.
 
-A start of torch takes seconds, which a block that is not wanted should not spend. So only files are read here, and a
-leader is asked whether it answers.
+A start of torch takes seconds, which a block that is not wanted should not spend. So this module only reads files, and
+checks whether a leader answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ones_wrapper.protocol import HOT, MAX_INT
 from ones_wrapper.protocol.slurm_commands import cancel_waiting_command
 
 FIRST_WAIT_S = 60.0
-"""Seconds that an unordered block waits for the first block to lead, which must import torch before."""
+"""Seconds that a block without an order waits for the first block, which leads once it has imported torch."""
 _LOOK_S = 0.5
 
 
@@ -53,9 +53,8 @@ class OtherBlocks:
     def not_wanted(self, wait_s: float = 0.0) -> str:
         """Return why this block has nothing to do; empty if it shall train.
 
-        A block that no order names trains if no block leads the job. Before that it waits up to `wait_s` seconds for a
-        leader, unless it is the array's first task and there is no order. Without an order blocks train one after the
-        other.
+        A block that no order names trains if no block leads the job. It first waits up to `wait_s` seconds for a
+        leader. If there is no order at all, the array's first task does not wait, and blocks train one after the other.
         """
         until = time.monotonic() + wait_s
         while True:
@@ -70,7 +69,7 @@ class OtherBlocks:
                         "it; without slurm-ones, submit with --array=0-7%1, so that tasks start one after the other"
                     )
                 if self.block.task not in tasks:
-                    return f"task {self.block.task} is not wanted now; those that are: {', '.join(map(str, tasks))}"
+                    return f"task {self.block.task} is not wanted now; wanted tasks: {', '.join(map(str, tasks))}"
             own_turn = (leader is not None or self._first) if tasks is None else self.block.task in tasks
             if own_turn or time.monotonic() >= until:
                 return ""
@@ -95,26 +94,26 @@ class OtherBlocks:
         return leader.term if leader else 0
 
     def reports(self) -> RunSummary:
-        """Summarize the newest term that left reports: one whose ranks wait for others, or still load, left none."""
+        """Summarize the newest term with reports; a term whose ranks wait for others, or still load, has none."""
         return summarize_reports(self._job_dir, newest_run(self._job_dir, self.term()))
 
     def alone(self) -> bool:
         """Return whether this block trained by itself in the newest term, according to its reports. A term without
-        reports is that of the blocks that were announced for it."""
+        reports has the blocks that were announced for it."""
         term = self.term()
         tasks = summarize_reports(self._job_dir, term).tasks or self._announced(term)
         return not {*tasks} - {self.block.task}
 
     def ended(self, code: int, stopped: bool) -> None:
-        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` if by a signal. If the
-        job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing."""
+        """Clean up after this block's ranks, which ended for good with this exit code; `stopped` says whether by a
+        signal. If the job is over, its waiting tasks are cancelled: Slurm would start them for nothing."""
         if self._guests is not None:
             self._guests.stop()
         leader = self._hot.newest()
         led = leader is not None and self._own(leader)
         left = code == 0 and summarize_reports(self._job_dir, self.term()).ended
         if led and (left or code == DONT_RESTART):
-            self._hot.end()  # the ranks may not have come to it
+            self._hot.end()  # perhaps the ranks ended before they did so
         if led and self._hot.over():
             self._cancel_waiting()
         elif script_failed(code) and not stopped and self.alone() and not self.others_train():
@@ -132,7 +131,7 @@ class OtherBlocks:
         return (leader.task, leader.restart) == (self.block.task, self.block.restart)
 
     def _ordered(self, leader: Leader | None) -> tuple[int, ...] | None:
-        """The tasks that the order in force names; None without an order, or if it names none."""
+        """The tasks that the order in force names; None without an order, or if the order names none."""
         term = leader.term if leader else MAX_INT
         order = OrderReader(self._job_dir, term, self._spool, self.block.array).poll()
         return order.blocks if order else None

@@ -1,4 +1,4 @@
-"""Hint on a Python that compiles torch again at each start, since its bytecode cannot be kept."""
+"""Hint that each start compiles torch again, since torch's bytecode cannot be kept."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def note(env: Mapping[str, str]) -> str:
-    """Return the hint, with the cost and the remedy; empty if torch has bytecode, or this start leaves it there. It is
-    given only at a job's first start."""
+    """Return the hint, with the cost and the remedy. Empty if torch has bytecode, if this start keeps torch's bytecode,
+    and after a job's first start."""
     if (env.get("SLURM_RESTART_COUNT") or "0") != "0":
         return ""
     if env.get("SLURM_ARRAY_TASK_ID", "") != env.get("SLURM_ARRAY_TASK_MIN", ""):
@@ -24,7 +24,7 @@ def note(env: Mapping[str, str]) -> str:
         kept = cached.is_file() or (_writable(cached.parent) and not sys.dont_write_bytecode)
     except NotImplementedError:  # this Python keeps none
         return ""
-    except PermissionError:  # PYTHONPYCACHEPREFIX names a place of somebody else
+    except PermissionError:  # PYTHONPYCACHEPREFIX names another user's folder
         kept = False
     if kept:
         return ""

@@ -1,4 +1,4 @@
-"""The command and variables between `ones-run` and the launcher in a container."""
+"""Command and variables by which `ones-run` starts the launcher in a container."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError
 
 PYTHON = "python3"
-"""The image's Python, found by the image's PATH: the Python of `ones-run` need not be there."""
+"""The image's Python, found by the image's PATH: the image need not have the Python of `ones-run`."""
 
 CONTAINER, CWD, VERSION = "ONES_CONTAINER", "ONES_CWD", "ONES_OUTSIDE_VERSION"
 """Variables that the launcher inside gets: the container's command, the working directory, our version."""
@@ -57,7 +57,7 @@ def own_version() -> str:
 
 def arrive(env: Mapping[str, str]) -> None:
     """Check in a container that variables and folders came along, and change to the directory of `ones-run`. A node's
-    launcher calls it first. Raises `LaunchError` with the remedy."""
+    launcher calls this first. Raises `LaunchError` with the remedy."""
     if "ONES_JOB_DIR" not in env:
         raise LaunchError(
             "ONES_JOB_DIR is not set: in a container, let the environment of the job pass (Apptainer: no --cleanenv or "

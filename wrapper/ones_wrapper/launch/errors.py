@@ -1,6 +1,6 @@
-"""Display of a script's error: once and whole by the rank where it came first; the others write a line.
+"""Display of a script's error: the rank that failed first shows it whole; other ranks write a line.
 
-The first rank is the one that makes a small file in the job's directory.
+A rank failed first if it makes a small file in the job's directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_consequence(error: BaseException) -> bool:
 
 def show(error: BaseException, code: int) -> None:
     """Show an uncaught error of the script on this rank, which ends with `code`."""
-    if code in (OUT_OF_MEMORY, PEER_LOST):  # said already, and the ranks start again
+    if code in (OUT_OF_MEMORY, PEER_LOST):  # reported already, and the ranks start again
         return
     env, trace = os.environ, _of_script(error.__traceback__)
     rank, alone = env.get("RANK", "0"), env.get("WORLD_SIZE", "1") == "1"
@@ -50,7 +50,7 @@ def show(error: BaseException, code: int) -> None:
 
 
 def _first(path: Path, text: str) -> str | None:
-    """Return the error of the rank that failed first; None if this is the one, or nobody knows."""
+    """Return the error of the rank that failed first; None if this rank did, or if that is unknown."""
     try:
         if create_small(path, text.encode(errors="replace"), 0o600):
             return None

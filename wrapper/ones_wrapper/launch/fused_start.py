@@ -1,12 +1,12 @@
 """First steps of a job whose sweep may be trained as one (`ones-run --fuse`), before its ranks start.
 
-The first job that Slurm starts asks the companion for others of its sweep that wait, and trains them within itself.
-Each of those starts after it, finds its result in its own directory, and ends with its own exit code.
+The first job that Slurm starts asks the companion for waiting jobs of its sweep, and trains them within itself. Each of
+the others starts later, finds its result in its directory, and ends with the result's exit code.
 
-Four small files carry this. `fusion.json` in the directory of the job that trains others says that it asks, and whom it
-trains. In the directory of each of those, `taken.json` names the job that trains it, and `result.json` has the result.
-`left` there says that it has started to train by itself: the other then drops it, and its result counts no more. So a
-job that starts early, for whatever reason, needs neither the companion nor the other job.
+Four small files carry this. `fusion.json`, in the first job's directory, says that it asks, and names the jobs that it
+trains. In each of their directories `taken.json` names the first job, `result.json` has the result, and `left` says
+that the job trains by itself: the first job then drops it, and its result no longer counts. So a job that starts early
+needs neither the companion nor the first job.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ones_wrapper.process.placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 COLLECTED = "collected"
-"""Key in the result, once its job has ended with it."""
+"""Key in the result, set once a job has ended with this result."""
 FUSED = "ONES_FUSED"
-"""Variable of a script that trains others: the file that names them."""
+"""Variable for a script that trains other jobs: the file that names the jobs."""
 MOST_BYTES = 1 << 20
 WAIT_S = 60.0
 """Longest wait for the companion's answer."""
@@ -49,16 +49,15 @@ class Row:
 def before_ranks(
     job_dir: Path, env: dict[str, str], script: str, arguments: Sequence[str], wait_s: float = WAIT_S
 ) -> int | None:
-    """Return the exit code that another job has found for this one, or None to train: the first step of `--fuse`.
+    """Return the exit code from a job that trained this job, or None to train: the first step of `--fuse`.
 
-    If this job is to train others, `env` says so to the script. If anything is not as it should be, it trains by
-    itself.
+    If this job is to train others, `env` says so to the script. If anything is amiss, this job trains by itself.
     """
     job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
     env.pop(FUSED, None)
     first = script if script == MODULE else os.path.realpath(script)
     words, program = [first, *arguments], 2 if script == MODULE else 1
-    # One that goes on from checkpoints, by --resume-from too, does not begin as the others do.
+    # A job that goes on from a checkpoint, also by --resume-from, does not begin as the others do.
     untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
     if (code := _collect(job_dir, words, untouched, restart)) is not None:
         return code
@@ -71,14 +70,14 @@ def before_ranks(
 
 
 def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
-    """Return the exit code in a result for this job and these very words, and report it; None if there is none. If the
-    other job has no result yet, a file tells it that this job trains by itself."""
+    """Return and report the exit code of a result for this job with exactly these words; None without a result. Then a
+    file tells the other job that this job trains by itself."""
     taken = read_fused(job_dir / TAKEN)
     if not taken:
         return None
     result = read_fused(job_dir / RESULT)
     code = result.get("code")
-    # Once it was collected there is a report, and a later start gives the same code.
+    # A collected result left a report, and a later start returns the same code.
     known = untouched or result.get(COLLECTED) is True
     if known and result.get("words") == words and type(code) is int and 0 <= code < 256:
         seconds, by = result.get("gpu_s"), result.get("by")
@@ -86,7 +85,7 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
             f"job {by} trained this one: exit code {code}, {seconds} s of its GPU; results are in {job_dir}", "ones-run"
         )
         if type(by) is int and isinstance(seconds, (int, float)):
-            # For the database: its own run takes a GPU only for a moment.
+            # For the database: this job's own run takes a GPU only for a moment.
             note = f"job {by} trained it: {seconds:.2f} s of that job's GPU"
             with suppress(OSError):  # without the mark no report
                 replace_small(job_dir / RESULT, json.dumps({**result, COLLECTED: True}).encode())
@@ -100,7 +99,7 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
 def _ask(
     job_dir: Path, env: Mapping[str, str], job_id: int, given: Sequence[str], program: Sequence[str], wait_s: float
 ) -> list[Row]:
-    """Return the jobs to train, this one first; none if it is to train by itself. `given` are the script and its
+    """Return the jobs to train, this job first; none if this job is to train by itself. `given` are the script and its
     arguments, `program` the words that name the script: its path, or -m and the module."""
     path = job_dir / FUSION
     try:
@@ -136,8 +135,8 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
 
 
 def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
-    """Return a row for each job, with its arguments of the batch script in place of ours. `words` are the script, named
-    by the first `program` of them, and its arguments. Ours must be the last of them."""
+    """Return a row for each job, with its arguments of the batch script in place of ours. `words` are the script's
+    name, `program` words long, and its arguments, which must end with ours."""
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)
@@ -166,7 +165,7 @@ def _take(row: Row, by: int) -> bool:
 
 
 def read_fused(path: Path) -> dict[str, Any]:
-    """Read a file of this user's; empty if there is none, or it has no JSON object."""
+    """Return the JSON object in a file of this user; empty if there is none."""
     try:
         found = json.loads(read_small(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):

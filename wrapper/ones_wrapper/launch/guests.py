@@ -23,7 +23,7 @@ STOP_S = 5.0
 """Most seconds to wait for a Slurm command under way."""
 _TURN_S = 1.0
 _ACTS_S = 300.0
-"""Seconds after its last mark in the spool for which a companion counts as acting."""
+"""Seconds for which a companion counts as acting after its last mark in the spool."""
 
 
 class GuestKeeper:
@@ -66,7 +66,7 @@ class GuestKeeper:
         return leader is not None and (leader.task, leader.restart) == (self._block.task, self._block.restart)
 
     def _companion_acts(self) -> bool:
-        """Return whether a companion decides for the job; its own settings count from then on."""
+        """Return whether a companion decides for the job; then the companion's settings count."""
         order = self._orders.poll()
         if order is not None and is_companions(order.number):
             return True

@@ -1,7 +1,7 @@
 """The programs that can start processes on a job's nodes: one small function each, by name.
 
-A launcher starts one task a node: the node launcher, which forks that node's ranks. If the ranks talk MPI, it starts
-one process a rank, since MPI's process manager must start them.
+A launcher starts one task a node: the node launcher, which forks that node's ranks. If the ranks talk MPI, the launcher
+starts one process a rank, since MPI's process manager must start ranks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Started:
     command: list[str]
     env: dict[str, str]
     stop: int | None = signal.SIGUSR2
-    """Signal that the launcher passes on to the ranks to stop them; None if that depends on the program that it starts.
+    """Signal that the launcher passes on to the ranks to stop them; None if the launcher's program decides.
 
     At SIGTERM `srun` and Open MPI end the ranks at once, and Hydra dies of SIGUSR2.
     """
@@ -70,8 +70,8 @@ Launcher = Callable[[Layout, Find, Ask], Started]
 
 
 def launcher_named(name: str) -> Launcher:
-    """Return one of `LAUNCHERS`, one of an installed package, or `package.module:function`. Raises `LaunchError`.
-    Packages register theirs in the entry points `ones_wrapper.launchers`."""
+    """Return a launcher of `LAUNCHERS`, of an installed package, or `package.module:function`. Raises `LaunchError`.
+    Packages register launchers in the entry points `ones_wrapper.launchers`."""
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     try:
@@ -103,7 +103,7 @@ def _program(find: Find, *names: str) -> str:
 
 
 def _fresh_counts(layout: Layout) -> dict[str, str]:
-    """Return Slurm's variables as if the job had this layout from its submission: launchers but srun use them."""
+    """Return Slurm's variables as if the job had this layout from its submission: all launchers but srun use them."""
     has = layout.allocation
     if not has.slurm:
         return {}
@@ -146,7 +146,7 @@ def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def _check_plugin(mpi: str, listing: str) -> None:
-    """Raise `LaunchError` if Slurm lacks the plugin; `srun --mpi=list` prints one name a line, or between commas."""
+    """Raise `LaunchError` if Slurm lacks the plugin; `srun --mpi=list` prints names one a line, or between commas."""
     words = [word.strip() for word in listing.replace(",", "\n").replace(":", "\n").splitlines()]
     has = [word for word in words if word and " " not in word]
     if not any(word == mpi or word.startswith(f"{mpi}_v") for word in has):
@@ -157,7 +157,7 @@ def _check_plugin(mpi: str, listing: str) -> None:
 
 
 def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start by TACC's launcher, which knows the site's MPI and takes the processes of a node from two variables."""
+    """Start by TACC's launcher, which knows the site's MPI and reads the processes per node from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
     env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
     return Started(
@@ -166,12 +166,12 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
 
 
 def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
-    """Start by an MPI's own launcher: Open MPI's, or Hydra as MPICH, Intel MPI and MVAPICH have it."""
+    """Start by an MPI's own launcher: Open MPI's, or the Hydra of MPICH, Intel MPI and MVAPICH."""
     program = _program(find, "mpirun", "mpiexec")
     count, each = str(layout.tasks), str(layout.tasks_per_node)
     version = ask([program, "--version"])
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE")):
-        # It hands on only its own variables; and its slots are cores, which GPUs do not care for.
+        # Open MPI passes on only its own variables, and allows one process a core, whatever the GPUs.
         exported = [word for name in layout.exported for word in ("-x", name)]
         env, stop = {}, signal.SIGUSR2
         options = ["--map-by", f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", *exported]

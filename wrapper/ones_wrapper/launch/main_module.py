@@ -31,7 +31,7 @@ def _spec(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):
-            raise  # a package above it needs what is not there
+            raise  # a parent package needs a module that is missing
         return None
 
 
@@ -39,7 +39,7 @@ def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
     """Return the code of the module that `arguments` begin with, or of a package's `__main__`. Raises ImportError.
     `main` and `sys.argv` become as they are under `python -m`."""
     name, *rest = arguments
-    sys.argv = [MODULE, *rest]  # while packages above it are imported, as in Python
+    sys.argv = [MODULE, *rest]  # while parent packages are imported, as in Python
     spec = _spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         name = f"{name}.__main__"

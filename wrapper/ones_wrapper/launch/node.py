@@ -52,8 +52,8 @@ GRACE_S = 5.0
 """Seconds that a node's other ranks have for their last reports after one rank failed."""
 
 RESCUE_S = 30.0
-"""`GRACE_S` in a block: a rank that lost others may be writing a rescue checkpoint, for which the next term waits
-(`membership.rescue`)."""
+"""Value of `GRACE_S` in a block: a rank that lost others may be writing a rescue checkpoint, for which the next term
+waits (`membership.rescue`)."""
 
 _END = (*STOP, signal.SIGINT)
 _PASSED_ON = _END + CHECKPOINT + LOOK
@@ -79,7 +79,7 @@ class Ranks:
         self._others_failed, self._look_at = others_failed, 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass a signal on to the ranks; before there are any, remember it."""
+        """Pass a signal on to the ranks, or remember it until there are ranks."""
         self.received.add(number)
         self._send(signal.SIGTERM if number in _END else number)
 
@@ -98,12 +98,12 @@ class Ranks:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        if self._codes:  # started again: what was asked for by signals was answered, but for a stop
+        if self._codes:  # started again: all requests by signal were answered, but for a stop
             self.received.intersection_update(_END)
         self._codes.clear()
         self._kill_at = float("inf")
         for local_rank in range(self._count):
-            # One that comes now waits until the rank can take it, and until this process knows the rank.
+            # A signal that comes now waits until the rank can take it, and until this process knows the rank.
             signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
             pid = os.fork()
             if pid == 0:
@@ -119,7 +119,7 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks; return the exit code that explains the rest. After a failure the others get some time."""
+        """Wait for all ranks; return the exit code that explains all. After a failure other ranks get some time."""
         self._still.look()
         while self._living:
             if stood_s := self._still.look():
@@ -136,12 +136,12 @@ class Ranks:
     def _ended(self, local_rank: int, code: int) -> None:
         self._board.beat(local_rank, 0.0)
         code = 128 - code if code < 0 else code
-        if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
+        if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # then we killed it
             return
         first = not self._codes
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
-        # Those that follow are mere consequences, and restarts are logged elsewhere.
+        # Later failures are mere consequences, and restarts are logged elsewhere.
         if not self.stopped and code not in (PEER_LOST, NEXT_TERM, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
@@ -149,7 +149,7 @@ class Ranks:
         now = time.monotonic()
         if self.stopped and now > self._look_at and self._kill_at == float("inf"):
             self._look_at = now + 1.0
-            if self._others_failed():  # ranks that wait for those in a kernel of NCCL's answer no signal
+            if self._others_failed():  # ranks that wait for failed ranks in NCCL answer no signal
                 self._kill_at = now + GRACE_S
         if now > self._kill_at:
             self._send(signal.SIGKILL)
@@ -180,8 +180,8 @@ class Forks:
         self._code = 0
 
     def wait(self, code: int) -> bool:
-        """Wait until it is time for the next start, after one that ended with this code. Return False if there shall be
-        none: too many in a row, without a newer checkpoint."""
+        """Wait until the next start is due, after a start that ended with this code. Return False if there were too
+        many starts in a row without a newer checkpoint."""
         self._code = code
         path = newest_checkpoint(self._job_dir)
         name = path.name if path else ""
@@ -227,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
         return codes.explaining() not in (0, STOP_CODE)
 
     ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
-    # A stop ends this process until the ranks are forked: an import of torch may take minutes, and nothing is lost.
+    # Until the ranks are forked, a stop ends this process: importing torch may take minutes, and nothing is lost.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
@@ -256,7 +256,7 @@ def main(argv: Sequence[str]) -> int:
                 continue
             code = STOP_CODE if ranks.stopped else PEER_LOST
         written = bool(code) and codes.write(node, code)
-        # srun would call a stop that was asked for an error, and end ranks of other nodes that are not done yet.
+        # srun would take a requested stop for an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
         return 0 if asked else code
     env.update(again)
@@ -268,5 +268,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # As its ranks do: to take torch apart costs seconds of a busy processor, for which Slurm waits.
+    # End as the ranks do: unloading torch costs seconds of a busy processor, for which Slurm waits.
     leave(main(sys.argv[1:]))

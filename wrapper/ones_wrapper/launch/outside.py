@@ -1,9 +1,9 @@
 """Stand-in, outside a container, for the node's launcher inside: hands on signals, and leaves nothing behind.
 
-Container runtimes differ. Apptainer hands on all signals but SIGURG, bubblewrap and `unshare` none; and one that is
-killed may leave its children. So the process that Slurm starts on a node is this one, outside. It runs the container,
-finds the launcher among its descendants, and signals that itself. Once the runtime has ended, it ends all that are
-left. Standard library only.
+Container runtimes differ. Apptainer passes on all signals but SIGURG; bubblewrap and `unshare` pass on none. A killed
+runtime may leave its children. So Slurm starts this process on a node, outside. It runs the container, finds the
+launcher among its descendants, and signals the launcher itself. Once the runtime has ended, it ends all descendants
+that are left. Standard library only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield a process's children, and their children; parents first."""
+    """Yield a process's descendants, parents first."""
     level = [pid]
     while level:
         level = [child for parent in level for child in _children(parent)]
@@ -62,12 +62,12 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for a signal: one that is just starting would die of it."""
+    """Return whether the process has a handler for a signal: a starting process would die of it."""
     return bool(int(status_of(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def _signal(pid: int, number: int) -> None:
-    """Signal a descendant, unless it has ended meanwhile: its parent may be the runtime."""
+    """Signal a descendant, unless it has ended: the runtime may have reaped it."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -92,7 +92,7 @@ class Outside:
         parent = os.getpid()
         runtime = os.fork()
         if runtime == 0:
-            # Slurm may signal all processes of a step: a runtime that died of it would take the ranks along.
+            # Slurm may signal all processes of a step: a runtime that died of the signal would take the ranks along.
             for number in PASSED:
                 signal.signal(number, signal.SIG_IGN)
             end_with_parent(parent)
@@ -111,7 +111,7 @@ class Outside:
         return 128 - code if code < 0 else code
 
     def _deliver(self) -> None:
-        """Signal the launcher once it listens. A stop ends a launcher that does not listen yet: it has no ranks."""
+        """Signal the launcher once it listens. A stop kills a launcher that does not listen yet, and has no ranks."""
         if not self._pending:
             return
         launcher = next(filter(_is_launcher, descendants(os.getpid())), None)
@@ -144,7 +144,7 @@ class Outside:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the container command `argv`, which ends in the launcher's."""
+    """Run the container command `argv`, which ends with the launcher's command."""
     env = os.environ
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())
@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> int:
     codes = ExitCodes.of(env)
     if not code or codes.written(node):
         return code
-    # The launcher inside was killed, or never began: else the other nodes' ranks, which fail for that, explain it.
+    # The launcher inside was killed, or never began. Without this code, mere consequences on other nodes would count.
     codes.write(node, code)
     if code < 128 and code != USAGE_ERROR:
         log(

@@ -1,8 +1,8 @@
 """Counts the optimizer steps of a script that has not called `ones.init`, and reports how many it takes a second.
 
-Such a script declares neither samples nor batch nor sizes. So there is no spec, and its job keeps its size. torch's
-public hook for all optimizers measures its speed at that size; of several optimizers only the first one that steps
-counts. A script that calls `ones.init` later sends another hello, which counts from there on.
+Such a script declares neither samples nor batch nor sizes. So there is no spec, and the job keeps its size. torch's
+public hook for all optimizers counts the steps; of several optimizers only the first that steps counts. A script that
+calls `ones.init` later sends another hello, which holds from then on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start(env: Mapping[str, str] = os.environ) -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    # Compiled steps do not look into it.
+    # torch.compile must not trace the hook.
     counted = torch.compiler.disable(PlainSteps(env))  # type: ignore[no-untyped-call]
     _stop = register_optimizer_step_post_hook(counted).remove
 
@@ -53,7 +53,7 @@ class PlainSteps:
         self._since = 0.0
 
     def __call__(self, optimizer: object, args: Any, kwargs: Any) -> None:
-        """Count a step of any optimizer. Those of processes that the script forks are not the rank's."""
+        """Count an optimizer's step. Steps in processes that the script forks do not count."""
         if os.getpid() != self._process:
             return
         now = self._clock()

@@ -41,23 +41,23 @@ DUMP = signal.SIGQUIT
 
 
 def preload(env: Mapping[str, str]) -> float:
-    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds that it took. A
-    module that is missing fails in the script, where the error makes sense."""
+    """Import the modules of every rank: torch, ours, and those in ONES_PRELOAD; return the seconds taken. A missing
+    module fails later in the script, where the error makes sense."""
     started = time.monotonic()
     gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
     importlib.import_module("ones_wrapper.api")
     named = [name for name in env.get("ONES_PRELOAD", "").split(",") if name]
-    # torch.optim and DistributedDataParallel import the first at their first use, so every rank would.
+    # torch.optim and DistributedDataParallel import torch._dynamo at first use, so every rank would.
     for module in ("torch._dynamo", *named):
         with suppress(ImportError):
             importlib.import_module(module)
-    gc.freeze()  # keeps the collector from looking at it later, and from copying shared pages in every rank
+    gc.freeze()  # else the collector would copy shared pages in every rank, as it looks at objects
     gc.enable()
     return time.monotonic() - started
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """Choose this forked rank's GPU before CUDA is initialised; return False, logged, if CUDA cannot be used."""
+    """Choose this forked rank's GPU before CUDA is initialised; log it and return False if CUDA cannot be used."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))
@@ -65,18 +65,18 @@ def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) 
 
 def take_signals() -> None:
     """Record signals as flags from now on, and answer `DUMP`; data loading workers take no signals."""
-    FLAGS.install(keep=False)  # the present handler is that of the process that forked this one
-    signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
+    FLAGS.install(keep=False)  # the present handler is the parent process's
+    signal.signal(signal.SIGINT, FLAGS.handle)  # sent by `srun` or `scancel`: nobody types at a rank
     shield_workers()
     faulthandler.register(DUMP, all_threads=True)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`; return its exit code. It runs in the
-    main module, and the exit hooks follow."""
+    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`, in the main module. Run the exit hooks,
+    and return the exit code."""
     sys.argv = [script, *arguments]
     main = ModuleType("__main__")
-    # It stays: exit handlers may need it, and its objects are finalised when the rank leaves.
+    # The module stays: exit handlers may need it, and its objects are finalised when the rank leaves.
     sys.modules["__main__"] = main
     vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
@@ -130,8 +130,8 @@ def end_with_parent(parent: int) -> None:
 def prefetch_checkpoint(job_dir: Path) -> int | None:
     """Read the newest checkpoint into the page cache while torch is being imported, so that loading finds it there.
 
-    Returns the process that reads, or None if there is nothing to read. A process rather than a thread: imports hold
-    the interpreter's lock, and a fork later wants no threads.
+    Returns the id of the process that reads, or None if there is nothing to read. A process rather than a thread:
+    imports hold the interpreter's lock, and a fork later wants no threads.
     """
     checkpoint = newest_checkpoint(job_dir)
     if checkpoint is None:
@@ -140,7 +140,7 @@ def prefetch_checkpoint(job_dir: Path) -> int | None:
         files = sorted(path for path in checkpoint.iterdir() if path.is_file() and not path.is_symlink())
         size = sum(path.stat().st_size for path in files)
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):  # the latter if nobody says how much memory is free, as on macOS
+    except (OSError, ValueError):  # ValueError: the system does not tell free memory (macOS)
         return None
     if size > PREFETCH_SHARE * free:
         return None

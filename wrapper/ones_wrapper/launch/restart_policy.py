@@ -1,9 +1,9 @@
 """Decisions after an exit code: the job ends, its ranks start again, or it is requeued. Pure.
 
 Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
-fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress: each
-needs a newer complete checkpoint than the one before. A block is started again because of others too, and its failures
-count only for itself.
+fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress, that is,
+by newer complete checkpoints. A block also starts again because of other blocks, but each block counts its own
+failures.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StartOutcome:
     ours: bool = False
     """True if this run made or loaded the newest checkpoint."""
     steady: bool = True
-    """True if a newer checkpoint is progress of these ranks, not of other blocks while these ran for moments."""
+    """True if a newer checkpoint counts as progress of these ranks, rather than of other blocks."""
     no_requeue: str = ""
     """Reason that the job cannot be requeued from here; empty if it can."""
 
@@ -149,7 +149,7 @@ def _requeue(end: StartOutcome, tries: Tries, limits: RestartLimits, what: str) 
 
 def _restart(end: StartOutcome, tries: Tries, limits: RestartLimits) -> Decision:
     if end.code == OUT_OF_MEMORY and tries.halvings < _MOST_HALVINGS:
-        # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
+        # No try is used up: each start halves the samples a pass, and at one sample the ranks end with another code.
         counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)
         return Decision(Action.RESTART, "out of memory; starting the ranks again with smaller passes", counted)
     fresh = tries.failures == 0 or (end.steady and newer(end.checkpoint, tries.failed_at))

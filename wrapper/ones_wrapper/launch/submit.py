@@ -1,4 +1,4 @@
-"""Submit a function as an elastic job, as submitit's executors do with ordinary ones; and run it, in the job's ranks.
+"""Submit a function as an elastic job, as submitit's executors do with ordinary jobs, and run it in the job's ranks.
 
 Needs cloudpickle, as submitit does. The function's folder has the pickled call, its batch script, log and result. Only
 its owner may write there, since its files are executed.
@@ -24,7 +24,7 @@ from ones_wrapper.protocol.optin import parse_comment
 CALL, RESULT, SCRIPT = "call.pickle", "result.pickle", "job.sbatch"
 LOOK_S = 2.0
 LATE_S = 30.0
-"""Time in which a result must appear on this machine, on a shared file system, once its job has ended."""
+"""Seconds after the job's end in which the result must appear here: a shared file system may show it late."""
 LINES = """#!/bin/bash
 #SBATCH --comment={comment}
 #SBATCH --requeue --open-mode=append --signal=B:USR2@120
@@ -40,8 +40,8 @@ class SubmittedFunction:
     folder: Path
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until the job has ended, and return the function's result on rank 0. Raises RuntimeError if it ended
-        without a result, TimeoutError after `timeout_s`."""
+        """Wait until the job has ended, and return the function's result on rank 0. Raises RuntimeError if the job
+        ended without a result, TimeoutError after `timeout_s`."""
         import cloudpickle
 
         begun = time.monotonic()
@@ -77,9 +77,9 @@ def submit(
         job = ones_wrapper.submit(train, lr=0.1, gpus="1-8", batch="32-256", options={"time": "4:00:00"})
         job.result()
 
-    `gpus` and `batch` are as in a job's comment. The job begins on the fewest GPUs, on one node, unless `options`,
-    which are sbatch's, say otherwise. Each rank calls the function, and calls it again after a resize. Modules that it
-    imports must be found from the working directory. Raises ValueError for a range that is none, and RuntimeError with
+    `gpus` and `batch` are as in a job's comment. The job begins on the fewest GPUs, on one node, unless sbatch's
+    `options` say otherwise. Each rank calls the function, and calls it again after a resize. Modules that the function
+    imports must be found from the working directory. Raises ValueError for an invalid range, and RuntimeError with
     sbatch's message.
     """
     import cloudpickle
@@ -103,7 +103,7 @@ def submit(
 
 
 def main() -> None:
-    """Call the function of the folder that is named; rank 0 writes its result there."""
+    """Call the function in the folder that the command line names; rank 0 writes the result there."""
     import cloudpickle
 
     place = Path(sys.argv[1])

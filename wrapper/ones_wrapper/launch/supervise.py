@@ -24,10 +24,10 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
-"""Seconds that the ranks have to end after the warning of the job's time limit; then the newest checkpoint must do for
-a requeue. The templates ask for the warning 120 s before the limit."""
+"""Seconds that the ranks have to end after the warning of the job's time limit; then the job is requeued from the
+newest checkpoint. The templates ask for the warning 120 s before the limit."""
 BEFORE_END_S = 20.0
-"""Seconds before the job's end, as Slurm names it, at which the ranks must have ended."""
+"""Seconds before the end that Slurm set for the job, at which the ranks must have ended."""
 COMPANION_S = 30.0
 """Seconds that a drained job waits for the companion's requeue before it requeues itself."""
 
@@ -67,7 +67,7 @@ class Supervisor:
         limits: RestartLimits,
         blocks: OtherBlocks | None = None,
     ) -> None:
-        """`blocks` are the others of the job, if this is one of its blocks."""
+        """`blocks` are the job's other blocks, if this is a block."""
         self._job_dir, self._env, self._job_id, self._restart = job_dir, env, job_id, restart
         self._limits, self._blocks = limits, blocks
         self._task = blocks.block.task if blocks else None
@@ -82,8 +82,8 @@ class Supervisor:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them. An order to stop goes by the
-        signal that the launcher hands on."""
+        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them. A stop uses the signal that the
+        launcher passes on."""
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()
@@ -99,7 +99,7 @@ class Supervisor:
 
     def run(self, plan: Callable[..., Started]) -> int:
         """Start the ranks until there is nothing more to do; return the script's exit code, or 128+n after signal n.
-        `plan` takes the number of starts before, `attempt`."""
+        `plan(attempt=N)` returns the launch after N starts."""
         attempt = 0
         if self._shell is not None and self._shell.pid:
             log(DIES, "ones-run")
@@ -127,7 +127,7 @@ class Supervisor:
         self._codes.remove()
         self._launch = launch
         self._started = time.monotonic()
-        # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
+        # Its own process group: Ctrl-C in a terminal reaches the ranks once, through us. srun handles Ctrl-C itself.
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
         )
@@ -139,11 +139,11 @@ class Supervisor:
                 break
             except subprocess.TimeoutExpired:
                 if self._shell is not None and self._shell.died and not (self._warned_at or self._stopped):
-                    self._handle(signal.SIGUSR2, None)  # the warning killed it
+                    self._handle(signal.SIGUSR2, None)  # the warning killed the shell
                 if self._overdue():
                     return STOP_CODE
         code = 128 - code if code < 0 else code
-        # Also if the launcher says 0: srun does not learn of a stop that was asked for.
+        # Also if the launcher returns 0: srun does not learn of a requested stop.
         left = self._codes.explaining()
         self._codes.remove()
         if left or not code:
@@ -194,7 +194,7 @@ class Supervisor:
         return ""
 
     def _requeue(self, step: Decision) -> bool:
-        """Have Slurm requeue this job; if it refuses, take the count back."""
+        """Have Slurm requeue this job; if Slurm refuses, take the count back."""
         if self._reports().drained:
             log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S
@@ -207,7 +207,7 @@ class Supervisor:
         # Counted first: Slurm may end us before it answers.
         if self._stopped or not write_tries(self._job_dir, step.tries, self._task):
             return False
-        # By the task's name: the id of one of the tasks is that of the whole array too.
+        # By the task's name: one task's id is also the id of the whole array.
         block = self._blocks.block if self._blocks else None
         name = f"{block.array}_{block.task}" if block else self._job_id
         _, refusal = run_slurm(again_command(name, hold=False))

@@ -14,7 +14,7 @@ from ones_wrapper.files.small_files import read_small, replace_small
 from ones_wrapper.membership.plan import Member
 
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
-"""Seconds to wait after the first failure, and at most; each further failure doubles the wait."""
+"""Shortest and longest wait after a failure, in seconds; each further failure doubles the wait."""
 SOON_S = 60.0
 """Seconds within which the loss of a new membership counts as a failure. The first failure costs no wait, since a node
 may fail at any time."""
@@ -38,9 +38,9 @@ class BackOff:
         """`folder` is the job's folder, and `array` its id."""
         self._path, self._array = folder / LOST, array
         self._losses = self._read()
-        """Losses of memberships that took blocks in, by name: (number of losses, Unix time of the last beginning)."""
+        """Losses of memberships with new blocks, by name: (number of losses, Unix time at which the last one began)."""
         self._failures: dict[str, tuple[int, float]] = {}
-        """Failures of plans by name: (failures in this term, monotonic time before which the plan must wait)."""
+        """Failures of plans by name: (failures in this term, monotonic time until which the plan must wait)."""
         for name, (count, at) in self._losses.items():
             left_s = _wait_s(count - 1) - (time.time() - at)
             if left_s > 0:
@@ -94,5 +94,5 @@ class BackOff:
         text = json.dumps({"array": self._array, "losses": dict(newest)})
         try:
             replace_small(self._path, text.encode(), 0o600)
-        except OSError:  # they are planned again at once, as those that nobody knows
+        except OSError:  # then the next term may plan these blocks together at once
             return

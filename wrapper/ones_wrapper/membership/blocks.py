@@ -1,4 +1,4 @@
-"""One rank's part in a job of blocks: it begins or joins a term, prepares for plans, and changes at step boundaries."""
+"""One rank in a job of blocks: the rank begins or joins a term, prepares for plans, and changes at step boundaries."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from ones_wrapper.process.log import log
 VERDICT_S = 30.0
 """Seconds that a new rank waits for the verdict on a change, besides the time for the transfer of state."""
 LOOK_S = 0.5
-"""Longest wait of a joining block's first rank for a plan, in seconds, before its other ranks get an answer."""
+"""Seconds after which a joining block's first rank answers its other ranks, even if no plan has come."""
 GIVE_UP_S = 2.0
-"""Most seconds in which a rank that lost others tells the rest."""
+"""Most seconds that a rank spends on announcing the loss of other ranks."""
 THROUGH_S = 10.0
 """Most seconds that a leaving leader keeps its board for the other ranks."""
 
@@ -59,13 +59,13 @@ class Change:
 
     plan: Plan
     leaves: bool
-    """True if this rank's block is no member."""
+    """True if this rank's block is not in the plan."""
     bytes: int
     """Bytes of state that were sent to all new blocks."""
     transfer_s: float
     began: float
     rest: dict[str, Any]
-    """State that is no tensor, as a new rank received it; empty on ranks that were members."""
+    """State besides the tensors, as received by a new rank; empty on ranks that were members."""
 
 
 class Blocks:
@@ -94,7 +94,7 @@ class Blocks:
         """The membership; None before this block has joined."""
         self.machine = BlockMachine(found.state, Carrier.MEMORY)
         self.stood_still_at = found.stood_still_at
-        """Unix time at which training paused for this term, if the previous term announced it; else 0."""
+        """Unix time at which training paused for this term, if the term was announced; else 0."""
         self._former: Former | None = None
         self._told = ("", "")
         self._coordinator: Coordinator | None = None
@@ -105,7 +105,7 @@ class Blocks:
         """Returns whether the script's strategy can use this number of ranks."""
         self._orders, self._leaving = orders, leaving
         if self.present is not None and group.rank == 0:
-            self._coordinate(self.present)  # losses are found meanwhile
+            self._coordinate(self.present)  # so that losses are found from now on
 
     @property
     def hot(self) -> bool:
@@ -118,7 +118,7 @@ class Blocks:
         return self.present is None or len(self.present.members) == 1
 
     def trains(self, max_local: int) -> None:
-        """Record that torch.distributed is set up, and the most samples that each rank's device holds. Collective."""
+        """Record that torch.distributed is set up, and each rank's largest local batch. Collective."""
         self._backend = dist.get_backend_config()
         each, members = iter(self._group.gather(max_local)), []
         for member in self.present.members if self.present is not None else (self._me,):
@@ -129,8 +129,8 @@ class Blocks:
             self.present = replace(self.present, members=tuple(members))
 
     def lead_first(self, generation: int, carrier: Carrier) -> Plan:
-        """Return the first membership of a term: the announced blocks, or only this block, numbered `generation`. The
-        membership changes by `carrier` from then on."""
+        """Return the first membership of a term: the announced blocks, or else only this block with the number
+        `generation`. Later changes use `carrier`."""
         self.machine.carrier = carrier
         self.present = plan = self.present or Plan(generation, self.leader.term, (self._me,), why="first")
         if self.hot:
@@ -148,7 +148,7 @@ class Blocks:
             self._coordinator.stop()
 
     def give_up(self, why: str) -> None:
-        """Tell the others that this membership is lost, if they can still be reached; announce those that are left."""
+        """Tell all ranks that can be reached that this membership is lost; announce the members that are left."""
 
         def say() -> None:
             self.link.stop()
@@ -159,8 +159,8 @@ class Blocks:
             in_time(say, GIVE_UP_S)
 
     def announce_left(self) -> None:
-        """Announce that the next term begins with the members that are left, unless an announcement is there. The
-        leader knows who is lost. If its board is gone, the other blocks announce all but the leading block."""
+        """Announce a term with the members that are left, unless a term is announced already. The leader knows the lost
+        members. If the leader's board is gone, the other blocks announce all but the leading block."""
         present, term, newest = self.present, self.leader.term, self.folder.newest()
         if present is None or newest is None or newest.term != term or find_coming(self.folder, newest) is not None:
             return
@@ -186,7 +186,7 @@ class Blocks:
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
     def proposal(self) -> tuple[int, int]:
-        """Return the generations of the newest plan and to change to now; 0 for none, and on all ranks but rank 0."""
+        """Return the generations of the newest plan and of the plan to change to now; 0 for none. Rank 0 has them."""
         if self._coordinator is None:
             return 0, 0
         return self._coordinator.proposal(self._may)
@@ -196,7 +196,7 @@ class Blocks:
         return (self.hot and all_stay) or self.may_leave()
 
     def noted(self) -> list[str]:
-        """Return the notes, since the last call, on nodes that newcomers found unfit; only the leader has any."""
+        """Return new notes on nodes that newcomers found unfit; only the leading rank has notes."""
         notes = self._coordinator.notes if self._coordinator is not None else ()
         return [notes.popleft() for _ in range(len(notes))] if notes else []
 
@@ -206,7 +206,7 @@ class Blocks:
             self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
-        """Return whether `tasks` are exactly the present members, or this block before it has joined; true for None."""
+        """Return whether `tasks` are those of the members, or of this block before it has joined; true for None."""
         train = self.present.tasks if self.present is not None else (self._me.task,)
         return tasks is None or set(tasks) == set(train)
 
@@ -232,7 +232,7 @@ class Blocks:
         return change > 0 and plan is not None and plan.generation == change
 
     def shapes(self) -> str:
-        """Return the forward pass's input as the members described it; empty if unknown. Raises `StoreLostError`."""
+        """Return the members' description of the forward pass's input; empty if unknown. Raises `StoreLostError`."""
         return self._board.read("shapes") or ""
 
     def ordered(self) -> tuple[int, int]:
@@ -287,8 +287,8 @@ class Blocks:
         """
         plan, present, group = self.coming, self.present, self._group
         assert present is not None
-        # What the device still owes is of the old group: one that is destroyed before cuts a sum short
-        # (pytorch#141510), and one whose process is gone never ends it. All wait here, and agree on it below.
+        # The device may still work for the old group. Destroying the group first would cut a sum short
+        # (pytorch#141510), and a sum with a process that is gone never ends. All ranks wait here, and agree below.
         streams.wait(group.device)
         make_room(group.device)
         sent, seconds, why = 0, 0.0, ""
@@ -317,7 +317,7 @@ class Blocks:
         return result
 
     def _failed(self, what: str, why: str) -> bool:
-        """Return whether the change failed on any rank, on this one by `why`; if so, drop the plan. Collective."""
+        """Return whether the change failed on any rank; if so, drop the plan. `why` is this rank's error."""
         if not self._group.maximum([int(bool(why))])[0]:
             return False
         if why:
@@ -347,7 +347,7 @@ class Blocks:
         """Announce that this block is ready, wait for a plan and change over. Collective over the block.
 
         This rank trains with `tensors`, which receive the state, and `take_over` loads all other state. Raises
-        `NotWantedError`, `PeersLostError` if the leader is gone, and `TransferError`.
+        `NotWantedError`, `TransferError`, and `PeersLostError` if the leader is gone.
         """
         receiver = Receiver(self._board.network.secret, self._address)
         try:
@@ -424,7 +424,7 @@ class Blocks:
             return None
         rest, size, seconds = got
         until = time.monotonic() + VERDICT_S + patience_s(size)
-        # A leader that leaves commits without these sums: nothing else may use the groups before they end.
+        # A leader that leaves may commit before these sums end. Until then nothing else may use the groups.
         within_s = form_s(plan.world) + patience_s(size)
         why = try_groups(former.formed, self._group.device, within_s, lambda: verdict() not in ("", "committed"))
         while not (found := verdict()):
@@ -456,7 +456,7 @@ class Blocks:
                 received = receiver.receive(place, tensors, given_up)
             except StoreLostError as error:
                 return str(error) or "lost"
-            except SendersLostError as error:  # others drop the plan, or are lost, which the board shows
+            except SendersLostError as error:  # the senders dropped the plan, or are lost: the board shows which
                 log(f"the state did not come ({error}); the block waits for another plan")
                 received = None
             if received is None:
@@ -571,7 +571,7 @@ class Blocks:
         """Follow the next leader's board; on the plan's rank 0, claim the term and lead."""
         old, self._board = self._board, board
         connections.keep(old)  # new ranks may still read the verdict there
-        if self._coordinator is not None:  # its block stays, and another leads: ranks move only so
+        if self._coordinator is not None:  # this block stays, but leads no longer
             self._coordinator.stop()
             self._coordinator = None
         head = plan.members[0]
@@ -583,7 +583,7 @@ class Blocks:
             self._take_in()
         else:
             self.link.follow(board)
-        with suppress(StoreLostError):  # it may not have waited
+        with suppress(StoreLostError):  # the old leader may have ended already
             old.count(f"through-{plan.generation}", 1)
 
     def _coordinate(self, plan: Plan) -> None:
@@ -594,7 +594,7 @@ class Blocks:
         self.link.follow(self._board, coordinator)
 
     def _take_in(self) -> None:
-        """Change the membership from now on, on the leading rank, and tell blocks that wait by which carrier."""
+        """Let the leading rank change the membership from now on, and tell waiting blocks by which carrier."""
         assert self._coordinator is not None
         assert self.present is not None
         self._coordinator.changes_by(self.present, self.hot)

@@ -15,7 +15,7 @@ from ones_wrapper.network.store import GroupStore
 
 
 class Board(StoreClient):
-    """A connection to the board. A thread that waits for keys has its own, since the wait blocks all other requests."""
+    """A connection to the board. A thread that waits for keys has another, since its wait blocks other requests."""
 
     def __init__(
         self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
@@ -48,8 +48,8 @@ class Board(StoreClient):
         return found[1:].decode(errors="replace") if found else None
 
     def will(self, *pair: str) -> None:
-        """Have the store set this key to this text when the connection ends. Raises `StoreLostError`. Without a pair
-        the end is planned: the store sets nothing, and a leader's missing heartbeats no longer count."""
+        """Have the store set a key to a text, given as `pair`, when the connection ends. Raises `StoreLostError`.
+        Without a pair the end is planned: the store sets nothing, and a leader's missing heartbeats no longer count."""
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
@@ -59,7 +59,7 @@ class Board(StoreClient):
 
     def heard_of(self, kind: str) -> list[str]:
         """Return the names after the dash of all pushed keys `kind-…`."""
-        begin, now = f"{kind}-".encode(), list(self.news)  # a thread that waits for an answer may add some meanwhile
+        begin, now = f"{kind}-".encode(), list(self.news)  # a copy: a waiting thread may add keys
         return [key[len(begin) :].decode(errors="replace") for key in now if key.startswith(begin)]
 
     def names(self, kind: str) -> set[str]:
@@ -93,7 +93,7 @@ class Board(StoreClient):
         return int(self.ask("add", key.encode(), b"%d" % more)[0])
 
     def forget(self, past: Callable[[str], bool]) -> None:
-        """Remove the keys, of texts and of groups' stores, for whose names `past` is true. Raises `StoreLostError`."""
+        """Remove the texts and the groups' stores for whose names `past` is true. Raises `StoreLostError`."""
         keys = self.ask("keys", b"")
         if old := [key for key in keys if past(key.decode(errors="replace").split("/")[0])]:
             self.ask("delete", *old)

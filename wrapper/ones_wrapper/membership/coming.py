@@ -2,11 +2,11 @@
 
 Some state cannot move from memory to memory: shards of FSDP2, a model in two dimensions. Such a job changes its members
 in three steps. All ranks write one checkpoint at a step boundary. The leader announces the next members in the job's
-folder. The ranks end, and their launchers fork new ranks: the first announced block leads the next term, and the other
+folder. The ranks end, and their launchers fork new ranks. The first announced block leads the next term, and the other
 blocks answer the leader.
 
-After a loss the members that are left begin the next term in the same way. Whichever of them comes first leads, since
-any of them may be lost meanwhile.
+After a loss the members that are left begin the next term in the same way. The first of them to come leads, since each
+of them may be lost meanwhile.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
 join the running term."""
 LEAST_LOST_S = 1.0
-"""`LEAST_S` after a loss: a named block may be lost too, and the others wait for it."""
+"""Value of `LEAST_S` after a loss: shorter, since an announced block may be lost, too, and the others wait for it."""
 LOST = "lost"
-"""Cause of a plan with the members that a loss left."""
+"""Cause (`Plan.why`) of a plan with the members that are left after a loss."""
 GATHER = "gather"
 """Key on the board for the announcement with which the term began; the text is empty if there was none."""
 _BEGINS = "begins"
@@ -48,7 +48,7 @@ class Coming:
         return any((member.task, member.restart) == (block.task, block.restart) for member in self.plan.members)
 
     def may_lead(self, block: Block) -> bool:
-        """Return whether this start of a block may lead the announced term: the first member, or any after a loss."""
+        """Return whether this start of a block may lead the announced term: first member, or any after a loss."""
         first = self.plan.members[0]
         return self.named(block) and (self.plan.why == LOST or first.task == block.task)
 
@@ -70,7 +70,7 @@ class Coming:
         except (KeyError, TypeError) as error:
             raise ValueError(f"no announcement of a term: {error}") from None
         if not (is_time(began) and is_time(at)):
-            raise ValueError("no announcement of a term: a time is none")
+            raise ValueError("no announcement of a term: a time is invalid")
         return cls(plan, began, at)
 
 

@@ -1,7 +1,7 @@
 """Process groups that are formed while training goes on, and the change to them. A thread forms the new groups over the
 store of the job's board. Once training pauses for the change, a small sum tests each group. Then the default group is
-replaced by one whose registered backend returns the new groups. So all collectives that name no group (the script's,
-DDP's) use the new ranks."""
+replaced by one whose registered backend returns the new groups. So all collectives without a group argument (the
+script's, DDP's) use the new ranks."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ T = TypeVar("T")
 FORM_S = 20.0
 """Seconds in which a few ranks must form a group, or do one sum over it. `form_s` is for many ranks."""
 LOOK_S = 0.5
-"""Seconds between two looks for ranks that ended, while others wait for them."""
+"""Seconds between two checks for ended ranks, while other ranks wait for them."""
 MOST_STUCK = 3
-"""Most overdue communicators before no more are made. Each holds a thread and memory of the GPU."""
+"""Number of overdue communicators at which no more are made. Each holds a thread and memory of the GPU."""
 TRIED = (1, 1 << 18, 1 << 23)
-"""Elements of the sums that try NCCL's groups. NCCL chooses an algorithm by size, and connects ranks at the first use
+"""Elements of the sums that test NCCL's groups. NCCL chooses an algorithm by size, and connects ranks at the first use
 of each algorithm."""
 
 _NAMES = re.compile(r"(?:control|data|copy|default|formed|next)-(\d+)(?:-\d+)?")
@@ -91,7 +91,7 @@ class Formed:
 
 def forget_groups(board: Board, before: int) -> None:
     """Remove from the board the keys of all groups of generations before `before`: some 0.2 KB for each rank and group.
-    No rank may need those groups any more. Raises `StoreLostError`."""
+    All ranks must have left those groups. Raises `StoreLostError`."""
 
     def past(name: str) -> bool:
         found = _NAMES.fullmatch(name)
@@ -101,12 +101,12 @@ def forget_groups(board: Board, before: int) -> None:
 
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
-    """Return a raw gloo group, formed by a name on the board. Collective. Raises RuntimeError after `timeout_s`."""
+    """Return a raw gloo group of ranks that meet by name. Collective. Raises RuntimeError after `timeout_s`."""
     return raw_group(board.store(name, timeout_s), rank, world, timeout_s)
 
 
 def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any:
-    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is none of this job's."""
+    """Return a raw gloo group of ranks that meet at a store. Raises `ProofError` if a rank is not of this job."""
     group: Any = dist.ProcessGroupGloo(store, rank, world, timedelta(seconds=timeout_s))
     prove_pairwise(group, store.key(), rank, world, timeout_s)
     group.set_timeout(collective(os.environ))
@@ -114,7 +114,7 @@ def raw_group(store: GroupStore, rank: int, world: int, timeout_s: float) -> Any
 
 
 def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> Any:
-    torch.cuda.set_device(device)  # a thread begins on the first one
+    torch.cuda.set_device(device)  # a new thread uses the first GPU
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = collective(os.environ)
     group = dist.ProcessGroupNCCL(store, rank, world, options)
@@ -137,8 +137,8 @@ def _start(name: str, function: Callable[[], T]) -> Future[T]:
 
 
 def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
-    """Return the result of a function that may wait for ever, called in a thread. Raises `StoreLostError` after
-    `timeout_s` seconds; the thread is then left to itself, as it is if `look` raises, which is called meanwhile."""
+    """Return the result of a function that may wait for ever, called in a thread; call `look` meanwhile. Raises
+    `StoreLostError` after `timeout_s` seconds, and each error of `look`: the thread is then left to itself."""
     future, until = _start("ones-ask", function), time.monotonic() + timeout_s
     while not wait((future,), min(LOOK_S, timeout_s)).done:
         look()
@@ -151,7 +151,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
     """Return the communicator that `make` makes within `within_s` seconds; a later communicator is aborted.
 
     ncclCommInitRank has no time-out, and its nonblocking mode hangs in some releases (pytorch#153960): so a thread
-    waits for it. Raises RuntimeError after the time, and at once if `MOST_STUCK` communicators are overdue.
+    calls `make`. Raises RuntimeError after `within_s` seconds, and at once if `MOST_STUCK` communicators are overdue.
     """
     _stuck[:] = [one for one in _stuck if not one.done()]
     if len(_stuck) >= MOST_STUCK:
@@ -168,8 +168,8 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
 
 
 def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: Callable[[], object] = bool) -> str:
-    """Test sums over a plan's groups before training uses them; return why the groups cannot be used, empty if they
-    can. Also empty once `given_up` is true: no rank will use them.
+    """Test a plan's groups by sums before training uses them; return why the groups cannot be used. Empty if they can,
+    and once `given_up` is true: then no rank will use them.
 
     Collective over the plan's ranks, whose devices are idle. A broken link shows here, while training can still go on
     as before. The time to connect is part of the pause. All ranks that reach each other get the same result.
@@ -220,7 +220,7 @@ class Former(threading.Thread):
         self.plan, self.rank, self._board = plan, rank, board
         self._backends, self._device, self._address = backends_of(backend), device, address
         self.formed: Formed | None = None
-        """The groups once they are formed; None before, and if that failed."""
+        """The groups once they are formed; None before, and if forming failed."""
         self.error = ""
         """Reason that the groups could not be formed."""
         self._listening = listening
@@ -285,8 +285,8 @@ def _abort(group: Any) -> None:
 
 
 def backends_of(config: str) -> set[str]:
-    """Return the backends of a configuration of torch.distributed (`dist.get_backend_config`). It is "nccl", or
-    "cpu:gloo,cuda:nccl", which torch takes by itself."""
+    """Return the backends in a configuration of torch.distributed (`dist.get_backend_config`): "nccl", or torch's
+    default "cpu:gloo,cuda:nccl"."""
     return {part.rpartition(":")[2] for part in config.split(",")} & {"gloo", "nccl"}
 
 
@@ -302,12 +302,12 @@ def enter(formed: Formed) -> None:
         _stores.append(formed.store)
     if len(formed.data) > 1:
         _add_nccl(formed.data["nccl"])
-    sys.excepthook = hook  # each initialisation puts another cover around it
+    sys.excepthook = hook  # each initialisation wraps the hook once more
 
 
 def _add_nccl(group: Any) -> None:
     """Add NCCL for CUDA to the default group, which uses gloo. torch keeps one backend for all names that it does not
-    know. Two names of ours in `init_process_group` would be one backend, the first, for both devices."""
+    know: if `init_process_group` named two of ours, the first would serve both devices."""
     world: Any = dist.group.WORLD
     world._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, group)
     state: Any = dist.distributed_c10d._world
@@ -318,7 +318,7 @@ def _add_nccl(group: Any) -> None:
 def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: float) -> None:
     """Extend `group`, and torch.distributed's default group if there is one, to all ranks with which a term begins.
 
-    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds, or if one
+    Collective over these ranks. Raises `StoreLostError` if not all of them come within `within_s` seconds, or if a rank
     ends meanwhile.
     """
     if len(plan.members) == 1:
@@ -334,7 +334,7 @@ def begin(group: TorchGroup, board: Board, plan: Plan, rank: int, within_s: floa
         if not set_up:
             return control_group(board.again(), name, rank, plan.world, within_s)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # a thread begins on the first one
+            torch.cuda.set_device(device)  # a new thread uses the first GPU
         nccl = backend == "nccl"
         found = native_store(store, board.network.host, rank, within_s) if nccl else store
         _stores.append(found)

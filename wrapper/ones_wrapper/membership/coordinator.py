@@ -1,6 +1,6 @@
 """Coordinator on the leading rank: reads orders, tracks ready and lost blocks, and publishes the next membership.
 
-The link's thread runs the coordinator, and training never waits for it: rank 0 asks for its proposal at step
+The link's thread runs the coordinator, so training never waits. Rank 0 asks for the coordinator's proposal at step
 boundaries.
 """
 
@@ -26,11 +26,11 @@ SILENCE_S = 0.5
 DEAD_S = 5.0
 """Seconds without a heartbeat after which a rank counts as lost."""
 NAMED_S = 0.2
-"""Most seconds for which the leader waits until the store has named a lost rank: its connections end at once."""
+"""Most seconds that the leader waits for the store to name a lost rank, whose connections end at once."""
 UNWANTED_S = 3.0
 """Seconds that a newcomer waits for an order that names it: a file system may show a new order late."""
 DEADLINE_S = 5.0
-"""Seconds beyond `form_s` after which a plan is dropped: its groups were not formed, or by terms no step ended."""
+"""Seconds beyond `form_s` after which a plan is dropped: its groups are not formed, or no step has ended."""
 
 
 class Coordinator:
@@ -55,7 +55,7 @@ class Coordinator:
         self._hot: bool | None = None
         self._back_off = back_off
         self._refused = 0
-        """Ranks of the last membership that did not fit; 0 for none."""
+        """Number of ranks of the last membership that did not fit; 0 for none."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -79,7 +79,7 @@ class Coordinator:
         self.notes: deque[str] = deque(maxlen=100)
         """Notes on nodes that newcomers found unfit."""
         self.stop_all = False
-        """True once all blocks are asked to end, and so the job."""
+        """True once all blocks, and thereby the job, are asked to end."""
         self.lost = ""
         """Reason that this membership cannot go on; empty while it can."""
 
@@ -89,7 +89,7 @@ class Coordinator:
             self._stopped = True
 
     def changes_by(self, present: Plan, hot: bool) -> None:
-        """Publish plans from now on: state moves from memory to memory (`hot`), or each change begins a term, for which
+        """Publish plans from now on. If `hot`, state moves from memory to memory; else each change begins a term, and
         no groups are formed beforehand."""
         self._present, self._hot = present, hot
 
@@ -189,7 +189,7 @@ class Coordinator:
             self._check(plan)
 
     def _settle(self) -> None:
-        """Remove, after a change, the groups' keys from the board that are older than the previous membership."""
+        """Remove from the board, after a change, the keys of groups older than the previous membership."""
         with self._lock:
             present, before, self._before = self._present, self._before, None
         if before is not None:
@@ -228,14 +228,14 @@ class Coordinator:
         return zip(ranks.values(), self._board.silent_s([*ranks]), strict=True)
 
     def _lose(self, whys: dict[str, str]) -> None:
-        """Set `lost` if a member is in `whys`, which has reasons by uid, and turn away newcomers that are in it."""
+        """Set `lost` if `whys` (reasons by uid) names a member; turn away the newcomers that `whys` names."""
         for member in self._present.members:
             if member.uid in whys:
                 self.lost = whys[member.uid].format(member.name)
         for uid in whys.keys() & self._registered.keys():
             why = whys[uid].format(self._registered.pop(uid).name)
             log(f"{why}; it does not join")
-            self._board.put(f"leave-{uid}", why)  # one that was only suspended would wait for ever
+            self._board.put(f"leave-{uid}", why)  # else a suspended block would wait for ever
             self._ready.pop(uid, None)
             if self._plan is not None and self._plan.first_rank(uid) is not None:
                 self._drop(why, failed=False)

@@ -41,8 +41,8 @@ from ones_wrapper.protocol import HOT
 _MEET_S = 300.0
 """Seconds in which the ranks of a block must find each other: as long as torch's own limit."""
 _ELSEWHERE = (
-    "those who train take blocks in from memory to memory, and a Trainer keeps the ranks that it began with: "
-    "all blocks of a job run the same script"
+    "the other blocks change from memory to memory, and a Trainer keeps the ranks that it began with: "
+    "all blocks of a job must run the same script"
 )
 
 
@@ -50,7 +50,7 @@ class Entered:
     """Ranks that have met, before the run is made of them."""
 
     def __init__(self, group: Group, block: Block | None = None) -> None:
-        """`block` is that of the `group`, which has only its ranks so far; None in a plain job."""
+        """`block` is the block whose ranks `group` has so far; None in a plain job."""
         self.group, self._block, self._local = group, block, group.rank
         self.blocks: Blocks | None = None
         """The job's blocks, once these ranks have found them; None in a plain job."""
@@ -76,11 +76,11 @@ class Entered:
             if self._local == 0:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
-        except (StoreLostError, PeersLostError) as why:  # on some ranks of the block, perhaps: all look again
+        except (StoreLostError, PeersLostError) as why:  # perhaps only on some ranks of the block: all look again
             log(f"block {block.task}: the others that were found are gone ({why}); it looks again")
             self._give_up(str(why))
             raise SystemExit(PEER_LOST) from None
-        except RuntimeError as error:  # ranks are gone: of this block, which say why, or of those that it began with
+        except RuntimeError as error:  # ranks of this block are gone, which say why, or of its peers
             if not is_peer_lost(error) or (self.blocks is not None and self.blocks.alone):
                 raise
             log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
@@ -92,8 +92,8 @@ class Entered:
             self.blocks.give_up(why)
 
     def keep_ranks(self) -> None:
-        """Have each change of ranks begin a term, for a framework that copies rank and world size. Ends a block that
-        found other blocks changing from memory to memory."""
+        """Have each change of ranks begin a term, for a framework that copies rank and world size. Ends this block if
+        it found other blocks that change from memory to memory."""
         if self.blocks is None:
             return
         self.blocks.machine.carrier = Carrier.CHECKPOINT
@@ -102,7 +102,7 @@ class Entered:
                 raise NotWantedError(_ELSEWHERE)
 
     def set_up(self, group: Group) -> None:
-        """Take over control group and device of `group`: ranks that met before the script set up torch.distributed."""
+        """Take over control group and device of `group`, if torch.distributed is set up after the ranks met."""
         mine = self.group
         assert isinstance(mine, TorchGroup) and isinstance(group, TorchGroup)
         connections.keep(mine.control)
@@ -125,7 +125,7 @@ def enter_before_script() -> Entered | None:
     """Have a block's ranks meet before the script, if the last run reported changes by terms; else return None.
 
     Afterwards the launcher's variables, from which the script learns its ranks, are true for all blocks together. CUDA
-    and torch.distributed are not set up: the script might want them otherwise.
+    and torch.distributed are left for the script to set up.
     """
     env = os.environ
     again = env.pop("ONES_NEXT_TERM", "")  # not for jobs that this one submits
@@ -136,7 +136,7 @@ def enter_before_script() -> Entered | None:
     by_terms = bool(again) or (spec is not None and not spec.hot)
     rank, world, local, each = (int(env[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     store = GroupStore(meet(env, JobNetwork.found(env, directory / HOT)), "block", _MEET_S) if world > 1 else None
-    if store is not None:  # the first rank's word: a shared file system may show a spec only to some nodes
+    if store is not None:  # the first rank decides: a shared file system may show a spec only to some nodes
         if rank == 0:
             store.set("by-terms", str(int(by_terms)))
             with suppress(TimeoutError):  # the place ends with its last rank, perhaps before the others have come
@@ -189,7 +189,7 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
         link = Link(found.board, f"{found.me.uid}-{local}", lambda: FLAGS.stop, abandon)
         link.start()
         try:
-            group.maximum([0])  # all sign
+            group.maximum([0])  # all ranks have sent a heartbeat
             check = NodeCheck(group, found.folder.path, block.array)
             if found.state is BlockState.LEADING and found.present is None:
                 check.take()
@@ -213,8 +213,8 @@ def enter_block(group: TorchGroup, block: Block) -> Entered:
 
 def _tell_script(group: TorchGroup, block: Block, leader: Leader, nodes_before: int) -> None:
     """Set the launcher's variables for the present ranks. init_process_group uses the leader's board like the store of
-    torch's agents. Some releases of torch put the number of starts into its keys, so all ranks need the same number:
-    the term."""
+    torch's agents. Some releases of torch put the number of starts into the store's keys, so all ranks need the same
+    number: the term."""
     env = os.environ
     local, each, node = (int(env[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
     env.update(Placement(group.rank, group.world, local, each, nodes_before + node, group.nodes).env())

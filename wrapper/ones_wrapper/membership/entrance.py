@@ -1,4 +1,4 @@
-"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins those that train."""
+"""Entrance of a starting block: it leads its job, begins a term with announced blocks, or joins blocks that train."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ones_wrapper.process.log import log
 MODE = "mode"
 """Key on the board for the carrier by which the present members take blocks in."""
 _TURN_S = 0.5
-"""Longest wait of the block's first rank for news, in seconds, before its other ranks get an answer."""
+"""Seconds after which the block's first rank answers its other ranks, even if no news has come."""
 _LOOK_S = 0.02
 
 
@@ -51,11 +51,11 @@ class FoundBlocks:
     present: Plan | None = None
     """Membership of a term that begins with several blocks; None for any other start."""
     stood_still_at: float = 0.0
-    """Unix time at which training paused for this term, if the previous term announced it; else 0."""
+    """Unix time at which training paused for this term, if the term was announced; else 0."""
 
 
 def come_in(group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str]) -> FoundBlocks:
-    """Find the job's leader, become it, or begin a term with announced blocks; then `group` gets all their ranks.
+    """Find the job's leader, become the leader, or begin a term with announced blocks, whose ranks `group` then gets.
     Collective over the block. Raises `NotWantedError` if the job is over, and `StoreLostError`."""
     folder, address = HotFolder(job_dir, block.array), node_name(env)
     hosted: list[Board] = []
@@ -114,7 +114,7 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
         try:
             return _look(found, link, leaving, registered)
         except (StoreLostError, ValueError) as error:
-            # Who led it may be gone already.
+            # The term's leader may be gone already.
             return "next" if find_coming(found.folder, found.leader) is not None else f"lost: {error}"
 
     while True:
@@ -136,7 +136,8 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 
 
 def say_ready(board: Board, me: Member) -> None:
-    """Announce that the block `me` can join, from its first rank, once all send heartbeats. Raises `StoreLostError`."""
+    """Announce that block `me`, whose ranks send heartbeats, can join; its first rank calls this. Raises
+    `StoreLostError`."""
     board.put(f"join-{board.count('joined', 1)}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 

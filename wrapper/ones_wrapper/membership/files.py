@@ -53,7 +53,7 @@ class Leader:
     """Leading block of a term, and the address of the term's board."""
 
     term: int
-    """Number of the term, from 0: the job's reports have it in place of Slurm's restart count."""
+    """Number of the term, from 0; the job's reports have the term in place of Slurm's restart count."""
     host: str
     port: int
     """Port of the store server with the term's board."""
@@ -65,7 +65,7 @@ class Leader:
 
 
 def living(leader: Leader, secret: JobSecret, timeout_s: float = 2.0) -> bool:
-    """Return whether the leader's board answers within `timeout_s`. Nobody without the secret can answer for it."""
+    """Return whether the leader's board answers within `timeout_s`. Only a process with the secret can answer."""
     try:
         StoreClient(leader.host, leader.port, secret, MEMBER, leader.place, timeout_s).close()
     except StoreLostError:
@@ -91,7 +91,7 @@ class HotFolder:
             raise LaunchError(f"job directory {self.path}: cannot be made ({error.strerror})") from None
         if why := not_ours(self.path):
             raise LaunchError(f"job directory {self.path}: {why}")
-        # Checked first: the mode of what a link names is not ours to change.
+        # Only after the check, since chmod follows a link.
         with suppress(OSError):
             self.path.chmod(0o700)
 
@@ -106,12 +106,12 @@ class HotFolder:
     def next_term(self, after: Leader | None) -> int:
         """Return the term to claim once `after`, the newest leader seen, is lost. Terms with invalid files are skipped.
 
-        A term that another block has claimed since is returned too, so that the claim fails. The next term's claim
+        A term that another block has claimed since is not skipped, so that the claim fails: a claim of the next term
         would replace a living leader.
         """
         taken = set(self._terms())
         term = after.term + 1 if after else 0
-        while term in taken and self._read(term) is None:  # a file that isn't sound keeps its name
+        while term in taken and self._read(term) is None:  # an invalid file keeps its name
             term += 1
         return term
 
@@ -131,7 +131,7 @@ class HotFolder:
         except OSError as error:
             self._say(f"{path} cannot be written ({error.strerror})")
             return False
-        # Whoever took a later term did so while this one was free: it was ours for an earlier look than theirs.
+        # A later term was claimed while this term was free: this claim comes from an older look at the folder.
         if won and self._later(leader.term):
             with suppress(OSError):
                 path.unlink()
@@ -143,7 +143,7 @@ class HotFolder:
     def over(self) -> bool:
         """Return whether the job has ended."""
         try:
-            # A directory may have been another job's before.
+            # The directory may have been another job's before.
             return read_small(self.path / OVER, MOST_BYTES).strip() == str(self._array).encode()
         except (OSError, ValueError):
             return False
@@ -161,7 +161,7 @@ class HotFolder:
         try:
             replace_small(self.path / COMING, text.encode(), 0o600)
         except OSError as error:
-            # A server that answers late may have renamed it all the same, and blocks that start believe it.
+            # A server that answers late may have renamed the file all the same, and starting blocks believe it.
             if self.announced() != json.loads(text):
                 return f"{self.path / COMING} cannot be written ({error.strerror})"
         return ""

@@ -1,7 +1,7 @@
-"""The background thread of one rank that keeps up its membership: heartbeats, news from the board, groups of plans.
+"""Background thread that keeps up one rank's membership: heartbeats, news from the board, groups of plans.
 
-On the leading rank the thread also runs the coordinator. It begins to form a plan's groups before the ranks agree on
-the plan. It runs on while the script's thread waits in a collective that never ends.
+On the leading rank the thread also runs the coordinator. The thread begins to form a plan's groups before the ranks
+agree on the plan. It runs on while the script's thread waits in a collective that never ends.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Link(threading.Thread):
         self._make: Make | None = None
         self._next, self._uid = 0, ""
         self._formers: dict[int, Former] = {}
-        """Formers of plans, by generation, until `take` returns them. A later plan ends no former: this rank may ask
-        for a plan's groups after the leader has published the next plan."""
+        """Each `Former` by the generation of its plan, until `take` returns it. A later plan does not end it: this rank
+        may ask for a plan's groups after the leader has published the next plan."""
         self.follow(board)
 
     def follow(self, board: Board, coordinator: Coordinator | None = None) -> None:
@@ -77,13 +77,13 @@ class Link(threading.Thread):
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def form(self, present: int, uid: str, make: Make) -> None:
-        """Form the groups of all plans after the generation `present` that name the block `uid`, from now on. `make`
-        returns a former, given a plan, the rank of the block's first process, and a board."""
+        """Form, from now on, the groups of all plans after the generation `present` that name the block `uid`. `make`
+        returns a `Former` for a plan, the rank of the block's first process, and a board."""
         with self._lock:
             self._next, self._uid, self._make = max(self._next, present + 1), uid, make
 
     def take(self, generation: int) -> Former | None:
-        """Return the former of a plan's groups; None if this thread has not begun to form them, and the caller must."""
+        """Return the `Former` of a plan's groups; None if the caller must form them: this thread has not begun."""
         with self._lock:
             self._next = max(self._next, generation + 1)
             for past in [one for one in self._formers if one < generation]:
@@ -97,7 +97,7 @@ class Link(threading.Thread):
                 board.unhear(f"plan-{generation - 2}", f"verdict-{generation - 2}")
                 try:
                     plan = decode_plan(text)
-                except ValueError:  # the rank itself says so
+                except ValueError:  # raised again when the rank prepares for the plan
                     continue
                 if (first := plan.first_rank(self._uid)) is not None:
                     self._formers[generation] = former = self._make(plan, first, board.again())

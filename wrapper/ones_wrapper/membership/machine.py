@@ -1,8 +1,8 @@
 """States of a block in its job, and the table of allowed transitions. All ranks of a block have the same state.
 
-Only `BlockMachine.go` changes a state. A transition that the table lacks is a fault of ours: it is made and logged,
-since no training may end for it. The picture in docs/how_blocks_work.md is made from the table: ``python -m
-ones_wrapper.membership.machine``.
+Only `BlockMachine.go` changes a state. A transition that the table lacks is a fault of this package. The transition is
+made and logged: the fault must not end a training. The picture in docs/how_blocks_work.md is made from the table:
+``python -m ones_wrapper.membership.machine``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BlockMachine:
         """Present state; `settled` is the state before the change under way, or before the end."""
         self.carrier = carrier
         self.plan: Plan | None = None
-        """Plan of the change under way; None for none."""
+        """Plan of the change under way; None if there is no change."""
         self._lock = threading.Lock()
 
     def go(self, to: BlockState) -> None:
@@ -119,7 +119,7 @@ class BlockMachine:
 
 
 def block_picture() -> str:
-    """Return the table as a Mermaid state diagram, without those to `lost`, which all states outside `LAST` have."""
+    """Return the table as a Mermaid state diagram, without the transitions to `lost`, which all but `LAST` have."""
     steps = [f"    {before.value} --> {after.value}" for before, after, _ in BLOCK_EDGES]
     return "\n".join(["stateDiagram-v2", "    [*] --> outside", *steps, "    parting --> [*]", "    over --> [*]"])
 

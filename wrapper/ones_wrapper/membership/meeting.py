@@ -40,10 +40,10 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple[Leader | None, Board | None]:
-    """Return (leader, its board); None for the board unless this process leads, and twice if the job is over.
+    """Return (leader, its board). The board is None unless this process leads; both are None if the job is over.
 
-    A block that may lead an announced term claims it, and other blocks wait for it. A term is claimed once the previous
-    term's rescue checkpoint is written.
+    A block that may lead an announced term claims the term, and other blocks wait for the claim. A claim waits until
+    the previous term's rescue checkpoint is written.
     """
     until = time.monotonic() + DYING_S
     patience: float | None = None
@@ -63,7 +63,7 @@ def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple
                     time.sleep(0.1)
                     continue
             except StoreLostError:
-                if find_coming(folder, leader) is not None:  # the last that the leader did
+                if find_coming(folder, leader) is not None:  # the leader's last act
                     continue
         term = folder.next_term(leader)
         rescue.wait(folder.path, term - 1)

@@ -35,7 +35,7 @@ CHECK_S = 10.0
 SLOWER = 4.0
 """Multiple of the other nodes' median time above which a node is unfit, unless its time is below `NOISE_S`."""
 NOISE_S = {"cpu": 0.5, "cuda": 0.02}
-"""Seconds that a host's other work may cost, by type of device: a shorter time is never unfit."""
+"""Seconds, by type of device, that other work on a host may cost: a node with a shorter time is never unfit."""
 LEAST_FREE = 0.8
 """Least free memory of a node's GPUs, as a share of the other nodes' median."""
 REPEATS = 5
@@ -55,9 +55,9 @@ class NodeFigures:
     device: str
     """Name of the device; only nodes with the same device are compared."""
     ranks: int
-    """Number of ranks of the block, which summed together."""
+    """Number of ranks in the block, over which the tensor was summed."""
     free: int
-    """Bytes of memory on its fullest GPU; 0 for a CPU."""
+    """Free bytes of memory on the node's fullest GPU; 0 for a CPU."""
     product_s: float
     sum_s: float
 
@@ -96,7 +96,7 @@ class NodeCheck:
         except (RankError, RuntimeError) as error:
             if is_peer_lost(error):
                 raise
-            log(f"what this node takes was not written down: {error}"[:300])
+            log(f"the times of this node were not written down: {error}"[:300])
 
     def why_unfit(self) -> str:
         """Return why this block must not join, with the node's name; empty if it may. Collective."""
@@ -137,7 +137,7 @@ class NodeCheck:
             product_s = min(_took(product, device) for _ in range(REPEATS))
         except RuntimeError as error:
             why = f"a matrix product failed ({type(error).__name__}: {error})".splitlines()[0][:300]
-        if group.maximum([int(bool(why))])[0]:  # nobody waits for it in a sum
+        if group.maximum([int(bool(why))])[0]:  # else other ranks would wait in the sum
             raise RuntimeError(next(filter(None, group.gather(why))))
         sum_s = min(_took(lambda: _sum(group), device) for _ in range(REPEATS)) if group.world > 1 else 0.0
         row: list[Any] = [self._name, free, product_s, sum_s]

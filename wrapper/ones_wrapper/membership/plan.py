@@ -120,10 +120,10 @@ def plan_of(data: Any) -> Plan:
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a plan: {error}") from None
     if not members or any(len(set(names)) < len(members) for names in (plan.tasks, [one.uid for one in members])):
-        raise ValueError("not a plan: without members, or with one of them twice")
+        raise ValueError("not a plan: without members, or with a member twice")
     numbers = (plan.generation, plan.term, plan.batch, 0 if plan.order is None else plan.order)
     if not all(type(n) is int and 0 <= n <= MAX_INT for n in numbers) or not is_time(plan.ready_s):
-        raise ValueError("not a plan: a number is none, or out of range")
+        raise ValueError("not a plan: a number is invalid, or out of range")
     if type(plan.why) is not str or type(plan.moves) is not bool:
         raise ValueError("not a plan: a field is of the wrong type")
     return plan
@@ -164,8 +164,8 @@ def next_plan(
     """Return the members that shall train next; None if nothing changes.
 
     `present` train now, in rank order. `wanted` are the tasks that the order in force names, the preferred leader
-    first; None if no order names tasks. `ready` are newcomers that could join, and the first of them has waited
-    `waited_s`. `leaving` are the uids of members that are asked to end.
+    first; None if no order names tasks. `ready` are newcomers that can join; the first of them has waited `waited_s`
+    seconds. `leaving` are the uids of members that are asked to end.
 
     Members that stay keep their order, so ranks move as little as possible. If the leader goes, the first task of
     `wanted` that stays leads. A block that is no longer wanted leaves once all wanted blocks are there: a replacement

@@ -2,7 +2,7 @@
 
 The first rank that notices the loss claims the checkpoint by an empty file in the job's folder. Renaming the file ends
 the claim. On a GPU only a step whose event is done is written. A collective whose peer died never ends, and a model
-that waits for the collective is behind its progress.
+that waits for the collective lacks steps that its progress counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_S = 20.0
 
 class Ending:
     """End of a rank that lost other ranks, by the thread that notices first: the script's thread, or the link's. The
-    deadline begins before any wait, also before the wait for the lock."""
+    deadline begins before all waits, including the wait for the lock."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Ending:
             return self._running
 
     def by_script(self, say: Callable[[], None]) -> None:
-        """Call `say`, which informs log and ranks, and write the checkpoint, after an error in the script's thread."""
+        """Handle an error in the script's thread: call `say`, which informs log and ranks, and write the checkpoint."""
         deadline = self._start()
-        with self._one:  # kept for ever by the watch's thread, if that came first
+        with self._one:  # never released, if the link's thread came first
             self._over = True
             say()
             self._rescue(deadline)
@@ -86,7 +86,7 @@ class Ending:
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Claim the rescue checkpoint of a term; return whether this process got the claim, and so writes."""
+    """Claim the rescue checkpoint of a term; return whether this process got the claim and has to write."""
     if _done(folder, term).exists():
         return False
     try:

@@ -25,14 +25,14 @@ _LOOK_S = 0.1
 def wait_for_others(group: TorchGroup, blocks: Blocks) -> None:
     """Wait for other blocks until the strategy can use the number of ranks; return if no block came. Collective.
 
-    The next term then begins from the newest checkpoint, which raises `NextTermError`, or `NotWantedError` if this
+    If blocks came, the next term begins from the newest checkpoint: raises `NextTermError`, or `NotWantedError` if this
     block is no member. Ends the process if the block or the job is asked to end. Raises `PeersLostError`.
     """
     FLAGS.armed = True
     directory = find_job_directory(os.environ, Path.cwd())
     generation = group.on_first(lambda: last_generation(directory, blocks.leader.term)) + 1
     blocks.lead_first(generation, Carrier.CHECKPOINT)
-    group.say(f"{group.world} ranks are none that the strategy can use; waiting for other blocks of the job")
+    group.say(f"the strategy cannot use {group.world} ranks; waiting for other blocks of the job")
     code = wait(group, blocks, OwnerRequests(directory))
     blocks.close()
     if code:

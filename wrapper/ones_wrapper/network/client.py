@@ -18,7 +18,7 @@ from ones_wrapper.network.server import MEMBER
 ANSWER_S = 5.0
 """Seconds without an answer after which a store counts as lost."""
 IDLE_S = 10.0
-"""Seconds without a request after which a connection may be closed until the next one."""
+"""Seconds without a request after which a connection may be closed until the next request."""
 _clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 _clients_lock = threading.Lock()
 
@@ -28,7 +28,7 @@ class StoreLostError(ConnectionError):
 
 
 class StoreClient:
-    """A connection to one place of a store. Threads share it and wait for each other; pushed values arrive, too."""
+    """A connection to one place of a store, shared by threads in turn; pushed values arrive, too."""
 
     def __init__(
         self, host: str, port: int, secret: JobSecret, role: str, place: str, timeout_s: float = ANSWER_S
@@ -38,7 +38,7 @@ class StoreClient:
         self._secret, self._role = secret, role
         self._lock, self._frames = threading.Lock(), Frames()
         self.news: dict[bytes, bytes] = {}
-        """The newest values by key, of the kinds of keys that are followed."""
+        """Newest value of each key whose kind is followed."""
         self._closed, self._follows, self._asked_at = False, False, time.monotonic()
         self._socket: socket.socket | None = None
         self._connect(timeout_s)
@@ -69,7 +69,7 @@ class StoreClient:
             end(connection)
 
     def rest(self) -> None:
-        """Close an idle connection until the next request, unless used within `IDLE_S`, or for pushed values."""
+        """Close the connection until the next request, if unused for `IDLE_S` and not needed for pushed values."""
         if self._role != MEMBER or self._follows or not self._lock.acquire(blocking=False):
             return
         try:
@@ -115,7 +115,7 @@ class StoreClient:
             try:
                 self._receive(0.0)
                 self._take()
-            except BlockingIOError:  # another thread got it as it waited for an answer
+            except BlockingIOError:  # another thread read it while waiting for an answer
                 return
             except (OSError, FrameError) as error:
                 self.close()
@@ -129,10 +129,10 @@ class StoreClient:
             connection.sendall(message)
             while (answer := self._take()) is None:
                 self._receive(timeout_s)
-            self._take()  # what was pushed after it
+            self._take()  # values that were pushed after the answer
             return answer
         except (OSError, FrameError) as error:
-            self.close()  # an answer that comes late would be taken for another's
+            self.close()  # a late answer would be taken for the next request's
             late = isinstance(error, TimeoutError)
             raise StoreLostError(f"no answer within {timeout_s:g} s" if late else str(error)) from None
 

@@ -21,7 +21,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.log import log
 
 UNPROVEN = 256
-"""Most unproven connections. Beyond that the oldest is closed, of the address that has the most."""
+"""Most unproven connections. Beyond that, the address with the most loses its oldest."""
 _AT_ONCE = 64
 """Most connections that are accepted before the present callers are served."""
 _NAMED = 100
@@ -31,8 +31,8 @@ _NAMED = 100
 def listen(host: str) -> socket.socket:
     """Return a socket that listens at this node's name or address `host`, on a port that the system picks.
 
-    If the name leads only to the node itself, as some distributions set it up, the socket listens at all addresses:
-    other nodes know the node by another name.
+    If the name leads only to the loopback address, as in some distributions, the socket listens at all addresses: other
+    nodes know the node by another name.
     """
     literal = _is_literal(host)
     with suppress(OSError):
@@ -84,7 +84,7 @@ class Door:
 
     @property
     def port(self) -> int:
-        """Port on which it listens."""
+        """Port of the listening socket."""
         return int(self._listener.getsockname()[1])
 
     def fileno(self) -> int:
@@ -92,7 +92,7 @@ class Door:
         return self._selector.fileno()
 
     def sockets(self) -> list[socket.socket]:
-        """Return all its sockets, for a forked child to close."""
+        """Return all sockets of the door, for a forked child to close."""
         return [self._listener, *(one.connection for one in list(self._strangers.values()))]
 
     def next_s(self) -> float | None:
@@ -183,8 +183,8 @@ class Door:
         stranger.connection.close()
         if stranger.address not in self._named and len(self._named) < _NAMED:
             self._named.add(stranger.address)
-            log(f"a connection from {stranger.address} was refused: {why}; training goes on, and later ones from "
-                "there are not named")  # fmt: skip
+            log(f"a connection from {stranger.address} was refused: {why}; training goes on, and later refusals "
+                "of this address are not logged")  # fmt: skip
 
     def _forget(self, stranger: _Stranger) -> None:
         self._selector.unregister(stranger.connection)

@@ -19,7 +19,7 @@ class FrameError(ValueError):
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Shut a connection down, so that the peer sees its end even if a forked process still holds the socket."""
+    """Shut a connection down, so that the peer sees the end even if a forked process still holds the socket."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -28,7 +28,7 @@ _here: dict[str, StoreServer] = {}
 
 
 def node_name(env: Mapping[str, str]) -> str:
-    """Return the name or address by which the job's other nodes reach this one; the loopback address outside Slurm.
+    """Return the name or address by which the job's other nodes reach this node; the loopback address outside Slurm.
     `ONES_SOCKET_IFNAME` names an interface, if a node's name leads to a slow network."""
     if interface := env.get("ONES_SOCKET_IFNAME"):
         return address_of(interface)
@@ -58,7 +58,7 @@ class JobNetwork:
 
     @classmethod
     def found(cls, env: Mapping[str, str], folder: Path) -> JobNetwork:
-        """Return the network that `ones-run` named in `env`; ranks that others started serve their own store. `folder`
+        """Return the network that `ones-run` named in `env`; without `ones-run` this process serves a store. `folder`
         has the job's secret. Raises `LaunchError`."""
         if given := env.get(STORE):
             host, _, port = given.rpartition(":")
@@ -67,7 +67,7 @@ class JobNetwork:
 
     @classmethod
     def here(cls, host: str = _LOCAL, secret: JobSecret | None = None) -> JobNetwork:
-        """Return a network with a store server in this process, one for each secret, at the node's name `host`."""
+        """Return a network whose store server runs in this process at the name `host`; a server for each secret."""
         secret = secret or JobSecret.fresh()
         name = secret.key("server").hex()
         if name not in _here:

@@ -23,7 +23,7 @@ _SIZE = hashlib.sha256().digest_size
 
 def prove_pairwise(group: Any, key: bytes, rank: int, world: int, timeout_s: float = PAIRWISE_S) -> None:
     """Exchange proofs between all pairs of ranks. Collective over a gloo group, of torch.distributed or raw. Raises
-    `ProofError` for a rank without the key, and RuntimeError for one that does not answer."""
+    `ProofError` for a rank without the key, and RuntimeError for a rank that does not answer."""
     if world == 1:
         return
     mine = b"".join(_proof(key, rank, to) for to in range(world))
@@ -38,11 +38,11 @@ def prove_pairwise(group: Any, key: bytes, rank: int, world: int, timeout_s: flo
         if not hmac.compare_digest(theirs[sender * _SIZE : (sender + 1) * _SIZE], _proof(key, sender, rank))
     ]
     if strangers:
-        raise ProofError(f"rank {strangers[0]} of the group is none of this job's")
+        raise ProofError(f"rank {strangers[0]} of the group does not belong to this job")
 
 
 def prove_groups(control: Any, key: bytes, rank: int, world: int) -> None:
-    """Exchange proofs in the gloo group `control`, and in torch.distributed's default group if that is gloo's."""
+    """Exchange proofs in the gloo group `control`, and in torch.distributed's default group if it uses gloo."""
     if dist.get_backend() == "gloo":
         prove_pairwise(dist.group.WORLD, key, rank, world)
     prove_pairwise(control, key, rank, world)

@@ -76,7 +76,7 @@ def _unpacked(value: Any, blobs: list[bytes]) -> Any:
         return data
     shape = value["shape"]
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError("not plain data: a shape that is none")
+        raise ValueError("not plain data: an invalid shape")
     if kind == "tensor":
         dtype = getattr(torch, value["dtype"])
         if not isinstance(dtype, torch.dtype) or len(data) != math.prod(shape) * dtype.itemsize:

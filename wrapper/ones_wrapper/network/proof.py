@@ -2,11 +2,11 @@
 
     caller: role, place, a nonce
     host:   a nonce, HMAC-SHA256 over both nonces, role and place
-    caller: the same with its own label
-    host:   nothing, or why it does not take the caller all the same
+    caller: the same HMAC with the caller's label
+    host:   nothing, or the reason to refuse the caller
 
-The nonces make each proof worth one connection. The key is bound to the place (a term's store, the state for one rank),
-so a proof for one is none for another. The labels keep either side from sending the other's proof back.
+The nonces make each proof valid for one connection. The key is bound to the place (a term's store, the state for one
+rank), so a proof for one place is invalid at another. The labels keep each side from sending the other's proof back.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Challenge:
         """The host's message to the caller."""
 
     def met_by(self, proof: bytes) -> bool:
-        """Return whether the caller's proof is right: it has the secret."""
+        """Return whether the proof shows that the caller has the secret."""
         return hmac.compare_digest(proof, self._expected)
 
 

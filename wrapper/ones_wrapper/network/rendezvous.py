@@ -1,5 +1,5 @@
-"""Rendezvous of ranks that `ones-run` started: `env://`, which scripts and frameworks name, leads to the job's store. A
-port, as torch uses, might be guessed or taken by any process."""
+"""Rendezvous of ranks that `ones-run` started: `env://`, which scripts and frameworks name, leads to the job's store.
+Any process might guess or take torch's own port."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _torch_env = _rendezvous_handlers["env"]
 
 
 def install(env: MutableMapping[str, str]) -> None:
-    """Make `env://` lead ranks of `ones-run` to the job's store, and others as torch does. NCCL then takes connections
-    only from this job's ranks, if its release can and the user does not say otherwise."""
+    """Make `env://` lead ranks of `ones-run` to the job's store, and other processes to torch's. NCCL then accepts only
+    this job's ranks, if its release can and the user set no other values."""
     _rendezvous_handlers["env"] = _find
     if STORE in env and torch.cuda.is_available():
         network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
@@ -37,7 +37,7 @@ def install(env: MutableMapping[str, str]) -> None:
 
 
 def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
-    """Connect to the place in which the ranks of this start meet. Raises `StoreLostError`."""
+    """Connect to the store's place where the ranks of this start meet. Raises `StoreLostError`."""
     until = time.monotonic() + _MEET_S
     while True:
         try:
@@ -52,7 +52,7 @@ def meet(env: Mapping[str, str], secret_from: JobNetwork) -> StoreClient:
 
 
 def group_key() -> bytes | None:
-    """Return the key for `prove_pairwise` of the newest group that was formed by `env://`; None for none."""
+    """Return the key for `prove_pairwise` of the newest group that was formed by `env://`; None if there is none."""
     return _kept[-1].key() if _kept else None
 
 
@@ -71,9 +71,9 @@ def _store(env: Mapping[str, str], rank: int, world: int, timeout: timedelta) ->
     if world == 1:  # it needs nobody, and so no port
         return HashStore()
     network = JobNetwork.found(env, Path(env["ONES_JOB_DIR"]) / HOT)
-    # All ranks set up torch.distributed equally often; keys of an earlier time would lead to closed connections.
+    # Each set-up of torch.distributed has a number, equal on all ranks: older keys lead to closed connections.
     mine = GroupStore(meet(env, network), f"init-{len(_kept)}", timeout.total_seconds())
     _kept.append(mine)
-    if torch.cuda.is_available():  # whether NCCL will use it is not known yet
+    if torch.cuda.is_available():  # NCCL might use the store
         return native_store(mine, node_name(env), rank, timeout.total_seconds())
     return mine

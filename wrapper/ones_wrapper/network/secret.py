@@ -1,4 +1,4 @@
-"""The job's secret: 32 random bytes in its folder `hot/`, which only its owner may read. Standard library only."""
+"""The job's secret: 32 random bytes in the folder `hot/`, which only its owner may read. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobSecret:
 
     @classmethod
     def make(cls, folder: Path) -> JobSecret:
-        """Return the job's secret, made if missing; several processes get the same. Raises `LaunchError`."""
+        """Return the job's secret, made if missing; concurrent calls return the same secret. Raises `LaunchError`."""
         try:
             if not os.path.lexists(folder / SECRET):
                 create_small(folder / SECRET, os.urandom(SIZE), 0o600)
@@ -43,7 +43,7 @@ class JobSecret:
 
     @classmethod
     def read(cls, folder: Path, patience_s: float = 0.0) -> JobSecret:
-        """Return the job's secret, which shared file systems may show up to `patience_s` late. Raises `LaunchError`."""
+        """Return the job's secret; a file system may show the file up to `patience_s` late. Raises `LaunchError`."""
         until, path = time.monotonic() + patience_s, f"job directory {folder / SECRET}"
         while True:
             try:

@@ -1,7 +1,7 @@
 """Key-value store of a job's processes: plain bytes by key, in separate places.
 
-One thread serves all connections. A hosted place ends with its host's connection, and all its connections are closed. A
-place where ranks meet ends with its last member. Needs only the standard library: `ones-run` serves it.
+One thread serves all connections. When a host's connection ends, its place ends and the place's other connections are
+closed. A place where ranks meet ends with its last member. Needs only the standard library: `ones-run` serves it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.standstill import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
-"""Roles of a connection: host of a place, which ends with it; member of a hosted place; member of one without host."""
+"""Roles of a connection: host, whose place ends with it; member of a hosted place; member of a place without host."""
 _TURN_S = 1.0
 """Most seconds between two checks whether this process was suspended."""
 _MOST_UNREAD = 4 * MOST
@@ -37,7 +37,7 @@ class _Place:
         self.awaited: dict[bytes, set[_Member]] = {}
         self.followers: dict[bytes, set[_Member]] = {}
         self.heard: dict[bytes, float] = {}
-        """Monotonic time of each process's last heartbeat, or of the first question about it."""
+        """Monotonic time of each process's last heartbeat, or of the first question about the process."""
         self.leads = b""
         """Name under which the host sends heartbeats; empty while it sends none."""
 
@@ -49,7 +49,7 @@ class _Member:
         self.missing: set[bytes] = set()
         self.until = 0.0
         self.keys: tuple[bytes, ...] = ()
-        """Keys for which it waits."""
+        """Keys for which this member waits."""
         self.follows: tuple[bytes, ...] = ()
         self.will: tuple[bytes, ...] = ()
         """Key and value that are set when this connection ends."""
@@ -70,8 +70,8 @@ class StoreServer:
         self._members: set[_Member] = set()
         self._waiting: set[_Member] = set()
         self._broken: list[_Member] = []
-        """Members whose connections failed; they leave at the turn's end. A node's ranks end together, so sending one's
-        will to the others may find more of them."""
+        """Members whose connections failed; they leave at the turn's end. A node's ranks end together, so sending one
+        member's will to others may find more failed connections."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door, selectors.EVENT_READ)
         self._stopped, self._wake = socket.socketpair()
@@ -92,7 +92,7 @@ class StoreServer:
         self._thread.join()
 
     def close_in_child(self) -> None:
-        """Close all sockets in a forked process, which must hold nobody's connection open."""
+        """Close all sockets in a forked process, which must keep no connection open."""
         for one in (*self._door.sockets(), *(member.connection for member in self._members), self._stopped, self._wake):
             with suppress(OSError):
                 one.close()
@@ -127,7 +127,7 @@ class StoreServer:
             if key.fileobj is self._door:
                 continue
             member: _Member = key.data
-            if member not in self._members:  # went in this same turn
+            if member not in self._members:  # left in this same turn
                 continue
             if events & selectors.EVENT_WRITE:
                 self._send(member)
@@ -145,7 +145,7 @@ class StoreServer:
         return True
 
     def _enter(self, connection: socket.socket, role: str, name: str) -> None:
-        if self._why_not(role, name):  # two came to host it at once
+        if self._why_not(role, name):  # two hosts came at once
             hang_up(connection)
             return
         place = self._places.setdefault(name, _Place())
@@ -283,7 +283,7 @@ class StoreServer:
         return self._do_ages(member, place.leads or name)
 
     def _do_ages(self, member: _Member, *names: bytes) -> list[bytes]:
-        """Return the milliseconds since each of these names signed, or was first asked for."""
+        """Return the milliseconds since each name's last heartbeat, or since the first question about the name."""
         now, heard = time.monotonic(), member.place.heard
         return [b"%d" % (1000 * (now - heard.setdefault(name, now))) for name in names]
 
@@ -301,7 +301,7 @@ class StoreServer:
         return self._await(member)
 
     def _await(self, member: _Member) -> list[bytes] | None:
-        """Return the values that a member asked for; None if keys are missing, for which it then waits."""
+        """Return the values that a member asked for; None if the member must wait for missing keys."""
         place = member.place
         member.missing = {key for key in member.keys if key not in place.values}
         if not member.missing:
@@ -312,7 +312,7 @@ class StoreServer:
         return None
 
     def _there(self, place: _Place, keys: tuple[bytes, ...]) -> None:
-        """Push the values of these keys to those who follow their kind, and answer those who waited for them."""
+        """Push the values of these keys to the members that follow their kind; answer members that wait for them."""
         for key in keys:
             if followers := list(place.followers.get(_kind(key), ())):
                 message = frame(fields(b"news", key, place.values[key]))

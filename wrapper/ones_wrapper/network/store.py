@@ -27,7 +27,7 @@ class GroupStore(Store):
         _kept.append(self)
 
     def key(self) -> bytes:
-        """Return the key for the pairwise proofs of a group that is formed here."""
+        """Return the key for the pairwise proofs of a group that is formed by this store."""
         return self._client.key("group", self._begin)
 
     def _key(self, key: str) -> bytes:
@@ -79,7 +79,7 @@ class GroupStore(Store):
         return self._client.ask("get", milliseconds, *map(self._key, keys), wait_s=timeout_s)
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        """Write a value if the present one is as expected; return the value that is there then."""
+        """Write `value` if the present value is `expected`; return the resulting value."""
         return self._client.ask("swap", self._key(key), _bytes(expected), _bytes(value))[0]
 
     def delete_key(self, key: str) -> bool:
@@ -90,7 +90,7 @@ class GroupStore(Store):
         """Return the number of keys."""
         return len(self._client.ask("keys", self._begin.encode()))
 
-    # What torch's C++ half looks for.
+    # Names that torch's C++ half looks for.
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
 
 

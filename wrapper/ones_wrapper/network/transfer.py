@@ -1,9 +1,9 @@
 """Transfer of state from the memory of ranks that train to the memory of new ranks, over plain TCP connections.
 
-All tensors make one row of bytes. Each sender of a newcomer sends its range of the row, in chunks of `CHUNK` bytes, and
-holds two chunks. The newcomer receives into the tensors that it trains with. The first sender also sends all other
-state, in the format of `torch.load(weights_only=True)`. Each connection begins with a proof for one newcomer of one
-generation.
+All tensors together form one row of bytes. Each sender of a newcomer sends one range of the row in chunks of `CHUNK`
+bytes, and holds two chunks. The newcomer receives into the tensors that it trains with. The first sender also sends all
+other state, in the format of `torch.load(weights_only=True)`. Each connection begins with a proof for one newcomer of
+one generation.
 
 A connection is given up when nothing moves on it for `TIMEOUT_S`. A newcomer that waits for other senders, or loads the
 state, sends a byte every `ALIVE_S`, for as long as `patience_s` allows.
@@ -40,7 +40,7 @@ TIMEOUT_S = 20.0
 ALIVE_S = 2.0
 """Seconds between two keep-alive bytes of a newcomer that is not done."""
 SLOWEST = 50e6
-"""Least bytes a second, by all senders of a newcomer together, before it is given up: half of gigabit Ethernet."""
+"""Least bytes/s of all senders of a newcomer together; a slower transfer is given up. Half of gigabit Ethernet."""
 _ALIVE, _DONE = b".", b"1"
 SENDERS = 4
 """Most ranks that send to one newcomer."""
@@ -77,7 +77,7 @@ class Sender:
 
 
 def state_for(board: str, generation: int, rank: int) -> str:
-    """Return the name of the state for one rank of a coming membership."""
+    """Return the name of the state for one rank of the next membership."""
     return f"state-{board}-{generation}-{rank}"
 
 
@@ -127,7 +127,7 @@ def send(
         connection.settimeout(timeout_s)
         connection.sendall(_HEAD.pack(len(encoded), len(plain)))
         connection.sendall(encoded)
-        _send_views(connection, [memoryview(plain)])  # may be gigabytes: `sendall` has one time-out for all of them
+        _send_views(connection, [memoryview(plain)])  # may be gigabytes: `sendall` has one time-out for all of it
         sizes = [tensors[name].nbytes for name in names]
         stretches = _stretches(sizes, to.number, to.count)
         with ThreadPoolExecutor(1, "ones-copy") as copier:
@@ -224,7 +224,7 @@ class Receiver:
         self.port = self._door.port
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._door.close()
 
     def _why_not(self, role: str, place: str) -> str:
@@ -263,12 +263,12 @@ class Receiver:
 
 
 class Received:
-    """State that a newcomer receives from its senders, each read by its own thread. The caller calls `answer` once the
-    state is loaded, and `close` in any case."""
+    """State that a newcomer receives from its senders, by one thread each. The caller calls `answer` once the state is
+    loaded, and `close` in any case."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
-        # What is not in a row is received next to it, and copied at the end.
+        # A tensor that is not contiguous gets its bytes at the end, from a contiguous copy.
         self._places = {
             name: t if t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype, device=t.device)
             for name, t in tensors.items()
@@ -316,7 +316,7 @@ class Received:
             if self._places[name] is not self._tensors[name]:
                 self._tensors[name].copy_(self._places[name])
         for device in {t.device for t in self._tensors.values()}:
-            streams.wait(device)  # the threads' streams are their own
+            streams.wait(device)  # each thread has a stream of its own
 
     def answer(self) -> None:
         """Tell the senders that the state is loaded."""
@@ -336,7 +336,7 @@ class Received:
         self._over.set()
         for connection in self._open:
             hang_up(connection)
-        for thread in self._threads:  # none may write into tensors that the next state fills
+        for thread in self._threads:  # no thread may write into tensors that the next state fills
             thread.join()
 
     def _run(self, connection: socket.socket) -> None:
@@ -358,7 +358,7 @@ class Received:
         if wrong := [entry for entry in layout if ours.get(entry[0]) != entry]:
             path = wrong[0][0]
             raise TransferError(
-                f"{path} is {wrong[0][1:]} with those who train and {ours.get(path, ['', 'not'])[1:]} here"
+                f"{path} is {wrong[0][1:]} on the training ranks and {ours.get(path, ['', 'not'])[1:]} here"
             )
         names = [entry[0] for entry in layout]
         number, count = int(header["number"]), int(header["count"])
