@@ -737,7 +737,7 @@ def second(names: list[str]) -> int | None:
 def test_a_second_script_in_the_directory_is_refused_by_name() -> None:
     """Protects a training from another one of the same model, which would go on in it without a word."""
     testing.run(partial(second, ["/a/pretrain.py", "/b/pretrain.py"]))
-    said = r"step-0+ is of pretrain.py \(job 0, start 0\), in whose training tune.py .*ONES_JOB_DIR.*--resume-from"
+    said = r"step-0+ is of pretrain.py \(job 0, start 0\), whose training tune.py .*ONES_JOB_DIR.*--resume-from"
     with pytest.raises(testing.RankFailed, match=said):
         testing.run(partial(second, ["/a/pretrain.py", "/a/tune.py"]))
 

@@ -122,7 +122,7 @@ class Checkpoints:
             self._run(self._group, work, None)
             return
         stall = time.monotonic() - started
-        # A daemon, so that a rank that fails is not held up; what it leaves has a dot in its name.
+        # A daemon, so that a rank that fails is not held up; a thread that ends early leaves a name with a dot.
         self._thread = Thread(target=self._run, args=(self._behind, work, stall), name="ones-checkpoint", daemon=True)
         self._thread.start()
 
@@ -190,8 +190,8 @@ class Checkpoints:
         at = folder.temporary(work.name)
 
         def part() -> dict[str, tuple[int, int]]:
-            # The rest goes to the disk next to the tensors: after them all ranks would wait for it. In a rescue the
-            # device's default stream waits for lost ranks.
+            # The rest is written during the tensors: after them all ranks would wait for it. In a rescue the device's
+            # default stream waits for lost ranks, so the thread shares this thread's stream.
             with ThreadPoolExecutor(1, "ones-rest", streams.shared(self._group.device)) as beside:
                 rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
                 files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
@@ -245,7 +245,7 @@ class Checkpoints:
                 "wrote it, or another job directory (ONES_JOB_DIR)"
             )
         tensors = {key: now.tensors[key] for key in metadata.state_dict_metadata}
-        # Each rank reads what it needs of what lies on the shared file system; there is nothing to agree upon.
+        # Each rank reads the parts that it needs from the shared file system; there is nothing to agree upon.
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(tensors, metadata, is_coordinator=False)
         reader.read_data(planner.create_local_plan(), planner)
@@ -254,7 +254,7 @@ class Checkpoints:
         return asdict(progress), [note] if job_id != self._job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
-        """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on its own."""
+        """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on a GPU."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 
@@ -294,7 +294,7 @@ class Planner:
         planner.set_up_planner(content.tensors, is_coordinator=self._group.rank == 0)
         plan = planner.create_local_plan()
         others = content.first if self._group.rank else frozenset[str]()
-        # Of a tensor with fewer rows than there are ranks, some hold nothing.
+        # If a tensor has fewer rows than there are ranks, some ranks hold nothing of it.
         held = [item for item in plan.items if item.index.fqn not in others and not _empty(item)]
         return replace(plan, items=held)
 

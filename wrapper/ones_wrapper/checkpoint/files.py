@@ -73,7 +73,7 @@ def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum
             if sys.platform != "darwin":
                 os.posix_fadvise(handle, size, written, os.POSIX_FADV_DONTNEED)
             size += written
-            if before is not None:  # no more than two blocks that are copies from a GPU are held
+            if before is not None:  # so at most two blocks that are copies from a GPU are held
                 before.result()
     return Sum(size, crc)
 

@@ -27,7 +27,7 @@ REST = "rest.pt"
 LATER = {"padding": 0, "run_id": "", "noise_low": 0.0, "lr_peaks": [], "momentum_power": 1.0, "admitted": 0.0}
 """Fields of `TrainingProgress` that the first checkpoints of this format lack, with the values to assume."""
 OTHERS = (
-    "checkpoint {name} is of {theirs} (job {job}, start {start}), in whose training {mine} would go on: give each "
+    "checkpoint {name} is of {theirs} (job {job}, start {start}), whose training {mine} would continue: give each "
     "script a directory (export ONES_JOB_DIR=...). If {mine} is to go on from there, add ones-run --resume-from {here}"
 )
 
@@ -96,8 +96,8 @@ class Folder:
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
     def complete(self, name: str, progress: TrainingProgress, files: dict[str, Sum]) -> int:
-        """Write the manifest, publish the checkpoint, and remove surplus checkpoints; return the new one's size in
-        bytes. Rank 0 calls this once all ranks' files are durable."""
+        """Write the manifest, publish the checkpoint, and remove surplus checkpoints; return the new checkpoint's size
+        in bytes. Rank 0 calls this once all ranks' files are durable."""
         temporary = self.temporary(name)
         manifest = {
             "format": FORMAT,
@@ -147,7 +147,7 @@ class Folder:
         return checkpoint_names(self._path)
 
     def set_aside(self, name: str) -> None:
-        """Hide a damaged checkpoint, kept for people to examine; those that earlier starts hid are removed."""
+        """Hide a damaged checkpoint, for people to examine; remove checkpoints that earlier starts hid."""
         hidden = self._path / f".damaged-{name}"
         _sweep([older for older in self._path.glob(".damaged-*") if older == hidden or older not in self._aside])
         self._aside.append(hidden)
@@ -161,7 +161,7 @@ class Folder:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(
-                f"checkpoint {name}: its {MANIFEST} is none: {type(error).__name__}: {error!s:.100}"
+                f"checkpoint {name}: its {MANIFEST} is invalid: {type(error).__name__}: {error!s:.100}"
             ) from None
 
     def _manifest(self, name: str, manifest: Any) -> tuple[int, TrainingProgress]:

@@ -1,4 +1,4 @@
-"""Time between two checkpoints, by the pause of one and the job's failure rate."""
+"""Time between two checkpoints, by a checkpoint's pause and the job's failure rate."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ header is JSON: dtype, shape and range of bytes by path, padded with spaces to a
 without gaps. Each rank's file holds a block of a sharded tensor, under the same path. `__metadata__` holds each block's
 first index in the whole tensor, in the way of `torch.distributed.checkpoint`'s own safetensors files.
 
-The reader checks all of a header: it may be damaged, or another user's.
+The reader checks all of a header, which may be damaged, or another user's.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
     size = tuple(map(max, zip(*ends, strict=True)))
     near: list[TensorPart] = []
     for part in ordered:
-        # Only parts whose rows reach down to this one's can overlap it: few, where ranks hold blocks of rows.
+        # Only parts whose rows reach down to this part's can overlap it: few, if ranks hold blocks of rows.
         near = [other for other in near if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
         if any(_overlap(part, other) for other in near):
             raise ValueError(f"{part.path} is there twice in part")

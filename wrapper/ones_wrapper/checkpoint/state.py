@@ -178,7 +178,7 @@ def _marked(kind: str, **parts: Any) -> dict[str, Any]:
 
 
 def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value that `pack` packed; `tensors` are those its `take` kept. Raises KeyError if one is missing."""
+    """Return the value that `pack` packed; `tensors` are those that `take` kept. Raises KeyError if one is missing."""
     if type(value) in (list, tuple):
         return type(value)(unpack(item, tensors) for item in value)
     if type(value) is not dict:

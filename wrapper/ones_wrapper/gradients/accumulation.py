@@ -2,9 +2,9 @@
 
 If a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
 The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each accumulation step. The wrappers
-let optimizer and gradient scaler act only in the last one, and zero gradients only before the first or after the step.
-(Accelerate's wrappers do the same.) Schedulers have wrappers of their own (`schedule.py`), which ask here whether they
-are due.
+let optimizer and gradient scaler act only in the last accumulation step. They zero gradients only before the first
+accumulation step, or after the optimizer's step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
+own (`schedule.py`), which ask here whether they are due.
 
 A script puts code that changes gradients between backward and step, such as clipping, under `if job.updates:`. Such
 code elsewhere, and calls that go past the wrappers, raise an error that says what to write.
@@ -65,7 +65,7 @@ class Accumulation:
 
     @contextmanager
     def during(self, index: int, count: int) -> Iterator[None]:
-        """Context of accumulation step `index` of `count`. Raises RuntimeError if the script changed its gradients."""
+        """Context of accumulation step `index` of `count`. Raises RuntimeError if the script changed gradients."""
         if index == 0:
             self.drop()
         self._index, self._count = index, count
@@ -80,15 +80,15 @@ class Accumulation:
             self._within = False
 
     def drop(self) -> None:
-        """Drop the gradients of a step that the script left before its end, or in its last accumulation step."""
+        """Drop the gradients of a step that the script left before the optimizer's step."""
         if not self.updates or (self._count > 1 and not (self._asked or self._arrived)):
             for optimizer in self._optimizers:
                 optimizer.zero_grad()
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """Return an object's wrapper, for optimizers and gradient scalers; any other object unchanged. Raises
-        ValueError for an optimizer that cannot do without a closure."""
+        """Return the wrapper of an optimizer or gradient scaler; any other object unchanged. Raises ValueError for an
+        optimizer that cannot do without a closure."""
         if isinstance(thing, torch.optim.Optimizer):
             self._watch(thing)
             return AccumulatedOptimizer(thing, self)
@@ -140,12 +140,12 @@ class Accumulation:
             raise RuntimeError(UNWRAPPED)
 
     def _arriving(self, parameter: torch.Tensor) -> None:
-        """Hook: backward brings a gradient, which is added to an unchanged one."""
+        """Hook before backward adds a gradient: checks that the gradient so far is unchanged."""
         mark = self._marks.get(parameter)
         if mark is None or parameter in self._arrived or not self._within:
             return
         self._arrived.add(parameter)
-        # Where DDP keeps gradients in its buckets the tensor may be another one by now, with the same values.
+        # If DDP keeps gradients in its buckets, another tensor with the same values may be there by now.
         if parameter.grad is None or (parameter.grad is mark[0] and not _unchanged(parameter.grad, mark)):
             raise self._changed()
 
@@ -153,7 +153,7 @@ class Accumulation:
         gradient = parameter.grad
         if self._count > 1 and self._within and self._asked:
             raise RuntimeError(ALTERNATES)
-        if self._count == 1 or gradient is None:  # the latter with MPI, which keeps the sum elsewhere
+        if self._count == 1 or gradient is None:  # MPI's exchange keeps the sum elsewhere
             return
         mark = self._marks.get(parameter)
         # FSDP2 adds to the shard inside the DTensor, whose own version stays, and calls no hook before that.
@@ -175,7 +175,7 @@ def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) ->
 
 
 class RefusesScaler:
-    """Part of an optimizer that raises an error when a gradient scaler steps it unasked."""
+    """Mixin of an optimizer that raises an error if a gradient scaler steps the optimizer."""
 
     _step_supports_amp_scaling = True
     """Flag by which a `GradScaler` sets `grad_scale`."""
@@ -194,10 +194,10 @@ class AccumulatedOptimizer(RefusesScaler, torch.optim.Optimizer):
     """Optimizer wrapper that steps, and zeroes gradients, only when all accumulation steps were made. State, parameter
     groups and hooks are those of the wrapped `optimizer`."""
 
-    scaler_refused = UNREGISTERED_SCALER  # a registered one sets `grad_scale` of `optimizer`
+    scaler_refused = UNREGISTERED_SCALER  # a registered scaler sets `grad_scale` of `optimizer`
 
     def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation) -> None:
-        # Not the base class's: this one has no state and no groups of its own.
+        # The base class's is not called: the wrapper has no state and no groups of its own.
         self.optimizer, self._accumulation = optimizer, accumulation
 
     def __getattr__(self, name: str) -> Any:
@@ -253,7 +253,7 @@ class AccumulatedScaler:
             return self.scaler.step(_own(optimizer), *args, **kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Adjust the scale to what the step saw."""
+        """Update the scale, in the last accumulation step only."""
         if self._accumulation.due():
             self.scaler.update(*args, **kwargs)
 

@@ -2,7 +2,7 @@
 
 A rank's gradient is the mean over its own samples. The job evaluates, saves and publishes one model that the ranks
 agree upon. `published` puts this model into all ranks for a while, then each rank trains on with its own parameters.
-`settle` puts it there for good.
+`settle` lets all ranks train on from this model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ApartExchange(Exchange):
         """True if the ranks' parameters may differ; the flag is equal on all ranks."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+        """Return the model itself; `.module` is the model, too, as scripts for DistributedDataParallel expect.
 
         `options`: `bucket_cap_mb` (25), MB a message. Collective: all ranks begin with rank 0's model. Raises
         ValueError for other options, for a model without trained parameters, and if the ranks' models differ.
@@ -116,8 +116,8 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
-        """Context in which these tensors hold the published values. This rank's own values return at its end if
-        `always`, and after an error, so that a rescue never mixes two models."""
+        """Context in which these tensors hold the published values. At the context's end this rank's own values return
+        if `always`, and after an error: a rescue never mixes two models."""
         if not self._apart:
             yield
             return
@@ -151,8 +151,8 @@ class ApartExchange(Exchange):
         return [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
 
     def _carried(self) -> list[torch.Tensor]:
-        """Return parameters, buffers and the parameters' optimizer state, as many tensors on all ranks. Collective.
-        State that only other ranks have (this rank's samples used fewer layers) is zeros here."""
+        """Return parameters, buffers and the parameters' optimizer state, equally many tensors on all ranks.
+        Collective. State that only other ranks have is zeros here: this rank's samples used fewer layers."""
         assert self.model is not None
         mine = {parameter: number for number, parameter in enumerate(self.model.parameters())}
         states = [

@@ -1,8 +1,8 @@
 """Mean of the gradients over a step's samples, from the gradients of all passes and ranks.
 
-Each pass gives the gradient of the mean over its own samples, and passes differ in size: ranks' shares by one sample,
-passes of one rank by one sample, and some have none. A plain mean over ranks and passes would be wrong. The right mean
-is Σ_rp (n_rp / N) g_rp, if pass p of rank r has n_rp of the step's N samples.
+Each pass gives the mean gradient of its own samples, and passes differ in size: by one sample between ranks and between
+passes of a rank, and some passes have no sample. A plain mean over ranks and passes would be wrong. The right mean is
+Σ_rp (n_rp / N) g_rp, if pass p of rank r has n_rp of the step's N samples.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Exchange(ABC):
         remedy, if the model or the options cannot be used."""
 
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
-        """Context of a forward and backward pass. After the step's last, gradients are the mean over its samples."""
+        """Context of a forward and backward pass. After a step's last, gradients are the mean over its samples."""
         return self._within(part)
 
     hot = False
@@ -98,9 +98,9 @@ class Exchange(ABC):
         return model
 
     def finish(self) -> None:
-        """Check, before a step of this model's optimizer, that its gradients were exchanged. Not for a step with a
-        closure, whose backward pass is still to come. Raises RuntimeError if the last pass exchanged nothing: the
-        ranks' models would drift apart."""
+        """Check, before a step of this model's optimizer, that the model's gradients were exchanged. Not for a step
+        with a closure, whose backward pass is still to come. Raises RuntimeError if the last pass exchanged nothing:
+        the ranks' models would drift apart."""
         part = self._part
         if part is None or not part.last:
             return
@@ -116,7 +116,7 @@ class Exchange(ABC):
 
     @property
     def _shows(self) -> bool:
-        """True if hooks notice a backward pass of the model, which a single rank's DDP may not show."""
+        """True if hooks notice a backward pass of the model; a single rank can go without hooks."""
         return self._group.world > 1
 
     @property
@@ -150,8 +150,8 @@ class Exchange(ABC):
                 raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     def _in_place(self, model: torch.nn.Module, send: Callable[[list[torch.Tensor]], None]) -> torch.nn.Module:
-        """Take the model itself as the one to train with, on the group's device; `send` gives rank 0's tensors to all
-        ranks. `.module` names the model, too, as a script for DistributedDataParallel expects. Collective."""
+        """Train with the model itself, which is on the group's device; `send` gives rank 0's tensors to all ranks.
+        `.module` is the model, too, as scripts for DistributedDataParallel expect. Collective."""
         self._alike(model)
         if self._group.world > 1:
             send(list(chain(model.parameters(), model.buffers())))
@@ -227,12 +227,12 @@ class DdpExchange(Exchange):
         self._frozen: list[bool] = []
         """True for each of `_learns` that DDP knows as frozen."""
         self._looked = 0
-        """Number of passes of a single rank that were checked, so that it fails at once as several ranks would."""
+        """Number of checked passes of a single rank, which is to fail as early as several ranks would."""
         self._hooked = True
         """True if the present pass goes through DDP's hook."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        """`options` are those of DistributedDataParallel, but for its ranks."""
+        """`options` are DistributedDataParallel's, except those that choose ranks."""
         self._first(model)
         if taken := {"process_group", "device_mesh"} & options.keys():
             raise ValueError(f"ddp: {taken.pop()} cannot be given: gradients are averaged over all ranks of the job")
@@ -246,24 +246,24 @@ class DdpExchange(Exchange):
         return wrapped
 
     def _look_for_frozen(self) -> None:
-        """Make DDP again if the script froze or unfroze parameters that learn: DDP would wait for their gradients."""
+        """Make DDP again if the script froze or unfroze parameters that learn: DDP would wait for frozen parameters."""
         frozen = [not p.requires_grad for p in self._learns]
         if frozen != self._frozen and not all(frozen) and torch.is_grad_enabled():
             self.ranks_changed()
 
     def _hook(self, wrapped: DistributedDataParallel) -> None:
-        # A lambda, since DDP judges a function's annotations and takes no strings. A script may compile its backward
-        # pass, within which torch would compile the hook, too, and fails.
+        # A lambda, since DDP checks a function's annotations, and refuses strings. If a script compiles its backward
+        # pass, torch would compile the hook, too, and fail.
         hook = torch.compiler.disable(lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))  # type: ignore[no-untyped-call]
         wrapped.register_comm_hook(self, hook)
 
     def ranks_changed(self) -> None:
         wrapped = self.model
         assert isinstance(wrapped, DistributedDataParallel)
-        # Made again in place, over the default group that there is now; what the script hung on the object stays.
+        # Made again in place, over the present default group; the script's hooks and attributes stay on the object.
         kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS or name in _CONTEXTS}
         options = {**self._options, "init_sync": False}
-        del wrapped.reducer, wrapped.logger  # first: else its buckets, a copy of all gradients, are there twice
+        del wrapped.reducer, wrapped.logger  # first: else its buckets, as large as all gradients, exist twice
         DistributedDataParallel.__init__(wrapped, wrapped.module, **options)
         vars(wrapped).update(kept)
         self._frozen = [not p.requires_grad for p in self._learns]
@@ -273,11 +273,11 @@ class DdpExchange(Exchange):
     def during(self, part: AccumulationStep) -> Iterator[None]:
         model = self.model
         assert isinstance(model, DistributedDataParallel)
-        # A single rank needs DDP only to add up passes of different size, or to show the noise scale its gradients.
+        # A single rank needs DDP only to add up passes of different size, or to pass gradients to the noise scale.
         alone = self._group.world == 1 and part.count == 1 and self._noise is None
         self._looked += alone
         idle = alone and self._looked > LOOK
-        # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
+        # DDP learns a static graph in the first pass, and needs its hooks for that; so `_reduce` returns early there.
         apart = (idle or not part.last) and not model.static_graph
         self._hooked = not apart
         with self._within(part):
@@ -310,7 +310,7 @@ class DdpExchange(Exchange):
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Communication hook: turn the bucket into the mean over all samples, in place."""
-        self.begun += self._arrived and bucket == 0  # one more of the same pass
+        self.begun += self._arrived and bucket == 0  # one more exchange in the same pass
         part, noise = self._now(), None if gradient.is_sparse else self._measured
         samples, total = part.share_weight, part.share.total
         if not part.last:
@@ -340,13 +340,13 @@ class DdpExchange(Exchange):
 
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
-"""Names of a module's attributes that show what a script did to it."""
+"""Names of a module's attributes that a script can change, such as hooks and mode."""
 _CONTEXTS = {"require_forward_param_sync", "require_backward_grad_sync"}
-"""Names of attributes that DDP sets by what surrounds a forward pass."""
+"""Names of attributes that are set around passes, as by DDP's `no_sync`."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times a quotient. For 0 return zeros: a borrowed sample may give NaN, which stays NaN."""
+    """Return the gradient times a quotient; zeros if it is 0, since 0 times a borrowed sample's NaN would be NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)

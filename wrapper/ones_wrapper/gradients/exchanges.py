@@ -33,7 +33,7 @@ class Exchanges:
         return iter(self._all)
 
     def add(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-        """Wrap `model` by `exchange`; return the model to train with. Collective. Raises ValueError if it shares
+        """Wrap `model` by `exchange`; return the model to train with. Collective. Raises ValueError if the model shares
         parameters with another model."""
         mine = frozenset(p for p in model.parameters() if p.requires_grad)
         if any(mine & other for other in self._trained):
@@ -63,7 +63,7 @@ class Exchanges:
         return next((exchange.inside(inside) for exchange, inside in found if exchange.model is model), model)
 
     def check(self) -> None:
-        """Raises ValueError for a trained parameter that is not exchanged, since it was frozen in `add`."""
+        """Raises ValueError for a parameter that is trained but not exchanged, since it was frozen at `add`."""
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise ValueError(
@@ -161,8 +161,8 @@ class Exchanges:
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Context in which all parameters that `add` found trained require gradients, those too that the script froze
-        since and may train again: DDP would not average them, and torch would not load their optimizer state."""
+        """Context in which all parameters that were trained at `add` require gradients, even if the script froze them
+        since: else DDP would not average them, and torch would not load their optimizer state."""
         frozen = [parameter for trained in self._trained for parameter in trained if not parameter.requires_grad]
         try:
             for parameter in frozen:

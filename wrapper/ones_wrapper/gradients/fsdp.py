@@ -25,7 +25,7 @@ from ones_wrapper.group import Group, TorchGroup
 Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
 """Choice of the submodules that are sharded on their own."""
 
-# torch 2.13 gave it a new name, and warns of the old one.
+# torch 2.13 renamed this function, and warns of the old name.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
@@ -45,9 +45,9 @@ class FsdpExchange(Exchange):
         """Shard the model in place, from rank 0's parameters and buffers.
 
         `modules` says which submodules are gathered and freed on their own: types, or a function of a module (default:
-        the children of the ModuleList that holds most parameters); the rest of the model is one more. `options` are
-        those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all ranks), … Make
-        the optimizer after this: it must hold the shards.
+        the children of the ModuleList that holds most parameters); the rest of the model is one further unit. `options`
+        are those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all ranks), …
+        Make the optimizer after this: it must hold the shards.
         """
         self._first(model)
         world = self._group.world
@@ -91,7 +91,7 @@ class FsdpExchange(Exchange):
         part, noise = self._now(), self._measured
         total, alone = part.share.total, self._group.world == 1
         if gradient.is_cuda:
-            # It came from another stream, on which its memory may be used again before this one has read it.
+            # The gradient came from another stream, which may reuse the memory before this stream has read it.
             gradient.record_stream(torch.cuda.current_stream())
         if alone:
             scale(gradient, part.weight, part.share.total)  # there was no reduce-scatter

@@ -53,7 +53,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Make one step; return what `closure` returns, None without one."""
+        """Make one step; return the closure's result, None without a closure."""
         found = called(closure)
         for group in self.param_groups:
             for p in group["params"]:

@@ -1,14 +1,14 @@
 """Rules by which an optimizer's step follows the global batch, by the optimizer's class.
 
-A step of k base batches shall go as far as k steps, and forget as many samples. So the rate is multiplied by k, and
-momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the remembered steps, which are now
-fewer, so buffer and rate are scaled once. Then the rate times a constant gradient's sum is k times as large. β₂, ε and
-weight decay stay as they are.
+A step of k base batches shall go as far as k steps, and momentum shall forget as many samples. So the rate is
+multiplied by k, and momentum is raised to the power k: μ of SGD, β₁ of Adam. SGD's buffer is a sum over the remembered
+steps, which are now fewer, so buffer and rate are scaled once. Then the rate times a constant gradient's sum is k times
+as large. β₂, ε and weight decay stay as they are.
 
-This rule holds up to a part of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. For
-larger batches, and before a noise scale is known, momentum stays as the script set it. No rate exceeds `CAP` times the
-largest that the script's schedule has had; Adam's never does. Other optimizers get the square root of k, under the same
-cap.
+This rule holds up to a fraction of the gradient noise scale (`ones_wrapper.protocol.growth`), and diverges beyond. For
+larger batches, and before a noise scale is known, momentum stays as the script set it. Then no rate exceeds `CAP` times
+the largest rate of the script's schedule so far; Adam's rate never does. Other optimizers get the square root of k,
+under the same cap.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rate:
         self.rule = common_rule(optimizers) if follows else SILENT
         self._base, self._optimizers = base, optimizers
         self._ratio = self._power = 1.0
-        """Size of the present step in base batches, and its power of momentum."""
+        """Size of the present step in base batches; `_power` is the power to which momentum is raised."""
         self._peaks = [0.0 for _ in optimizers]
         self.stepped = False
         """True if an optimizer has stepped in the loop's present step."""
@@ -62,8 +62,8 @@ class Rate:
         self._peaks = [*progress.lr_peaks, *self._peaks[len(progress.lr_peaks) :]][: len(self._peaks)]
 
     def admit(self, progress: TrainingProgress, batch: float) -> bool:
-        """Decide by the noise scale whether the batch in force needs no more samples; return whether that changed. The
-        noise scale's lower bound admits a batch and its mean keeps it (hysteresis)."""
+        """Admit the batch in force if, by the noise scale, it needs no more samples than the base batch; return whether
+        that changed. The noise scale's lower bound admits a batch, its mean keeps the batch (hysteresis)."""
         before, most = progress.admitted, bound(self.rule, self._base, progress.noise_low)
         if batch <= before:
             most = max(most, bound(self.rule, self._base, progress.noise))
@@ -71,7 +71,7 @@ class Rate:
         return (progress.admitted >= batch) != (before >= batch)
 
     def free(self, progress: TrainingProgress) -> int:
-        """Return the largest global batch known to need no more samples."""
+        """Return the largest global batch known to need no more samples than the base batch."""
         return int(max(doubled(self.rule, int(self._base), progress.noise_low), progress.admitted))
 
     def power(self, progress: TrainingProgress, batch: float) -> float:
@@ -81,7 +81,7 @@ class Rate:
         return batch / self._base
 
     def factor(self, progress: TrainingProgress, batch: float) -> float:
-        """Return the learning rate in force over the script's own; for SGD each is times its momentum's memory."""
+        """Return the learning rate in force over the script's own, for SGD each times 1 / (1 - its momentum)."""
         return self._factor(0, batch / self._base, self.power(progress, batch))
 
     def begin(self, progress: TrainingProgress, batch: float, total: float) -> None:

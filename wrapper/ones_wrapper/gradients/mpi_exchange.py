@@ -29,7 +29,7 @@ IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
 
 
 ZEROED = 0.25
-"""Mark of a parameter without a gradient that has zeros from `zero_grad(set_to_none=False)`."""
+"""Mark of a parameter without a new gradient, which keeps zeros from `zero_grad(set_to_none=False)`."""
 
 
 class Bucket:
@@ -117,7 +117,7 @@ class MpiExchange(Exchange):
         """True if the exchange ends with the backward pass under way."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Return the model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+        """Return the model itself; `.module` is the model, too, as scripts for DistributedDataParallel expect.
 
         `options`: `bucket_cap_mb` (25), MB of gradients a message; `broadcast_buffers` (True), whether all ranks get
         the buffers of rank 0 (running means of BatchNorm, …) after each step. Collective. Raises ValueError for other
@@ -175,7 +175,7 @@ class MpiExchange(Exchange):
         if part.weight:
             bucket.add(slot, gradient, part.weight / part.share_weight)
         if not part.last:
-            parameter.grad = None  # so that the next pass's gradient comes by itself
+            parameter.grad = None  # so that backward does not add the next pass's gradient to it
             return
         if not self._expected:  # the script called a part of the model, or got outputs of a type of its own
             self._expect_end(gradient)
@@ -198,7 +198,7 @@ class MpiExchange(Exchange):
 
     def _backward_ended(self) -> None:
         self._expected = False
-        if self._arrived:  # torch.autograd.grad on the way, as for a gradient penalty, brings no parameter's
+        if self._arrived:  # torch.autograd.grad, as for a gradient penalty, brings no parameter's gradient
             self.finish()
 
     def _start(self, part: AccumulationStep) -> None:

@@ -1,11 +1,11 @@
 """Gradient noise scale, from the norms of gradients that are exchanged anyway (McCandlish et al. 2018, App. A.1).
 
 A rank's gradient is the mean over its n_i samples, the exchanged gradient the mean over all n. So E|g_i|² = |G|² +
-tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean |G|²
-+ k tr(Σ)/n. Hence tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the noise scale is the
-ratio of their running means.
+tr(Σ)/n_i and E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean small
+= |G|² + k tr(Σ)/n. With large = |g|², tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the
+noise scale is the ratio of their running means.
 
-A single rank compares each step's gradient a with the last one's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
+A single rank compares each step's gradient a with the last step's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
 as far as the model stays the same meanwhile. That takes one copy of the gradients.
 """
 
@@ -20,14 +20,14 @@ import torch
 from ones_wrapper.group import Group
 
 SPAN = 100
-"""Number of measured steps after which the means forget."""
+"""Number of measured steps in which the weight of older steps in the means falls to 1/e."""
 WINDOWS = 24
 """Number of windows kept. Their sums differ by chance, which shows how uncertain the means are."""
 LEAST = 5
 """Fewest windows from which a lower bound is computed."""
 PART = 2
-"""Number of equal parts of the measured steps; the newest part is kept. A run's first gradients are so much longer than
-later ones that they outweigh them in the means. The noise scale, which grows, would seem small for long. With 3 a
+"""Number of equal parts of the measured steps; only the newest part is kept. A run's first gradients are so long that
+they would outweigh later gradients in the means: the growing noise scale would seem small for long. With 3 parts a
 single rank let a batch grow beyond the cliff (docs/benchmarks/training.md)."""
 LOW = 0.84
 """Distance of the lower bound below the estimate, in standard deviations: 20 % of a normal distribution lie below."""
@@ -66,9 +66,9 @@ class NoiseScale:
         self.ranks_changed(0.0, 0.0)
 
     def ranks_changed(self, known: float, known_low: float) -> None:
-        """Begin again, since the ranks changed. All go on with the noise scale `known` and its lower bound."""
+        """Begin again, since the ranks changed. All ranks go on with the noise scale `known` and its lower bound."""
         self.known, self.known_low = known, known_low
-        """The noise scale, in samples, that an earlier run ended with, and its lower bound; 0 for none."""
+        """An earlier run's last noise scale, in samples, and its lower bound; 0 for none."""
         self._alone: dict[int, torch.Tensor] = {}
         """Last gradient of each bucket, kept by a single rank."""
         self._step: list[tuple[torch.Tensor, float, float]] = []
@@ -101,7 +101,7 @@ class NoiseScale:
             self.whole_shard(gradient, total)
 
     def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
-        """Measure this rank's shard of an exchanged bucket, if each rank has another. Squares add up over shards."""
+        """Measure this rank's shard of an exchanged bucket, if shards differ by rank. Squares add up over shards."""
         parts = min(self._group.world * passes, total)
         if self.measures and parts > 1:
             self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))

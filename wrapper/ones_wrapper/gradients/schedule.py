@@ -2,9 +2,9 @@
 
 A script's schedule is written in steps of its base batch, for example a cosine over `epochs * len(loader)` steps. A
 step of twice the batch uses the samples of two such steps, so the schedule must advance by two, or it never ends. So
-`Job.register` returns each scheduler in a wrapper. Its `step()` inside the loop over batches advances the script's own
-by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a fixed
-base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
+`Job.register` returns each scheduler in a wrapper. Its `step()` inside the loop over batches advances the script's
+scheduler by as many steps as the samples of this step are worth: one, several, or none until a base batch is full. At a
+fixed base batch that is exactly one a step. Outside the loop, once an epoch, `step()` is the script's own.
 
 Samples short of a whole base batch are kept in the scheduler's state; all else follows from `TrainingProgress`.
 """
@@ -56,13 +56,13 @@ def base_steps(samples: int, base_batch: int) -> int:
 def counted(progress: TrainingProgress, total: int, batch: int, base_batch: int, least_step: int = 1) -> int:
     """Return the samples that a schedule counts for a step of `total` samples at this `batch`, from this progress on.
 
-    An epoch's last step counts as if it filled its last base batch, so each epoch has whole steps. Fewer than
-    `least_step` samples are left out.
+    An epoch's last step counts as if it filled its last base batch, so each epoch has whole steps. A rest of fewer than
+    `least_step` samples is left out.
     """
     end = progress.cursor + total
     if 0 <= progress.dataset - end < least_step:
         end = progress.dataset
-    # One sample less than the batch, so that the last step has two: that is not yet the end.
+    # A step that is one sample short, so that the last step has two samples, is not yet the end.
     if end == progress.dataset or total < batch - (end == progress.dataset - 2):
         return base_steps(end, base_batch) * base_batch - progress.cursor
     return total
@@ -90,7 +90,7 @@ class Schedules:
         self.samples = 0
         """Samples by which the present step advances schedules."""
         self.rest = 0
-        """Samples of the steps before it that do not fill a base batch."""
+        """Samples of earlier steps that do not fill a base batch."""
         self.within = False
         """True if the script is in the loop over batches."""
         self._wrapped: list[ProgressScheduler] = []
@@ -98,8 +98,8 @@ class Schedules:
         """Descriptions of schedules that differ from the checkpoint's."""
 
     def wrap(self, thing: Any, known: bool = False) -> Any:
-        """Return a scheduler's wrapper; any other object unchanged, though an `AveragedModel` follows progress from
-        then on. With `known` any object with a `step` counts as a scheduler."""
+        """Return a scheduler's wrapper, and any other object unchanged. An `AveragedModel` follows progress from then
+        on. With `known` any object with a `step` counts as a scheduler."""
         if isinstance(thing, AveragedModel):
             thing.update_parameters = _Average(thing.update_parameters, self)  # type: ignore[method-assign]
         if not (is_scheduler(thing) or (known and callable(getattr(thing, "step", None)))):
@@ -124,8 +124,7 @@ class Schedules:
 
 
 class _Average:
-    """Updates an average as often as the step makes steps of the base batch: with a decay that is decay ** k for k of
-    them.
+    """Updates an average once for each step of the base batch in the present step: k updates apply decay ** k.
     """
 
     def __init__(self, update: Callable[[Any], None], schedules: Schedules) -> None:
@@ -161,8 +160,8 @@ class ProgressScheduler:
         return getattr(self.scheduler, name)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step; a
-        metric is that of all ranks, which all make it. Raises RuntimeError for an argument (metric, epoch) inside the
+        """Inside the loop over batches, advance to the progress after this step. Outside, make the script's own step,
+        on all ranks; a metric is averaged over them. Raises RuntimeError for an argument (metric, epoch) inside the
         loop, since progress gives none."""
         schedules = self._schedules
         if not schedules.within:
@@ -184,7 +183,7 @@ class ProgressScheduler:
         self.mark()
 
     def _alike(self, metrics: Any, epoch: Any = None) -> float:
-        """Return the mean of the ranks' metrics, by which all of them take the same rate. Collective."""
+        """Return the mean of the ranks' metrics, so that all ranks take the same rate. Collective."""
         found = self._schedules.of_ranks(float(metrics))
         return found[0] if len(set(found)) == 1 else sum(found) / len(found)
 
