@@ -97,7 +97,7 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
     less than a rank's share of that node's processors."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    with suppress(Exception):  # a container without /sys: it is slower, and no worse
+    with suppress(Exception):  # a container without /sys: the rank is only slower
         card: Any = torch.cuda.get_device_properties(device)
         address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
         allowed = os.sched_getaffinity(0)

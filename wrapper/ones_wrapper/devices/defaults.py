@@ -1,4 +1,4 @@
-"""Default environment variables of ranks; the user's values win. Standard library only: ranks import it early."""
+"""Default environment variables of ranks; the user's values win. Standard library only: ranks import this early."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hidden_cards(cards: Path = CARDS) -> list[Path]:
 def _opens(path: Path) -> bool:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-    except PermissionError:  # what a device cgroup answers; other errors say that the card is broken
+    except PermissionError:  # a device cgroup's answer; other errors mean that the card is broken
         return False
     except OSError:
         return True

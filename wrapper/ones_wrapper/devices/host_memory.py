@@ -1,7 +1,6 @@
 """Page-locked host memory, which copies to and from a GPU at the full speed of its bus.
 
-torch's own allocator rounds each buffer up to a power of two and keeps it: good for chunks of that size, not for a
-whole state.
+torch's own allocator rounds each buffer up to a power of two and keeps it, which suits chunks, but not a whole state.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
     if row.device.type == "cpu":
         read(memory_of(row))
         return
-    with torch.cuda.device(
-        row.device
-    ):  # a thread begins on the first one, whose events say nothing of this one's copies
+    with torch.cuda.device(row.device):  # events belong to a GPU, and a new thread uses the first
         _fill_device(row, read)
 
 
@@ -59,7 +56,7 @@ class Arena:
         self._memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
         self._cuda: Any = torch.cuda.cudart() if device.type == "cuda" and len(self._memory) else None  # type: ignore[no-untyped-call]
         if self._cuda is not None and int(self._cuda.cudaHostRegister(self._memory.data_ptr(), len(self._memory), 0)):
-            self._cuda = None  # copies are slower, and no worse
+            self._cuda = None  # copies are only slower
         self.copies: list[torch.Tensor] = []
         """Buffers for the copies, in the order of the tensors."""
         at = 0

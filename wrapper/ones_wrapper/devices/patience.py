@@ -21,5 +21,5 @@ def limit_s(env: Mapping[str, str]) -> float:
 
 def collective(env: Mapping[str, str]) -> timedelta:
     """Time that a collective may take: one rank's evaluation makes the others wait. NCCL's own limit of 10 minutes
-    would abort them."""
+    would abort such waits."""
     return timedelta(seconds=limit_s(env)) or _FOR_EVER

@@ -13,7 +13,7 @@ RESERVE = 1 << 30
 
 
 def reserve_bytes(env: Mapping[str, str]) -> int:
-    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else one communicator's, or two's in a job of blocks."""
+    """Return the bytes left to NCCL: ONES_RESERVE_BYTES, else for one communicator, or for two in a job of blocks."""
     try:
         return max(0, int(env["ONES_RESERVE_BYTES"]))
     except (KeyError, ValueError):

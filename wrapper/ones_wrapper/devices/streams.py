@@ -18,7 +18,7 @@ import torch
 from ones_wrapper.process.log import log
 
 END_S = 10.0
-"""Time that a rank that lost its peers may take to end, besides a checkpoint whose copies cannot hang."""
+"""Seconds that a rank has to end after it lost its peers, without the time of a rescue checkpoint."""
 DONE_S = 2.0
 """Time that a rescue waits for the device to finish the newest step."""
 _POLL_S = 0.01
@@ -62,7 +62,7 @@ class Marks:
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """Context on a separate stream: copies do not wait for the script's kernels, which must have written the source."""
+    """Context on a separate stream: copies do not wait for the script's kernels, so the source must be complete."""
     if device.type != "cuda":
         yield
         return

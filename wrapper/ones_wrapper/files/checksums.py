@@ -18,7 +18,7 @@ RESUMED_FROM = "resumed_from"
 
 
 _DAMAGED = (None, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
-"""Errors by which a file is damaged. Others (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing of what is in it."""
+"""Errors that show a damaged file. Others (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing about its content."""
 _TRIES, _AGAIN_S = 5, 2.0
 
 
@@ -53,7 +53,7 @@ def checksum(path: Path) -> Sum:
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
     """Return the damage of a checkpoint in words, empty if it is sound; checks part number `part` of `parts` parts of
-    its files. Raises OSError if they cannot be read for 8 s."""
+    its files. Raises OSError if the files cannot be read for 8 s."""
     for _ in range(_TRIES - 1):
         try:
             return _damage(checkpoint, part, parts)

@@ -3,8 +3,8 @@
 Two trainings in one directory would mix their reports and overwrite each other's checkpoints. So each training first
 claims the directory, by a line in a file; the second training then ends before it touches anything. A claim ends with
 its process. A POSIX lock shows whether the process lives; network file systems support such locks, too. Some file
-systems have no locks, or locks that only one host sees. There the claim file's time shows it, which the holder renews.
-Nothing here needs torch.
+systems have no locks, or locks that only one host sees. There the claim file's time, which the holder renews, shows
+this. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM) -> Claim:
             time.sleep(0.1)
             continue
         if other is not None and not free:
-            # Locks may end at the host's own door, or not be there at all. None may be held here for a look: it would
-            # go with the first close.
+            # Locks may reach no other host, or not exist. This process must hold none while `_beats` opens the file: a
+            # lock ends with the first close.
             os.close(handle)
             if _beats(path, WATCH_S):
                 raise ClaimedError(_refusal(path, other, holder))
@@ -126,11 +126,11 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM) -> Claim:
                 os.close(handle)
                 continue
         break
-    with suppress(OSError):  # a full disk: the lock is what counts then
+    with suppress(OSError):  # a full disk: then only the lock counts
         os.ftruncate(handle, 0)
         os.pwrite(handle, holder.line().encode(), 0)
     if locked is None:
-        time.sleep(_SETTLE_S)  # another may have found it free in the same moment
+        time.sleep(_SETTLE_S)  # another process may have found the directory free in the same moment
         other = _holder_in(handle)
         if other is not None and other != holder:
             os.close(handle)

@@ -82,7 +82,7 @@ def newest_run(job_dir: Path, most: int) -> int:
 
 
 class ExitCodes:
-    """Files with the exit codes of a start's node launchers, or with MPI of its ranks, for `ones-run`.
+    """Files by which `ones-run` gets the exit codes of a start's node launchers (with MPI: of its ranks).
 
     `srun` returns the highest code of all tasks, and 137 for the tasks that it kills because one failed. Other
     launchers have other rules. So the script's own code would be lost.
@@ -95,7 +95,7 @@ class ExitCodes:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> ExitCodes:
-        """Return those of the start to which this process belongs."""
+        """Return the exit codes of the start to which this process belongs."""
         block = own_block(env)
         return cls(Path(env["ONES_JOB_DIR"]), number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
 

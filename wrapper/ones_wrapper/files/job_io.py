@@ -221,8 +221,8 @@ def last_generation(job_dir: Path, term: int) -> int:
 
 
 def read_reports(path: Path, head: int = -1, tail: int = 0) -> Iterator[tuple[float, Report]]:
-    """Yield a file's times and reports; with `head` and `tail`, of only its first and last bytes: files grow for weeks.
-    Malformed lines are skipped."""
+    """Yield a file's times and reports; with `head` and `tail`, only of that many bytes at its ends: files grow for
+    weeks. Malformed lines are skipped."""
     try:
         with path.open("rb") as file:
             lines = file.read(head).splitlines()

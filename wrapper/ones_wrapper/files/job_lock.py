@@ -40,7 +40,7 @@ def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | 
             return handle
         held_by, host, process = _held_by(handle)
     except OSError:
-        os.close(handle)  # which gives the lock back, if it was there
+        os.close(handle)  # this releases the lock, if it was taken
         return None
     os.close(handle)
     if job_id and held_by == str(job_id):

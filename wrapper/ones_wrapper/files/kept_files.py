@@ -27,7 +27,7 @@ class KeptFiles:
         self._open: dict[str, KeptFile] = {}
 
     def open(self, path: str | os.PathLike[str]) -> KeptFile:
-        """Return the file, opened at its end, after a resume cut it back. Raises OSError if rank 0 cannot write the
+        """Return the file, cut back after a resume and opened at its end. Raises OSError if rank 0 cannot write the
         file, ValueError if it is already open."""
         name = os.fspath(path)
         before = self._open.get(name)
@@ -55,7 +55,7 @@ class KeptFiles:
         sizes = dict(self._sizes)
         for name, file in self._open.items():
             file.sync()
-            with suppress(OSError):  # on other nodes it may not be there
+            with suppress(OSError):  # other nodes can lack the file
                 sizes[name] = Path(name).stat().st_size
         return sizes
 
@@ -98,5 +98,5 @@ class KeptFile(io.TextIOBase):
         super().close()
         if self._file is not None:
             with self._file:
-                self.sync()  # a checkpoint's size of this file may be written only after its bytes
+                self.sync()  # a checkpoint must count only bytes that are on the disk
             self._file = None

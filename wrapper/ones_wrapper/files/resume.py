@@ -80,7 +80,7 @@ def drop_left(path: Path) -> None:
 
 
 def take_over(path: Path, job_id: int) -> None:
-    """Make the directory this job's: another's spec, reports and orders move to `earlier-<id>`, checkpoints stay.
+    """Make the directory this job's: another job's spec, reports and orders move to `earlier-<id>`, checkpoints stay.
 
     Each job counts reports and orders from the start, and an old order or sweep result must not reach this job. Raises
     `LaunchError` if the other job still runs.
@@ -103,7 +103,7 @@ def take_over(path: Path, job_id: int) -> None:
             with suppress(FileNotFoundError):  # another block of this job was faster
                 one.replace(_free(aside / one.name))
         log(f"{path} was the directory of job {before or 'unknown'}: this job goes on there", "ones-run")
-    with suppress(OSError):  # a full disk: it is moved again at the next start
+    with suppress(OSError):  # a full disk: the next start does this again
         replace_small(path / OWNER, f"{job_id}\n".encode())
 
 
@@ -150,7 +150,7 @@ def resume(source: str, path: Path, env: Mapping[str, str], cwd: Path) -> None:
         )
     try:
         _copy(found, path, job_id)
-        for name in (MEMORY, RUN_ID):  # by the second a script draws the same at its start
+        for name in (MEMORY, RUN_ID):  # with the same run id a script draws the same numbers
             if (earlier / name).exists() and not (path / name).exists():
                 shutil.copyfile(earlier / name, path / name, follow_symlinks=False)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Name of all runs of a job together, for loggers that continue where the last run stopped."""
+"""Name that all runs of a job share, for loggers that continue where the last run stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_id(directory: Path, env: Mapping[str, str], job_id: int) -> str:
 
 
 def seeds(name: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that seed all ranks, and all starts of the run `name`, alike if the script gives no
-    seed: the hash of texts, which orders sets, and the first state of the script's generators."""
+    """Return environment variables that give all ranks, and all starts of the run `name`, the same seeds if the script
+    gives none: of the hash of texts, which orders sets, and of the script's generators."""
     seed = str(zlib.crc32(name.encode()))
     return {SEED: seed, "PYTHONHASHSEED": env.get("PYTHONHASHSEED") or seed}

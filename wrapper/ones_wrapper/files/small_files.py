@@ -13,7 +13,7 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
     """Return the bytes of a regular file of this user or of one of `owners`; follows no link, waits for no FIFO.
 
     Raises OSError, and ValueError with a reason that ends a sentence about the file. `private` requires that no other
-    user may read the file. Callers read it again rather than check its time: on NFS only an open asks the server.
+    user may read the file. Callers read the file again rather than check its time: on NFS only an open asks the server.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -124,8 +124,7 @@ class Schedules:
 
 
 class _Average:
-    """Updates an average once for each step of the base batch in the present step: k updates apply decay ** k.
-    """
+    """Updates an average once for each step of the base batch in the present step: k updates apply decay ** k."""
 
     def __init__(self, update: Callable[[Any], None], schedules: Schedules) -> None:
         self._update, self._schedules = update, schedules

@@ -20,7 +20,7 @@ _ENTRY = struct.Struct("d")
 
 class Heartbeats:
     """Time of each local rank's last beat, on the machine's monotonic clock; 0 for a rank that is not watched. The
-    launcher makes it before the fork. Each rank writes only its own entry, in one store."""
+    launcher makes this object before the fork. Each rank writes only its own entry, in one store."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -77,8 +77,8 @@ def pause() -> None:
 
 
 def watch_this_process(limit_s: float, end: Callable[[], None]) -> None:
-    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs. It runs while the main thread
-    waits in a library, which is how ranks hang."""
+    """Watch without a node launcher (MPI): a thread calls `end` when this process hangs. The thread runs while the main
+    thread waits in a library, which is how ranks hang."""
     if limit_s <= 0:
         return
     board = Heartbeats(1)

@@ -1,11 +1,11 @@
 """Handlers of a rank's signals and of its script's end, and a check for libraries that requeue the job too.
 
 Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
-checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks only for a checkpoint. Slurm may send a signal
-to launcher and ranks alike, so each may come twice.
+checkpoint (`srun` passes on only SIGUSR2); SIGUSR1 asks only for a checkpoint. Slurm may send a signal to launcher and
+ranks alike, so each may come twice.
 
 Exit hooks run when the script ends, with its exit code. `atexit` by itself does not know the code of `sys.exit(3)`, so
-the process that runs the script calls them.
+the process that runs the script calls the exit hooks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Flags:
     def _call_script(self, number: int, frame: FrameType | None) -> None:
         """Call the script's own handler. If the handler would end the script, stop after a checkpoint instead."""
         handler = self.scripts.get(number)
-        if handler is None or self._calling:  # the latter where it calls the handler that it found: ours
+        if handler is None or self._calling:  # the script's handler may call the earlier one: ours
             return
         self._calling = self.called = True
         try:
@@ -88,7 +88,7 @@ class Flags:
             self._calling = False
 
     def call_waiting(self) -> None:
-        """Call the script's handlers of signals that came while it trained: after the checkpoint that they ask for. A
+        """Call the script's handlers of signals that came in training: after the checkpoint that the signals ask for. A
         script whose handler only notes the signal would otherwise leave its loop at another step on each rank."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
@@ -110,7 +110,7 @@ class Flags:
             signal.signal(number, self.handle)
 
     def keep(self) -> None:
-        """Install our handlers again if the script has replaced them; ours then call the script's."""
+        """Install our handlers again if the script has replaced them; our handlers then call the script's."""
         if threading.current_thread() is not threading.main_thread():
             return
         if any(signal.getsignal(number) != self.handle for number in STOP + CHECKPOINT):
@@ -204,7 +204,7 @@ _DEEP = 4
 
 def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
     """Return a message if another library requeues the job too, with the remedy; empty if none was noticed. A batch
-    script that calls `scontrol requeue` by itself is not seen."""
+    script that calls `scontrol requeue` by itself is not noticed."""
     if env.get("SUBMITIT_EXECUTOR") == "slurm":
         return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
     for number in sorted(signal.valid_signals()):

@@ -2,8 +2,8 @@
 
 Slurm sets the shape at each start. The environment that `sbatch` froze still holds the counts of the job's first shape,
 and launchers would obey them, so those variables are removed. Each process then checks the rank that its launcher gave
-it against the plan of `ones-run`: a wrong placement fails at the start, not as ranks that train side by side without
-each other.
+it against the plan of `ones-run`: a wrong placement fails at the start, else ranks would train side by side, each
+without the others.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def number(env: Mapping[str, str], name: str) -> int | None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that the system picks. It is not reserved, and nothing of ours depends on it."""
+    """Return a port of this machine that the system picks. The port is not reserved, and nothing here depends on it."""
     with socket.create_server(("", 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -181,7 +181,7 @@ def contract(has: NodeAllocation, attempt: int, retries: int) -> dict[str, str]:
 
     `attempt` is the number of earlier starts of the ranks in this allocation, and `retries` its maximum. With these
     variables, scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the
-    job. No agent holds a store at `MASTER_PORT`: `env://` leads to the job's own (`network.rendezvous`).
+    job. No agent holds a store at `MASTER_PORT`: `env://` leads to the job's own store (`network.rendezvous`).
     """
     return {
         "TORCHELASTIC_RUN_ID": str(has.job_id),
@@ -197,7 +197,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> ProcessNumber:
-    """Return this process's number as its launcher gives it. Raises `LaunchError` if there is none. Under `mpirun`
+    """Return this process's number as its launcher gives it. Raises `LaunchError` if it gives none. Under `mpirun`
     Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count."""
     if launcher == "local":
         return ProcessNumber(0, 1, 0, 1, "local")

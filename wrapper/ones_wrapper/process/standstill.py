@@ -18,8 +18,8 @@ class Standstill:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Return the seconds since the last call that do not count, if the process was paused; else 0. Call it several
-        times a second."""
+        """Return the seconds since the last call that do not count, if the process was paused; else 0. Call this
+        several times a second."""
         last, self._last = self._last, time.monotonic()
         between = self._last - last
         return between - self.COUNTS_S if between > self.MOST_S else 0.0

@@ -1,7 +1,7 @@
 """Keeps a DataLoader's workers from acting on the signals of their rank.
 
-Slurm sends its signals to every process of a step. A worker that died of one would end its rank with an error, at the
-very moment in which the rank writes its checkpoint.
+Slurm sends its signals to every process of a step. A worker that died of a signal would end its rank with an error, at
+the very moment in which the rank writes its checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def leave_signals_to_rank() -> None:
     # A handler rather than SIG_IGN, which programs that the worker starts would inherit.
     for number in {*STOP, *CHECKPOINT, *LOOK, signal.SIGINT} - {signal.SIGTERM}:
         signal.signal(number, _nothing)
-    # A handler does not learn who sent a signal. torch puts its own there, which ends the worker whoever it was.
+    # A handler does not learn a signal's sender, and torch's own handler would end the worker for any sender.
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
 
 

@@ -6,14 +6,14 @@ The directory lies on the shared file system and belongs to the job's user::
     reports-<restart>.jsonl  one file a run, one numbered report a line, appended by the job
     orders.json              the order in force (`Order`), replaced atomically by the companion
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
-    hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
+    hot/                     who leads a job of blocks (`ones_wrapper.membership`); the job's own business
 
-The directory is `ones-<job id>`, in the directory that the job was submitted from. If it is elsewhere, a file
-`ones-<job id>.where` there holds its path.
+The directory is `ones-<job id>`, in the directory that the job was submitted from. If the job's directory is elsewhere,
+a file `ones-<job id>.where` there holds its path.
 
-A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
-membership, numbered by generations. The block with rank 0 leads, for a term. Reports and orders number a job's terms as
-they number another job's restarts.
+A job of blocks is a job array. A block is one start of one task; the blocks that train together are a membership,
+numbered by generations. The block with rank 0 leads, for a term. Reports and orders have a term's number in place of a
+plain job's restart.
 
 Both sides share only this module and `limits`. The module needs only the standard library and opens no file. It checks
 every value it parses: a report is another user's input, and an order steers a week of training.
@@ -97,7 +97,7 @@ HOT = "hot"
 
 
 def spool_order_name(job_id: int) -> str:
-    """Name of a job's order file in the site's spool, used if the companion may not write into the job's directory."""
+    """Name of a job's order file in the site's spool, used if the companion cannot write into the job's directory."""
     return f"orders-{job_id}.json"
 
 
@@ -131,7 +131,7 @@ class Spec:
     """True if a job of blocks sends its state from memory to memory as blocks join and leave. Otherwise each change
     begins a term, from a checkpoint."""
     multiple_of: int = 1
-    """Divisor of global batches, if the GPUs take that many samples."""
+    """Divisor of global batches, if the GPUs can take that many samples."""
     limits: StrategyLimits | None = None
     """Limits of the job's strategy; None for plain data parallel, at any number of GPUs."""
     gradient_bytes: int = 0
@@ -170,14 +170,14 @@ class Order:
     number: int
     """Number that rises with each order of the job, also after the companion restarts (milliseconds of its clock)."""
     restart: int
-    """Run that the order was written to; a drain concerns only that run."""
+    """Run for which the order was written; a drain concerns only that run."""
     batch: int | None = None
     """Global batch in samples, from now on and in later runs; None leaves the job's own batch."""
     drain: bool = False
     """True to checkpoint at the next step boundary, report the checkpoint, and wait for the requeue."""
     blocks: tuple[int, ...] | None = None
     """Tasks of a job of blocks that are to train together, preferred leaders first; None leaves the choice to the job.
-    `batch` then holds from the step at which these blocks train together."""
+    With tasks, `batch` holds from the step at which they train together."""
     gain: float | None = None
     """Expected ratio of useful samples per second after the resize to those before, for the job's log."""
     members: tuple[FusedMember, ...] | None = None
@@ -193,7 +193,7 @@ class Hello:
     gpus_per_node: int
     world: int
     batch: int
-    """Global batch in samples; 0, as every unknown number here, if the script never calls `ones.init`."""
+    """Global batch in samples; 0, like every unknown number here, if the script never calls `ones.init`."""
     lr_factor: float
     """Ratio of the learning rate to the rate that the script set for `Spec.base_batch`."""
     base_batch: int
@@ -311,7 +311,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Batch:
-    """Change, at a step boundary, of the global batch, or of the learning rate and momentum that belong to it."""
+    """Change of the global batch, or of the rate and momentum that belong to the batch, at a step boundary."""
 
     kind: ClassVar[str] = "batch"
     step: int
@@ -326,7 +326,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Membership:
-    """Change, at a step boundary, of the blocks that train together."""
+    """Change of the blocks that train together, at a step boundary."""
 
     kind: ClassVar[str] = "membership"
     generation: int
@@ -343,7 +343,7 @@ class Membership:
     batch: int
     """Global batch from now on, in samples."""
     pause_s: float
-    """Time from the last step before the change to the end of the first after it, less a usual step."""
+    """Time from the last step before the change to the end of the first step after it, less a usual step."""
     bytes: int = 0
     """Bytes of state that were sent to new blocks."""
     transfer_s: float = 0.0
@@ -367,7 +367,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Bye:
-    """Last report of a run that could still write one."""
+    """Last report of a run; a run that is killed sends none."""
 
     kind: ClassVar[str] = "bye"
     reason: str

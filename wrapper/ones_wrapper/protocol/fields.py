@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from reprlib import repr as short  # of nested lists `repr` may need more stack than their parser did
+from reprlib import repr as short  # `repr` of nested lists may need more stack than their parser
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 MAX_TEXT = 1_000

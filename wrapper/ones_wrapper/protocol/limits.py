@@ -32,12 +32,12 @@ class SizeLimits:
     quantum: int = 1
     """Divisor of all global batches but an epoch's last."""
     together: int = 1
-    """Consecutive ranks that share a node if one node holds them, else as many as divide both numbers; 1 for no such
-    wish. The companion compares this with the nodes of each shape, since a resize may use other nodes."""
+    """Number of consecutive ranks to place on one node; 1 for no such wish. If a node cannot hold all ranks, the
+    greatest common divisor of this number and the node's GPUs counts: a resize may use other nodes."""
     fixed_bytes: int = 0
-    """Memory of a GPU whatever its samples: weights, gradients, optimizer, workspace. 0 here and below: unknown."""
+    """Fixed bytes of a GPU: weights, gradients, optimizer, workspace. 0 here and below: unknown."""
     sample_bytes: int = 0
-    """Memory of a GPU for each sample of a replica's local batch."""
+    """Bytes of a GPU for each sample of a replica's local batch."""
     replica_bytes: int = 0
     """Bytes that a rank sends within its replica in an optimizer step, for each sample of the replica's local batch."""
     data_bytes: int = 0
@@ -132,8 +132,8 @@ class StrategyLimits:
 
 
 def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
-    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes. With `any_number`, too
-    many rows become none instead: a number without a row would be refused."""
+    """Return the rows of the largest numbers of GPUs, as many as `StrategyLimits.sizes` takes. With `any_number`,
+    return none if there are too many: a number without a row would be refused."""
     found = tuple(rows)
     if len(found) <= MAX_ROWS:
         return found

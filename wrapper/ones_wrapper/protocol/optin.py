@@ -4,15 +4,15 @@
 steps of an array. `nodes=` instead of `gpus=` counts whole nodes. `batch=N` keeps the global batch, and `batch=N+-10%`,
 or `N±10%`, keeps it within a band. `resize=off` asks only for measuring. `array=blocks` says that the tasks of this job
 array are blocks of one job. `size=8` asks for 8 GPUs, by hand. `fuse=NAME` says that jobs of this sweep may be trained
-as one. `deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, is the time by which it is to
-end. `kinds=a100,v100`, or `kinds=any`, lets it have GPUs of these types of Slurm's, and change between them.
-`guests=off` has no block of it preempted for others. With `guests=partition:scavenge`, or `guests=qos:NAME`, the job
-itself moves its further blocks there while no companion decides for it. `cost=1.5` lets it use 1.5 times the GPU-hours
-of the size that it asked for, if growth is charged. `notify=https://HOST/PATH` has the job's events posted there, if
-the site lets users name that host.
+as one. `deadline=2026-12-01T18:00` (local time), or `deadline=6h` (since submission), is the time by which the job is
+to end. `kinds=a100,v100`, or `kinds=any`, lets the job have GPUs of these Slurm types, and change between them.
+`guests=off` keeps its blocks out of preemptible queues. With `guests=partition:scavenge`, or `guests=qos:NAME`, the job
+itself moves its further blocks to that queue while no companion decides for it. `cost=1.5` lets the job use 1.5 times
+the GPU-hours of its size at submission, if growth is charged. `notify=https://HOST/PATH` has the job's events posted
+there, if the site lets users name that host.
 
-A comment that does not start with ``ones:`` opts in to nothing, even if those words follow other text: such a comment
-may talk of ones, or quote it, and a guess would change somebody's job. The owner of one that nearly opts in is shown
+A comment that does not start with ``ones:`` opts in to nothing, even if this word comes later: such a comment may only
+mention or quote an opt-in, and a guess would change somebody's job. The owner of a comment that nearly opts in is shown
 the right line.
 """
 
@@ -39,7 +39,7 @@ _NEARLY = re.compile(
     r"(?<![\w/.-])ones?\s*(?:[^\w\s]\s*)?(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
     re.IGNORECASE,
 )
-"""Pattern of words that only people write who mean to opt in."""
+"""Pattern of words that only people who mean to opt in write."""
 _WORD = re.compile(
     r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?|\s*((?:\+-|±)\s*\d+\s*%))?",
     re.IGNORECASE,
@@ -76,7 +76,7 @@ class Deadline:
 
 class GuestQueue(NamedTuple):
     """Queue in which a job's further blocks wait, by its owner's choice. Only the owner's processes act on this choice,
-    with the owner's rights: an operator could use a queue that the owner may not use."""
+    with the owner's rights: an operator's rights could reach queues closed to the owner."""
 
     kind: str
     """partition or qos."""
@@ -104,10 +104,10 @@ class OptIn:
     deadline: Deadline | None = None
     """Time by which the job is to end; None for no deadline."""
     step: int = 1
-    """Step between allowed numbers of GPUs, counted from the smallest: for a strategy that can use no others, until the
+    """Step between allowed numbers of GPUs, counted from the smallest: for a strategy that cannot use others, until the
     job's first run reports its limits."""
     kinds: tuple[str, ...] = ()
-    """Types of GPU that the job may have, only `any` for all; empty for the type given to sbatch."""
+    """Types of GPU that the job may have, or `any` for all; empty for the type given to sbatch."""
     guests: bool | GuestQueue = True
     """True if blocks beyond sbatch's request may wait in a preemptible queue; a `GuestQueue` names the queue to use
     while no companion decides."""
@@ -242,8 +242,8 @@ def meant(comment: str) -> str:
 
 
 def near_miss(comment: str) -> str:
-    """Return the opt-in that a comment without one probably means; empty if the comment is not close to one. Only to be
-    shown to people, never to be acted on."""
+    """Return the opt-in that a comment probably means but does not make; empty if the comment is not close to an
+    opt-in. Only to be shown to people, never to be acted on."""
     return meant(comment) if not _PREFIX.match(comment) and _NEARLY.search(comment[:1000]) else ""
 
 

@@ -36,12 +36,12 @@ def again_command(job: object, *, hold: bool) -> list[str]:
 
 
 def hold_command(job: object) -> list[str]:
-    # uhold, since a hold by an operator would be one that the owner cannot release.
+    # uhold, since the owner could not release an operator's hold.
     return ["scontrol", "uhold", str(job)]
 
 
 def hold_tasks_command(array: int, tasks: Iterable[int]) -> list[str]:
-    # One command for all: what is asked of the whole of a record leaves it whole.
+    # One command for all: Slurm splits an array's record if a command concerns only a part of it.
     return hold_command(f"{array}_[{','.join(map(str, sorted(tasks)))}]")
 
 
@@ -69,8 +69,8 @@ def reshape_command(
     others: str = "",
 ) -> list[str]:
     """Return the command that changes a pending job's shape. `kind` is the GPU type that the job asks for, `others` its
-    further GRES: without them Slurm would take any type, and no others. With `tasks` the number of tasks changes, too;
-    with `cpus_per_gpu` the CPUs are counted.
+    further GRES: Slurm would drop a type or GRES that is not repeated. With `tasks` the number of tasks changes, too;
+    with `cpus_per_gpu` the number of CPUs follows the GPUs.
 
     Nodes are given as N-N, since a job submitted with -N1 also has a maximum. CPUs must change as well: Slurm raises
     their number with the nodes and leaves it there. Back on one node the job might ask for more CPUs than a node has. A

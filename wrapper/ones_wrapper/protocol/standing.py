@@ -2,12 +2,12 @@
 
 Its owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. The array's waiting tasks are moved to
 that queue with the owner's rights, one order names all tasks, and the array's throttle is lifted. From then on Slurm
-starts them as there is room, preempts them for anybody and starts them again. One task stays in the job's own queue. It
-may start, as the next base block, when the present base block's time is nearly over.
+starts these tasks as there is room, preempts them for anybody and starts them again. One task stays in the job's own
+queue. It may start, as the next base block, when the present base block's time is nearly over.
 
-Nothing is ever put into a hold, so nobody has to be there to lift it: a task that must not start yet waits behind the
-array's throttle, or has a later start time. Each look reads what Slurm has, and does what is missing. So the process
-may die between any two commands, and two processes may look at once. Nothing here opens a file or starts a process.
+No task is ever held, so nobody has to release one: a task that must not start yet waits behind the array's throttle, or
+has a later start time. Each `look` reads the state in Slurm, and makes the changes that are missing. So the process may
+die between any two commands, and two processes may look at once. Nothing here opens a file or starts a process.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class StandingGuests:
             one for one in lines if one.among(queue) and one.state in _LEFT and self._again.get(one.task) != math.inf
         ]
         back = back[: max(0, self._most - len(guests))]
-        # Who waits for a time goes on doing so.
+        # Tasks that wait for a start time come last, and so stay.
         own = sorted(self._startable(lines, queue, lent=False), key=lambda one: (self._waits_for_a_time(one), one.task))
         kept_back = min(1, len(own) - 1) if not guests else 1
         moving = own[: max(0, min(self._most - len(guests) - len(back), len(own) - kept_back))]
@@ -210,7 +210,7 @@ class StandingGuests:
             self._tell(f"{_shown(queue)}: no task waits in the job's own queue to be its next base")
 
     def _startable(self, lines: Iterable[QueueLine], queue: GuestQueue, *, lent: bool) -> list[QueueLine]:
-        """Return the pending tasks without a hold: those in the guests' queue if `lent`, else those outside it."""
+        """Return the pending tasks without a hold: in the guests' queue if `lent`, else outside it."""
         waiting = (one for one in lines if one.state == _WAITS and not one.reason.startswith("JobHeld"))
         return [one for one in waiting if one.among(queue) is lent]
 
@@ -218,7 +218,7 @@ class StandingGuests:
         return one.task in self._kept or one.reason == "BeginTime"
 
     def _limit_s(self, queue: GuestQueue, limit_s: float) -> float:
-        """Return a guest's time limit in seconds: the base block's limit, at most that of the guest partition."""
+        """Return a guest's time limit in seconds: the base block's limit, at most the guest partition's."""
         if queue.kind != "partition":
             return limit_s
         text, _ = self._run(["sinfo", "--noheader", f"--partition={queue.name}", "--format=%l"])
@@ -257,7 +257,7 @@ class StandingGuests:
 
     def _begin(self, lines: Sequence[QueueLine], queue: GuestQueue, lent: set[int]) -> None:
         """Write an order that names all tasks, likely leaders first, and lift the array's throttle. Called once each
-        task is in the queue where it belongs."""
+        task is in its right queue."""
         tasks = sorted((one.task for one in lines), key=lambda task: (task in lent, task))
         if why := self._order(tuple(tasks[:MAX_BLOCKS])):
             self._tell(f"{_shown(queue)}: no order could be written ({why}); the job trains on as it is")

@@ -6,7 +6,7 @@
 own samples. Every step pulls the rank a little towards its leaders' parameters of the last round. The leaders are the
 ranks whose mean training loss was lowest. Rounds are synchronous. Each `local_period` steps the ranks of a node take
 their leader's parameters; each `period` steps all ranks take the best rank's parameters. Unlike an average, a leader is
-a point that some rank reached. So ranks on both sides of a barrier do not meet on top of it.
+a point that some rank reached. So ranks on both sides of a barrier do not meet on top of the barrier.
 
 The job evaluates, saves and publishes the leader.
 """
@@ -137,7 +137,7 @@ def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], we
 
 
 def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
-    """Broadcast from `source` to `ranks` over a binomial tree of pairs: without a process group, ranks may change."""
+    """Broadcast from `source` to `ranks` over a binomial tree of pairs: this needs no group, so ranks may change."""
     size = len(ranks)
     place = (rank - source) % size
     step = 1

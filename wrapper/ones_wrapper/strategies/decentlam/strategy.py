@@ -8,13 +8,13 @@ Each step rank i sends y_i = x_i − γ g_i to its neighbours in a fixed graph, 
 
     g̃_i = (x_i − Σ_j w_ij y_j) / γ,    m_i ← β m_i + g̃_i,    x_i ← x_i − γ m_i.
 
-This is heavy ball on the step of decentralised SGD without momentum, and so has the same limit. The plain way (DmSGD:
-m_i ← β m_i + g_i, x ← W (x − γ m)) has the limit of decentralised SGD with the step γ/(1 − β). If data differs between
-ranks, the squared distance of that limit from the optimum is about 1/(1 − β)² as large.
+This is heavy ball on the step of decentralised SGD, and so has the same limit as without momentum. The plain way
+(DmSGD: m_i ← β m_i + g_i, x ← W (x − γ m)) has the limit of decentralised SGD with the step γ/(1 − β). If data differs
+between ranks, the squared distance of that limit from the optimum is about 1/(1 − β)² times as large.
 
 The momentum is that of `torch.optim.SGD`, which gets g̃ as its gradient. Since 1ᵀ(I − W) = 0, the means over the ranks
 obey m̄ ← β m̄ + ḡ and x̄ ← x̄ − γ m̄: plain momentum SGD. So a resize carries (x̄, m̄), and the job evaluates and saves
-x̄. Local gradients are weighted by n_i N / n, so that ḡ is the mean over all samples though ranks may differ by one
+x̄. Local gradients are weighted by n_i N / n, so that ḡ is the mean over all samples even if ranks differ by one
 sample.
 """
 
@@ -102,7 +102,7 @@ class DecentLamExchange(ApartExchange):
         weight = part.share.samples * world / part.share.total
         for group, some in self._buckets():
             for parameter in some:
-                if parameter.grad is None:  # no sample of this rank used it, and its neighbours' may have
+                if parameter.grad is None:  # no sample of this rank used it, but neighbours' samples may have
                     parameter.grad = torch.zeros_like(parameter)
             gradients = [parameter.grad for parameter in some if parameter.grad is not None]
             torch._foreach_mul_(gradients, weight)
@@ -117,7 +117,7 @@ class DecentLamExchange(ApartExchange):
         at, gradient = flattened(parameters), flattened(gradients)
         gradient.add_(at, alpha=decay)
         sent = at.add(gradient, alpha=-rate)
-        # Differences first: those of numbers that are close are exact.
+        # Differences first: the difference of close numbers is exact.
         found = gradient.mul_(rate * self._own)
         for weight, theirs in self._exchanged(sent):
             found.add_(at - theirs, alpha=weight)
@@ -147,7 +147,7 @@ class DecentLam(ApartStrategy):
 
     `topology` is ring, grid, exponential or complete. Or it is a function that returns the weights W [ranks, ranks] for
     a number of ranks: symmetric, doubly stochastic and connected. The optimizer is `torch.optim.SGD` with `momentum`.
-    Raises ValueError for a topology that is directed or varies, with the momentum up to which it would be stable.
+    Raises ValueError for a topology that is directed or varies, and names the momentum up to which it would be stable.
     """
 
     topology: Topology = "ring"

@@ -42,7 +42,7 @@ _STEPS: dict[str, Callable[[int], Sequence[int]]] = {
 """Topologies in which each rank has the ranks this far ahead, and as far behind, as neighbours."""
 NAMES = ("ring", "grid", "exponential", "complete")
 DIRECTED = {"directed-ring": "ring", "directed-exponential": "exponential"}
-"""Known topologies that are refused: a rank sends to those ahead in the named topology, and receives from others."""
+"""Known topologies that are refused: a rank sends to ranks ahead in the named topology, but receives from others."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
 """Known topologies that are refused, since their neighbours change at each step."""
 

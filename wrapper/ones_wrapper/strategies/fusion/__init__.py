@@ -1,8 +1,8 @@
-"""Several models of one architecture trained as one, each with its own hyper-parameters (HFTA, Wang et al., MLSys
-2021, arXiv 2102.02344, §3): the same layers of B small models become one larger operation each, which a GPU is better
-used by than by B small ones in turn.
+"""Several models of one architecture trained as one, each with its own hyper-parameters (HFTA, Wang et al., MLSys 2021,
+arXiv 2102.02344, §3): each layer of B small models becomes one larger operation, which uses a GPU better than B small
+operations in turn.
 
-`fuse` is the way in:
+`fuse` is the entry:
 
     models = [make() for _ in rates]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=rate) for model, rate in zip(models, rates)]
@@ -60,8 +60,8 @@ def fuse(
     With `randomness` "different" each member has its own dropout, with "same" all have one.
 
     `probe` is a local batch (x, *targets) on the device that will train. Fused and separate training then take a few
-    steps with it, on copies; `NoGainError` is raised if fusing does not pay. After `ones.init` all ranks must give one:
-    the mean of their measurements decides, on all alike.
+    steps with it, on copies; `NoGainError` is raised if fusing does not pay. After `ones.init` all ranks must give a
+    probe: the mean of their measurements decides for all.
 
     The models are copied: the given ones stay unchanged. Raises ValueError, with the member's name, if a member differs
     from the first in more than the values of its tensors and its optimizer's numbers.
@@ -94,8 +94,8 @@ def gain(
     values: Mapping[str, Sequence[float]] | None = None,
     steps: int = 3,
 ) -> Gain:
-    """Return the gain of fusing these members, measured with a local batch (x, *targets) on the batch's device, on a
-    CPU in processor time. Takes some ten steps of each member, on copies."""
+    """Return the gain of fusing these members, measured on the device of a local batch (x, *targets); on a CPU, in
+    processor time. Takes some ten steps of each member, on copies."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     fused = fuse(its_models, its_optimizers, loss=loss, values=values)
     losses = losses_of(loss, values or {}, batch[1:], len(its_models))
@@ -110,8 +110,8 @@ def largest(
     batch: Sequence[Any],
     values: Mapping[str, Sequence[float]] | None = None,
 ) -> int:
-    """Return how many of these members, the first ones, fit on the batch's device at once, found by steps with ever
-    more members. 0 if not even one fits."""
+    """Return how many of these members, from the first on, fit on the batch's device together, found by steps with ever
+    more members. 0 if none fits."""
     its_models, its_optimizers = named("models", models), named("optimizers", optimizers)
     device = device_of(batch)
 

@@ -35,7 +35,7 @@ class Gain:
 
     @property
     def speedup(self) -> float:
-        """Ratio of the time of separate steps to that of a fused step."""
+        """Ratio of the time of separate steps to the time of a fused step."""
         return self.alone_s / self.fused_s
 
     @property

@@ -1,5 +1,5 @@
-"""Fused model: each parameter and buffer holds those of all members, stacked in a new first dimension. One vectorised
-call (`torch.func.vmap`) makes all forward passes.
+"""Fused model: each parameter and buffer holds the tensors of all members, stacked in a new first dimension. One
+vectorised call (`torch.func.vmap`) makes all forward passes.
 
 No member's loss depends on another member's row. So the gradient of the sum of losses holds each member's own gradient
 in its own row. An ordinary backward pass, exchange and optimizer train all members.
@@ -128,7 +128,7 @@ class FusedModel(torch.nn.Module):
 
     def clip_grad_norm_(self, most: float) -> torch.Tensor:
         """Clip each member's gradient to a norm of at most `most`, and return the norms, of shape [B]. Each member is
-        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model; here that would clip by the norm of all."""
+        clipped as by `torch.nn.utils.clip_grad_norm_` on its own model, which here would clip by the norm of all."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
         each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
         norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
@@ -146,7 +146,7 @@ class FusedModel(torch.nn.Module):
         }
 
     def load_member(self, name: str, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of an ordinary model into this member. Raises ValueError if it does not fit."""
+        """Load the `state_dict` of an ordinary model into this member. Raises ValueError if the state does not fit."""
         row, mine = self.row(name), self.stack.state_dict()
         shapes = {key: tuple(value.shape[1:]) for key, value in mine.items() if isinstance(value, torch.Tensor)}
         theirs = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, torch.Tensor)}
@@ -169,7 +169,7 @@ def _stacked(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
     frame = copy.deepcopy(models[0])
     found: dict[int, torch.Tensor] = {}
     for name, tensor in _tensors(frame):
-        # What layers share is stacked once, under its first name.
+        # A tensor that layers share is stacked once, under its first name.
         if id(tensor) not in found:
             stack = parameters[name] if name in parameters else buffers[name]
             if isinstance(tensor, torch.nn.Parameter):

@@ -45,7 +45,7 @@ class Sweep:
         """Arguments of each member, parsed by the script's parser, by the number of the member's job."""
         for name, row in self._rows.items():
             self.members[name] = parser.parse_args(list(row.arguments))
-        # A checkpoint has the rows of those that left, too: they are fused again, and stopped at once.
+        # A checkpoint also has the rows of members that left: these are fused again, and stopped at once.
         kept = {str(one) for one in told.get("members", ())}
         self._gone = [name for name in self._rows if name != self._own and name not in kept]
         self._trains = [name for name in self._rows if name not in self._gone]

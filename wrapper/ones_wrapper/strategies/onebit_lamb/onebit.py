@@ -58,7 +58,7 @@ class OneBitMean:
         mine, all_scales = pack(_padded(chunk_signs, each)), wanted.new_empty(world)
         _all_gather(bits, mine, group=self.group)
         _all_gather(all_scales, chunk_size.reshape(1), group=self.group)
-        # Nothing is kept before all has arrived: where a rank is lost meanwhile, this step was not made.
+        # Errors are kept only once all has arrived: if a rank is lost before, this step was not made.
         self._server = chunk - torch.where(chunk_signs, chunk_size, -chunk_size)
         self.sent += sent_bytes(wanted.numel(), world, wanted.element_size())
         all_scales = all_scales.unsqueeze(1)
@@ -80,7 +80,7 @@ class OneBitMean:
         return found
 
     def _chunk(self, n: int) -> tuple[int, int]:
-        """Return the elements of a chunk, a multiple of 8, and those of this rank's chunk that are no padding."""
+        """Return the number of elements in a chunk, a multiple of 8, and in this rank's chunk without padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
 

@@ -169,7 +169,7 @@ class CompressedLamb(RefusesScaler, Lamb):
         self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any], mean: torch.Tensor, left: torch.Tensor
     ) -> None:
         (beta1, beta2), eps, v = group["betas"], group["eps"], state["exp_avg_sq"]
-        # A sign cannot say zero: what never had a gradient would get one scale of momentum over a variance of nothing.
+        # A sign cannot be zero: an element that never had a gradient would get momentum over a variance of 0.
         mask = v > 0
         torch.mul(left, mask, out=state["residual"])
         m = mean / state["scale"] * mask

@@ -54,7 +54,7 @@ class OneBitExchange(DdpExchange):
         if not part.last:
             return known(gradient)
         if self._noise is not None:
-            self._noise.skip()  # nobody sees the mean gradient
+            self._noise.skip()  # no rank has the mean gradient
         scale(gradient, self._unit * world, part.share.total)
         return known(gradient)
 

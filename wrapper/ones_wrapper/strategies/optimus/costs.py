@@ -1,8 +1,8 @@
 """Memory and network traffic of a transformer on a q × q mesh: formulas, without torch.
 
-All are numbers of elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021
-(arXiv 2104.05343): in a forward pass each rank sends (q − 1)/q² of every product's two matrices, backward twice as
-much.
+All results are numbers of elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et
+al. 2021 (arXiv 2104.05343): in a forward pass each rank sends (q − 1)/q² of every product's two matrices, backward
+twice as much.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class MeshExchange(Exchange):
 
     @torch.no_grad()
     def _take_first(self, model: torch.nn.Module) -> None:
-        """Broadcast the first replica's parameters, since ranks may have drawn different ones."""
+        """Broadcast the first replica's parameters, since ranks may have drawn different parameters."""
         mesh = self._mesh
         for parameter in model.parameters():
             if mesh.replicas > 1:
@@ -101,7 +101,7 @@ class MeshExchange(Exchange):
             )
         if not self._begun:
             self._begun = True
-            # Ready when backward ends, for those who clip them.
+            # Ready when backward ends, for scripts that clip gradients.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_all)
         bucket.missing -= 1
         while self._started < len(self._buckets) and not self._buckets[self._started].missing:

@@ -69,7 +69,8 @@ class Mesh:
         return values
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return this mesh row's samples of the replica's local batch [samples, …]: rows differ by one at most."""
+        """Return this mesh row's samples of the replica's local batch [samples, …]: they differ in number by one at
+        most."""
         return batch.tensor_split(self.q)[self.row]
 
     @torch.no_grad()

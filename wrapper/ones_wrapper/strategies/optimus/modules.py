@@ -95,7 +95,7 @@ class Embedding(nn.Module):
 
 
 class _Lookup(torch.autograd.Function):
-    """Product of one-hot rows with a table, without the one-hot matrix. An index of flags would wait for the GPU."""
+    """Product of one-hot rows with a table, without the one-hot matrix. Indexing by flags would wait for the GPU."""
 
     @staticmethod
     def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, mesh: Mesh) -> torch.Tensor:

@@ -102,7 +102,7 @@ def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[tor
 
 
 def summed(terms: Iterator[torch.Tensor], group: Any, mine: int) -> torch.Tensor:
-    """Return the sum over a row or column of each rank's term `mine`. It goes on while the next term is computed."""
+    """Return the sum over a row or column of each rank's term `mine`. Sums go on while the next term is computed."""
     kept: torch.Tensor | None = None
     under_way: tuple[torch.Tensor, Any] | None = None
     for target, term in enumerate(terms):

@@ -26,8 +26,8 @@ class Circle:
         return (self.rank - step) % self.size
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
-        """Begin to send `tensor` to the next rank; return a function that awaits the previous rank's. The tensor must
-        be contiguous and stay as it is until then. Collective over the circle."""
+        """Begin to send `tensor` to the next rank; return a function that awaits the previous rank's tensor. `tensor`
+        must be contiguous, and unchanged until then. Collective over the circle."""
         arriving = torch.empty_like(tensor)
         following = self._first + (self.rank + 1) % self.size
         before = self._first + (self.rank - 1) % self.size

@@ -55,8 +55,8 @@ class Arrangement:
     def meeting(self, source: int) -> tuple[slice, slice, bool]:
         """Return slices of this rank's queries and rank `source`'s keys that interact, and if a causal mask applies.
 
-        Causal: from another rank either all queries attend to the early half of the keys, or the late half of the
-        queries attends to all keys. So two ranks cost half the work of a whole block.
+        If causal, either all queries attend to the early half of another rank's keys, or the late queries attend to all
+        of them. So two ranks cost half the work of a whole block.
         """
         rank, everything = self.circle.rank, slice(0, self.tokens)
         if not self.causal or source == rank:
@@ -171,7 +171,7 @@ class _Ring(torch.autograd.Function):
                 if coming is not None:
                     both = coming()
         assert output is not None
-        # Heads next to their tokens: what follows joins the heads, and so takes a view rather than another copy.
+        # Heads next to their tokens: the next step joins the heads, and so takes a view rather than another copy.
         found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, found, total)
         ctx.meetings, ctx.kernel = meetings, kernel

@@ -47,11 +47,11 @@ class Ring(Strategy):
     ) -> None:
         """`length` is the tokens of a sequence: a multiple of the ranks of a ring, or of twice as many if `causal`.
 
-        A ring has `ranks` ranks. By default it has as few as hold one sequence, if `model` gives the sequence's memory
-        and `memory_bytes` a GPU's; else all ranks are one ring. `model` and `memory_bytes` also let the scheduler know
-        the memory and the bytes sent. `two_pass` selects the paper's ring self-attention in place of blocks with an
-        online softmax: the same result in more memory. Raises ValueError for numbers below 1, and if no ring could hold
-        a sequence.
+        A ring has `ranks` ranks. By default it has the fewest ranks that hold one sequence, if `model` gives the
+        sequence's memory and `memory_bytes` a GPU's; else all ranks are one ring. `model` and `memory_bytes` also let
+        the scheduler know the memory and the bytes sent. `two_pass` selects the paper's ring self-attention in place of
+        blocks with an online softmax: the same result in more memory. Raises ValueError for numbers below 1, and if no
+        ring could hold a sequence.
         """
         for name, value in {"length": length, "ranks": 1 if ranks is None else ranks}.items():
             if value < 1:
@@ -109,7 +109,7 @@ class Ring(Strategy):
         return StrategyLimits(self.name, rows, self.memory_bytes)
 
     def _row(self, gpus: int, size: int) -> SizeLimits:
-        # A ring shares a node where one holds it: its messages are waited for in each layer.
+        # A ring shares a node if a node can hold it: each layer waits for the ring's messages.
         if self.model is None:
             return SizeLimits(gpus, gpus // size, together=size)
         return SizeLimits(
@@ -180,7 +180,7 @@ class Ring(Strategy):
         """Return the attention of this rank's queries to whole sequences; tensors are (batch, heads, tokens, width).
 
         `real`, (batch, length), is False for padding in the whole sequences. The share `dropout` of the probabilities
-        is dropped. The choice depends on their place in the whole sequences, not on the ring's size. Collective.
+        is dropped. Their place in the whole sequences selects them, not the ring's size. Collective.
         """
         function = two_pass_attention if self.two_pass else ring_attention
         dropped = Dropout(dropout, _key(), self.length) if dropout else None

@@ -1,9 +1,9 @@
 """Ring self-attention as in its paper, in two passes around the ring (Li et al., 2105.13120).
 
-First the keys travel around, and each rank keeps the whole rows of scores of its queries; then the values do. This
+First the keys travel around, and each rank keeps the whole rows of scores of its queries; then the values travel. This
 exists for comparison: `ring_attention` gives the same result in less memory. The paper sums gradients of keys and
-values by all-reduce. Here each owner's sum travels around once, in half the bytes. Nothing is divided by the number of
-ranks, as the authors' library does in its backward pass: the result is the true gradient.
+values by all-reduce. Here each owner's sum travels around once, in half the bytes. The backward pass divides nothing by
+the number of ranks, unlike the authors' library: the result is the true gradient.
 """
 
 from __future__ import annotations
