@@ -72,8 +72,7 @@ def init(
     forward pass (default: `max_batch`; halved if the device runs out of memory). A step takes up to
     `max_accumulation_steps` forward passes per GPU if the batch does not fit otherwise (default: as many as `batch`
     needs on one GPU, so that no size makes it smaller). Global batches are multiples of `multiple_of`, except an
-    epoch's last, and if the GPUs take fewer samples than that. `epochs` is the number of epochs to train; 0 for no
-    limit.
+    epoch's last batch, and if the GPUs hold fewer samples. `epochs` is the number of epochs to train; 0 for no limit.
 
     Learning rate and momentum follow the batch by a rule of the optimizer's class (`gradients/learning_rate.py`) unless
     `scale_lr` is False. `checkpoint_every_s` is the time between checkpoints (default: as their measured cost and the
@@ -83,21 +82,21 @@ def init(
     "mpi" exchanges through mpi4py. `strategy` is a way to train other than plain data parallel.
 
     With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
-    (`data/uneven.py`). It needs `job.ddp`, and `max_local_batch` above `batch` over the ranks.
+    (`data/uneven.py`). This needs `job.ddp`, and a `max_local_batch` above `batch` / ranks.
 
     All samples of an epoch are used, so shares differ by one if a step does not divide. With `shares="equal"` all ranks
     have equally many samples, for a script whose own collectives gather a batch. Steps are as large as the batch and
-    the ranks allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others each time.
+    the ranks allow, and an epoch leaves out the samples that do not divide: fewer than ranks, and others in each epoch.
 
     `series` makes a logger of a run id, on the rank that reports: a W&B run, a SummaryWriter, the module mlflow after
-    `start_run`, or one with Lightning's `log_metrics`. It gets GPUs, batch, learning rate, speed, pauses and resizes.
+    `start_run`, or one with Lightning's `log_metrics`. It logs GPUs, batch, learning rate, speed, pauses and resizes.
 
-    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`). It
-    is for a script whose loss is the mean over the tokens of its local batch. Gradients and the reported loss are then
-    the mean over those of the step, however many each rank and accumulation step has. It costs a small sum over the
-    ranks each step, and the passes of a step are fetched together.
+    `tokens` says how many tokens a local batch holds, as the loader gives it (`lambda batch: batch["mask"].sum()`).
+    Give `tokens` if the script's loss is the mean over the tokens of its local batch: gradients and the reported loss
+    become the mean over the step's tokens, however many each rank and accumulation step has. This costs a small sum
+    over the ranks each step, and the passes of a step are fetched together.
 
-    Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
+    Synchronises all ranks. Call `init` once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use. Raises RuntimeError for a job that
     something else already requeues.
     """

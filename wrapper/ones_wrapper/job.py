@@ -48,14 +48,14 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """This process's number among the ranks; do files and printing on rank 0. A block that waits to join has none:
-        it equals no number, and shows as "none yet".
+        """This process's number among the ranks; do files and printing on rank 0. A block that waits to join has no
+        rank: the value equals no number, and shows as "none yet".
         """
         return self._run.rank
 
     @property
     def world(self) -> int:
-        """World size. A block that waits has none, as with `rank`."""
+        """World size. A block that waits has no world size, as with `rank`."""
         return self._run.known(self._run.group.world)
 
     @property
@@ -123,14 +123,15 @@ class Job:
 
             model, optimizer, loader, scheduler = job.prepare(model, optimizer, data, scheduler)
 
-        Models come as `ddp` returns them, on the job's device; one that `ddp`, `fsdp` or `exchange` returned stays, and
-        so does one without anything to train. Data is a dataset, or a DataLoader whose settings are taken over, with
+        Models are returned as by `ddp`, on the job's device. A model that `ddp`, `fsdp` or `exchange` returned stays,
+        as does a model with nothing to train. Data is a dataset, or a DataLoader whose settings are taken over, with
         init's `batch` as its batch size: see `loader`. All else is registered, and the newest good checkpoint is loaded
-        into it: see `register`. Optimizers and schedulers may be made before, over the model as it was. Further
-        schedulers, gradient scalers, averages, objects with a state, and a dict of plain values may be given, too.
+        into it: see `register`. Optimizers and schedulers may be made before this call, with the original model.
+        Further schedulers, gradient scalers, averages, objects with a state, and a dict of plain values may be given,
+        too.
 
-        It may be called again for further objects: models and data at any time before training begins, everything else
-        with the optimizers, once. Synchronises all ranks.
+        Call this again for further objects: models and data at any time before training begins, everything else with
+        the optimizers, once. Synchronises all ranks.
         """
         given = sorted_by_kind(things)
         found: dict[int, Any] = {id(one): self._prepared(one) for one in given.models}
@@ -177,9 +178,9 @@ class Job:
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """Return the model in data parallel, its gradients averaged over samples rather than over ranks.
 
-        So the script's loss stays the mean over its local batch though local batches may differ in size.
-        `options` are those of torch's DistributedDataParallel; over MPI, `bucket_mb`. Synchronises all ranks: the
-        parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
+        So the script's loss stays the mean over its local batch even if local batches differ in size. `options` are
+        those of torch's DistributedDataParallel; over MPI, `bucket_cap_mb` and `broadcast_buffers`. Synchronises all
+        ranks: all get rank 0's parameters. In training each step exchanges every gradient once, during backward.
 
         Call it once for each model; the gradient noise scale is measured on the first. Parameters that are trained at
         any time must require gradients now, and can be frozen afterwards.
@@ -253,8 +254,8 @@ class Job:
         """Return the model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it.
 
         Another model is returned as it is. A sharded model is the same object, and its parameters stay sharded. If a
-        strategy's ranks train models of their own, it is the model that the job saves. In training that is a copy, for
-        which all ranks call this.
+        strategy's ranks train models of their own, the result is the model that the job saves. In training this is a
+        copy, for which all ranks call this.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -270,10 +271,10 @@ class Job:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        Only the optimizer, or all that was given besides the model, in the order (optimizer, scheduler, others).
-        Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances by as many
-        steps of the base batch as the samples are worth. If a step may take several accumulation steps, optimizer and
-        gradient scaler come in wrappers that act in the last one (`accumulation.py`). The given objects would not, and
+        Returns only the optimizer, or all that was given besides the model, in the order (optimizer, scheduler,
+        others). Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances
+        by as many steps of the base batch as the samples are worth. If a step may take several accumulation steps,
+        optimizer and gradient scaler come in wrappers that act in the last one (`accumulation.py`). The given objects
         raise an error if they are used instead. `others` are further objects with `state_dict` and `load_state_dict`,
         such as a gradient scaler; their state is plain data: numbers, texts, tensors, and lists and dicts of them.
         Synchronises all ranks, and reads each checkpoint twice: once to verify it, once to load it.
@@ -327,16 +328,16 @@ class Job:
     ) -> Loader:
         """Return the training data cut into the batch in force, each sample once an epoch.
 
-        It is a map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`).
-        `seed` fixes the order of every epoch, and all random numbers. With `keyed` those that a sample draws as it is
-        fetched (augmentation) depend only on seed, epoch and sample. Others (dropout) depend on seed, step and rank.
-        `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
-        is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
-        of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
+        The data is a map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`).
+        `seed` fixes the order of every epoch, and all random numbers. With `keyed` the numbers that a sample draws as
+        it is fetched (augmentation) depend only on seed, epoch and sample. Others (dropout) depend on seed, step and
+        rank. `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since
+        that is done here. With `drop_last` an epoch has only the first samples of its order that fill whole batches of
+        init's `batch`: the same samples at any size and batch, but others in each epoch. Synchronises nothing.
 
         With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
-        the mean of weight times the sample's loss. It synchronises all ranks when samples are chosen, at the beginning
-        of an epoch.
+        the mean of weight times the sample's loss. A coreset synchronises all ranks when samples are chosen, at the
+        beginning of an epoch.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
@@ -368,7 +369,7 @@ class Job:
         """Return this rank's share of a dataset to evaluate on, without padding or repeats.
 
         Its batches have at most `batch` samples (`max_local_batch`). `mean` puts the ranks' results together. All ranks
-        walk through it; at its beginning they take the model's buffers of rank 0. The training's data and random
+        iterate over it; at its beginning they take rank 0's buffers of the model. The training's data and random
         numbers stay as they are.
         """
         feed = Feed(
@@ -387,10 +388,10 @@ class Job:
         return found
 
     def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
-        """Return the mean over all ranks' samples, from each rank's sum over its own and their number.
+        """Return the mean over all ranks' samples, from each rank's sum over its samples and their number.
 
         The sum is in double precision. A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError
-        if no rank had any.
+        if no rank had a sample.
         """
         self._run.loop.first_steps.together("job.mean")
         sums = self._run.group.total([float(total), float(count)])
@@ -402,8 +403,8 @@ class Job:
         """Open a text file to whose end rank 0 writes; other ranks may write too, without effect.
 
         A resume cuts the file back to its size at the checkpoint, so that no line is there twice. If training begins
-        from scratch it is empty. Call it after `register`. If rank 0 moves to another node, as in a job of blocks,
-        `path` must be shared.
+        from scratch the file is empty. Call this after `register`. If rank 0 moves to another node, as in a job of
+        blocks, `path` must be shared.
         """
         if self._run.keeping.state is None:
             raise RuntimeError(
@@ -416,8 +417,8 @@ class Job:
 
         Synchronises all ranks at the first and, for the last checkpoint, after the last.
 
-        Each turn ends the epoch, at a step boundary: it is reported, with the values that `report` got, and two small
-        sums synchronise the ranks. A block that joins waits here.
+        Each turn ends the epoch, at a step boundary: the epoch is reported, with the values that `report` got, and two
+        small sums synchronise the ranks. A block that joins waits here.
 
         Leaving the loop by `break` or `return` writes the last checkpoint, too. The next start goes on after the loop,
         unless init's `epochs` has changed. All ranks must leave together.
@@ -441,15 +442,15 @@ class Job:
         run.finish()
 
     def report(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """Give the present epoch's report an accuracy, and a loss in place of the mean of those given to `job.loss`.
-        Call it in the loop over epochs; rank 0's last values count. Synchronises nothing."""
+        """Give the present epoch's report an accuracy, and a loss in place of the mean of the losses given to
+        `job.loss`. Call it in the loop over epochs; rank 0's last values count. Synchronises nothing."""
         found = {"accuracy": accuracy, "loss": loss}
         self._found |= {name: value for name, value in found.items() if value is not None}
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
-        """End the epoch here, with the values that `report` takes: in a loop that does not go by `epochs`.
+        """End the epoch here, with the values that `report` takes: in a loop that does not use `epochs`.
 
-        It also serves before work that should not wait for the next turn. All ranks call it; it is a step boundary, and
+        Or call this before work that should not wait for the next turn. All ranks call this; it is a step boundary, and
         synchronises them.
         """
         self._run.loop.first_steps.together("job.epoch_end")
@@ -466,12 +467,12 @@ class Job:
         later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
         others it takes a few dozen passes.
 
-        Memory for the first steps is held besides: the trained parameters once for the buckets of gradients, and twice
-        for moments of the optimizer, if no checkpoint brought them. An optimizer that keeps less leaves the difference
-        free; further state, such as 1-bit LAMB's residual, is not counted.
+        Meanwhile memory for the first steps is held: the trained parameters once for the buckets of gradients, and
+        twice for moments of the optimizer, if no checkpoint brought them. An optimizer that keeps less leaves the
+        difference free; further state, such as 1-bit LAMB's residual, is not counted.
 
         If ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory is
-        not caught. As in training it ends the ranks, `ones-run` starts them again, and half of it is taken.
+        not caught. As in training it ends the ranks, `ones-run` starts them again, and half as many samples are taken.
 
         Raises MemoryError if not one sample fits.
         """
@@ -481,8 +482,8 @@ class Job:
         return self._run.sizes.probe(one_pass, state)
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Report the loss of this local batch, its mean; with a strategy that has each rank compute a part, that part.
-        Does not wait for the GPU, and synchronises nothing."""
+        """Report the mean loss of this local batch; with a strategy whose ranks compute parts of the loss, this rank's
+        part. Does not wait for the GPU, and synchronises nothing."""
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.sizes.division.replicas)

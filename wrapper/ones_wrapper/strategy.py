@@ -2,7 +2,7 @@
 
     job = ones.init(batch=64, ..., strategy=Ring(length=4096, causal=True))
 
-The object is then the script's door to what the strategy does. This module imports no torch at its top.
+The script then uses the strategy through this object. This module imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 class Strategy(ABC):
-    """One way to train. A replica is the ranks that share a local batch: consecutive ones, as many in each.
+    """One way to train. A replica is the consecutive ranks that share a local batch; all replicas have equally many.
 
     All ranks of a replica get the same samples from `job.loader` and `job.evaluate`. `job.ddp` sums gradients over all
     ranks, each weighed with its replica's share of the step's samples. So the losses of a replica's ranks must be parts
-    that add up to the mean over its local batch. Else the strategy brings an exchange of its own.
+    that add up to the mean over its local batch. Else the strategy needs an exchange of its own.
     """
 
     name: str
     """Short name of the strategy, for reasons and logs."""
 
     hot = False
-    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. Then `bind` must not
-    wait for other ranks, since a lost rank never comes."""
+    """True if ranks may change while it trains: `bind` is then called again, with the new ranks. In that call `bind`
+    must not wait for other ranks, since a lost rank never comes."""
 
     losses_add_up = False
     """True if the local losses of a replica's ranks add up to the replica's loss; False if each is the whole loss."""
@@ -54,7 +54,7 @@ class Strategy(ABC):
         """Return the sizes that the strategy can use, up to `most_gpus` GPUs, `ranks_per_node` a node. All ranks return
         the same.
 
-        `init` calls it, and the run again when training begins: then models are known (`wrapped`).
+        `init` calls this, and the run calls this again when training begins and models are known (`wrapped`).
         `StrategyLimits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with sizes that
         would fit, for a strategy that can use none.
         """

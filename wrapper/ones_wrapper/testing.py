@@ -241,8 +241,8 @@ class Start:
             receiver, sender = Pipe(duplex=False)
             pid = os.fork()
             if pid == 0:
-                # Objects that the test's process left to the collector may own threads, as groups do, which no fork
-                # has: collected here they would wait for them for ever.
+                # Garbage of the test's process may own threads (as groups do), which a fork lacks. If this rank
+                # collected the garbage, the rank would wait for these threads for ever.
                 gc.freeze()
                 code = 1
                 try:
