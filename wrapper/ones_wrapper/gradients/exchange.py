@@ -346,7 +346,7 @@ _CONTEXTS = {"require_forward_param_sync", "require_backward_grad_sync"}
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:
-    """Return the gradient times a quotient; zeros if it is 0, since 0 times a borrowed sample's NaN would be NaN."""
+    """Return the gradient times a quotient; for 0 return zeros: 0 times a borrowed sample's NaN would be NaN."""
     if not numerator:
         return torch.zeros_like(gradient)
     return gradient if numerator == denominator else gradient * (numerator / denominator)

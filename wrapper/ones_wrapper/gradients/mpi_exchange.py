@@ -84,7 +84,7 @@ class Bucket:
 
 
 class OutputHook:
-    """Forward hook that passes on a model's outputs. It does nothing in a copy of the model, or in a saved one."""
+    """Forward hook that passes on a model's outputs. It does nothing in a copy of the model, or in a saved model."""
 
     def __init__(self, callback: Callable[[object], None] | None = None) -> None:
         self._callback = callback
@@ -185,7 +185,7 @@ class MpiExchange(Exchange):
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
-        """Let a backward pass from these outputs end once all gradients are exchanged, for scripts that clip them."""
+        """Let a backward pass from these outputs end once all gradients are exchanged, for scripts that clip."""
         if self._part is None or not self._part.last:
             return
         for output in tree_leaves(outputs):

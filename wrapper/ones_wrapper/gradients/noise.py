@@ -96,7 +96,7 @@ class NoiseScale:
             self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
-        """Measure a bucket after the exchange, the mean over all samples. Only rank 0 counts it."""
+        """Measure a bucket after the exchange, the mean over all samples. Only rank 0 counts the bucket."""
         if self._group.rank == 0:
             self.whole_shard(gradient, total)
 

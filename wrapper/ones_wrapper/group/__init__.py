@@ -92,7 +92,7 @@ class Group:
 
     def here(self, function: Callable[[], T]) -> T:
         """Run `function` on every rank; return this rank's result, which is not sent. Raises `RankError` on all ranks
-        if it failed on any."""
+        if a rank failed."""
         results: list[T] = []
         failure: Exception | None = None
         try:

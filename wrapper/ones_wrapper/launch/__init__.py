@@ -1,7 +1,7 @@
 """`ones-run`: start the ranks on the present allocation, and again when they crash.
 
-`ones-run` runs in the batch script, in place of `srun`, and receives Slurm's signals to the batch script. It needs the
-standard library only, so that it starts fast.
+`ones-run` runs in the batch script, in place of `srun`, and receives Slurm's signals to the batch script. `ones-run`
+needs the standard library only, to start fast.
 """
 
 from __future__ import annotations

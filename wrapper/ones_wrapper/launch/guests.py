@@ -1,4 +1,4 @@
-"""Standing guests: the leading block's launcher keeps them while its ranks train."""
+"""Standing guests, which the leading block's launcher manages while its ranks train."""
 
 from __future__ import annotations
 

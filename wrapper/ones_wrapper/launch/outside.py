@@ -1,9 +1,9 @@
 """Stand-in, outside a container, for the node's launcher inside: hands on signals, and leaves nothing behind.
 
 Container runtimes differ. Apptainer passes on all signals but SIGURG; bubblewrap and `unshare` pass on none. A killed
-runtime may leave its children. So Slurm starts this process on a node, outside. It runs the container, finds the
-launcher among its descendants, and signals the launcher itself. Once the runtime has ended, it ends all descendants
-that are left. Standard library only.
+runtime may leave its children. So Slurm starts this process on a node, outside, which runs the container, finds the
+launcher among its descendants, and signals the launcher itself. Once the runtime has ended, this process ends all
+descendants that are left. Standard library only.
 """
 
 from __future__ import annotations

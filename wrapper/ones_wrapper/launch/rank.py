@@ -57,7 +57,7 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """Choose this forked rank's GPU before CUDA is initialised; log it and return False if CUDA cannot be used."""
+    """Choose this forked rank's GPU before CUDA is initialised; return False and log that if CUDA cannot be used."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))

@@ -1,4 +1,4 @@
-"""Decisions after an exit code: the job ends, its ranks start again, or it is requeued. Pure.
+"""Decisions after an exit code: the job ends, its ranks start again, or the job is requeued. Pure.
 
 Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
 fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress, that is,

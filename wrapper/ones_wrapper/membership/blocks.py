@@ -257,7 +257,7 @@ class Blocks:
 
     def announce(self, began: float) -> str:
         """Announce the next term's members, in the job's folder and on the board; return the error, empty for none.
-        Only rank 0 calls this, once the checkpoint is durable. Training paused at `began`, in Unix time."""
+        Only rank 0 calls this, once the checkpoint is durable. Training paused at the Unix time `began`."""
         why = self.folder.announce(Coming(self.coming, began, time.time()).fields())
         if not why:
             with suppress(StoreLostError):
@@ -282,7 +282,7 @@ class Blocks:
     ) -> Change | None:
         """Send the state to new ranks, try the new groups and change over; return None if training goes on as before.
 
-        Collective; training is paused since `began`, in Unix time. `collected` returns the tensors and all other state.
+        Collective; training is paused since the Unix time `began`. `collected` returns the tensors and all other state.
         Raises `PeersLostError`.
         """
         plan, present, group = self.coming, self.present, self._group

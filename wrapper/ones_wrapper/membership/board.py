@@ -20,7 +20,7 @@ class Board(StoreClient):
     def __init__(
         self, network: JobNetwork, host: str, port: int, place: str, timeout_s: float = ANSWER_S, role: str = MEMBER
     ) -> None:
-        """Connect. Raises `StoreLostError` if no process hosts the board there, or none answers within `timeout_s`."""
+        """Connect. Raises `StoreLostError` if no process hosts the board there, or answers within `timeout_s`."""
         self.network = network
         super().__init__(host, port, network.secret, role, place, timeout_s)
 
@@ -53,7 +53,7 @@ class Board(StoreClient):
         self.ask("will", *(part.encode() for part in pair))
 
     def heard(self, key: str) -> str | None:
-        """Return the text that was pushed last for a followed key; None if none was. Sends no request."""
+        """Return the text that was pushed last for a followed key; None if no text was. Sends no request."""
         value = self.news.get(key.encode())
         return None if value is None else value.decode(errors="replace")
 

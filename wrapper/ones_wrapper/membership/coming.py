@@ -108,7 +108,7 @@ def gather(board: Board, coming: Coming, term: int, mine: Member) -> Plan:
 
 
 def answer(board: Board, mine: Member) -> Plan | None:
-    """Act as another announced block: answer the leader, and return the membership; None if this block is not in it.
+    """Act as another announced block: answer the leader, and return the membership; None if this block is no member.
     Raises `StoreLostError`."""
     board.put(f"here-{mine.task}", encode(mine))
     if (text := board.wait(_BEGINS, 2 * MOST_S)) is None:

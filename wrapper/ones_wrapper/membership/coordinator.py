@@ -241,7 +241,7 @@ class Coordinator:
                 self._drop(why, failed=False)
 
     def _told(self, kind: str) -> set[str]:
-        """Return the uids of blocks one of whose ranks has posted a key of this kind."""
+        """Return the uids of blocks with a rank that has posted a key of this kind."""
         return {name.rpartition("-")[0] for name in self._board.heard_of(kind)}
 
     def _publish(self) -> None:

@@ -24,7 +24,7 @@ PEER_LOST = 103
 """A block's peer was lost: start the ranks again at once."""
 
 NEXT_TERM = 104
-"""The ranks of a block wrote a checkpoint to train on with other blocks: start them again at once."""
+"""The ranks of a block wrote a checkpoint to train on with other blocks: start the ranks again at once."""
 
 DEVICE_FAILED = 105
 """A GPU, its driver or its links failed: start the ranks again here, and if it fails again, on other nodes."""

@@ -137,8 +137,8 @@ class Spec:
     gradient_bytes: int = 0
     """Bytes of the gradients that an optimizer step averages over all ranks, for plain data parallel; 0 if unknown."""
     rule: str = ""
-    """Rule by which optimizer steps follow the batch: sgd, adam or other, by the optimizers' class; none if the script
-    adapts the learning rate itself. Empty while unknown."""
+    """Rule by which optimizer steps follow the batch: `sgd`, `adam` or `other`, by the optimizers' class; `none` if the
+    script adapts the rate itself. Empty while unknown."""
     grown: int = 0
     """Largest global batch at no cost in samples (`growth`), by the rule and the gradient noise scale measured."""
 

@@ -33,7 +33,7 @@ class SizeLimits:
     """Divisor of all global batches but an epoch's last."""
     together: int = 1
     """Number of consecutive ranks to place on one node; 1 for no such wish. If a node cannot hold all ranks, the
-    greatest common divisor of this number and the node's GPUs counts: a resize may use other nodes."""
+    companion takes the greatest common divisor of this number and the node's GPUs."""
     fixed_bytes: int = 0
     """Fixed bytes of a GPU: weights, gradients, optimizer, workspace. 0 here and below: unknown."""
     sample_bytes: int = 0

@@ -3,7 +3,7 @@
 Its owner writes `guests=partition:NAME`, or `guests=qos:NAME`, into its comment. The array's waiting tasks are moved to
 that queue with the owner's rights, one order names all tasks, and the array's throttle is lifted. From then on Slurm
 starts these tasks as there is room, preempts them for anybody and starts them again. One task stays in the job's own
-queue. It may start, as the next base block, when the present base block's time is nearly over.
+queue, and may start as the next base block when the present base block's time is nearly over.
 
 No task is ever held, so nobody has to release one: a task that must not start yet waits behind the array's throttle, or
 has a later start time. Each `look` reads the state in Slurm, and makes the changes that are missing. So the process may
@@ -96,7 +96,7 @@ def _seconds(text: str) -> float:
 
 
 def chosen(lines: Iterable[QueueLine]) -> tuple[OptIn, GuestQueue] | None:
-    """Return the opt-in in the job's comment, and its guest queue; None if it names no queue. Raises `BadComment`."""
+    """Return the opt-in in the job's comment, and its guest queue; None if none is named. Raises `BadComment`."""
     for line in lines:
         optin = parse_comment(line.comment)
         if optin is not None and optin.blocks and isinstance(optin.guests, GuestQueue):
@@ -128,7 +128,7 @@ class StandingGuests:
         clock: Callable[[], float],
     ) -> None:
         """`shape` is a block's number of nodes and GPUs a node. `order` writes the order that names the given tasks,
-        unless a newer one exists, and returns the error of a failure. `say` writes a line for people."""
+        unless a newer order exists, and returns the error of a failure. `say` writes a line for people."""
         self._array, self._shape = array, shape
         self._run, self._order, self._say, self._clock = run, order, say, clock
         self._said: set[str] = set()

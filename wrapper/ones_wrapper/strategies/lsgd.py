@@ -131,7 +131,7 @@ class LsgdExchange(ApartExchange):
 
 
 def pull(buckets: list[list[torch.nn.Parameter]], leader: list[torch.Tensor], weight: float) -> None:
-    """Move parameters by `weight` of the way to a leader's, if there is one."""
+    """Move parameters by `weight` of the way to a leader's, if there is a leader."""
     for flat, some in zip(leader, buckets, strict=bool(leader)):
         torch._foreach_lerp_(tuple(some), pieces(flat, some), weight)
 

@@ -1,6 +1,6 @@
 """Steps of optimizers on the tensors of several members at once, each member with its own numbers.
 
-Each rule belongs to one kind of optimizer. It names the numbers that members have of their own and the state of a
+Each rule belongs to one kind of optimizer. A rule names the numbers that members have of their own and the state of a
 parameter, and makes the step. Tensors have the members as first dimension; a member's numbers are broadcast over its
 row. The operations and their order are those of the ordinary optimizer, so that in double precision the results agree.
 """

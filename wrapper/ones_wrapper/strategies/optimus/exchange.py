@@ -2,7 +2,7 @@
 
 Within a replica the products have already summed the gradients. So each rank has the gradient of its blocks for the
 mean over the replica's local batch. Each pass's gradient is weighted by the pass's share of the step's samples before
-it is added (see gradients/exchange.py). Only a sum over the replicas is left. It is sent in buckets, the last
+it is added (see gradients/exchange.py). Only a sum over the replicas is left. This sum is sent in buckets, the last
 parameters first, during the backward pass (Li et al., VLDB 2020, §3.2).
 """
 

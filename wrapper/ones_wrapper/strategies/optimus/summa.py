@@ -81,7 +81,7 @@ def _atb(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
 
 def arriving(block: torch.Tensor, group: Any, mine: int, q: int) -> Iterator[torch.Tensor]:
     """Yield the blocks of a row's or column's ranks, in order, on all of its ranks; `mine` is this rank's place. The
-    next block is sent while one is used."""
+    next block is sent while the present block is used."""
     if q == 1 or not block.numel():
         for _ in range(q):
             yield block
