@@ -308,7 +308,7 @@ def new_secret(source: str, env: Mapping[str, str], cwd: Path) -> None:
     what = f"--new-secret {source}"
     path = find_earlier(source, what, cwd / directory_name(0), env, cwd)
     if running := holder(path):
-        raise LaunchError(f"{what}: {running} runs in {path} with the old secret; end it, or requeue and hold it")
+        raise LaunchError(f"{what}: {running} still runs in {path} with the old secret; end it, or requeue and hold it")
     try:
         JobSecret.renew(path / HOT)
     except OSError as error:
