@@ -83,12 +83,7 @@ def _serve(key: bytes, rank: int, world: int, meet: str, end: Connection[Any, An
     import torch
     import torch.distributed as dist
 
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
-    }
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     torch.set_num_threads(1)
     current_process().authkey = key  # of who asks for tensors, which may be no fork of the same process
     dist.init_process_group("gloo", store=dist.FileStore(meet, world), rank=rank, world_size=world)

@@ -43,13 +43,7 @@ class Run:
     """Whether it is a fork of a process that has imported torch (`preloaded`), where that makes no difference."""
 
     def __init__(
-        self,
-        job_dir: Path,
-        *arguments: str,
-        ranks: int = 1,
-        restart: int = 0,
-        script: Path = TRAIN,
-        **env: str,
+        self, job_dir: Path, *arguments: str, ranks: int = 1, restart: int = 0, script: Path = TRAIN, **env: str
     ) -> None:
         self.job_dir, self.restart = job_dir, restart
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "OMP_"))}

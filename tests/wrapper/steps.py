@@ -59,7 +59,6 @@ def local_batch(start: int, samples: int) -> torch.Tensor:
 
 
 def loss(outputs: torch.Tensor) -> torch.Tensor:
-    """The mean over the local batch."""
     return (outputs - 1).square().mean()
 
 

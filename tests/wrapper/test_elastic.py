@@ -75,7 +75,8 @@ def test_resizes_change_neither_the_samples_nor_the_parameters(tmp_path: Path) -
     assert_exactly_once(job, EPOCHS, SAMPLES)
     assert_exactly_once(tmp_path / "plain", EPOCHS, SAMPLES)
     torch.testing.assert_close(parameters(tmp_path / "job.json"), parameters(tmp_path / "plain.json"))
-    assert decode_spec((job / "spec.json").read_bytes()).dataset == SAMPLES
+    spec = decode_spec((job / "spec.json").read_bytes())
+    assert (spec.dataset, spec.gradient_bytes) == (SAMPLES, 8 * (9 * 64 + 65 * 64 + 65))
     assert [r.samples for r in plain.of(Epoch)] == [SAMPLES] * EPOCHS
     assert sorted(p.name for p in (job / "checkpoints").iterdir())[-1] == f"step-{7 * EPOCHS:09d}"
     assert len(list((job / "checkpoints").iterdir())) == 2

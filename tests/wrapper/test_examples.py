@@ -39,6 +39,7 @@ def test_the_guide_shows_the_edits_of_a_framework(name: str, most: int) -> None:
         nightly("elastic.py", ("--epochs", "2")),
         nightly("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
         nightly("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
+        nightly("lm_ring.py", ("--double", "--epochs", "1", "--text-kb", "16", "--memory-mb", "11")),
         nightly("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
         nightly("fused.py", ("--epochs", "2", "--stop-after", "1")),
         nightly("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
@@ -52,7 +53,8 @@ def test_the_guide_shows_the_edits_of_a_framework(name: str, most: int) -> None:
 def test_an_example_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...]
 ) -> None:
-    """Protects the examples, and what they stand for: DDP, FSDP2, fusion, and ranks that go apart."""
+    """Protects the examples, and what they stand for: DDP, FSDP2, a sequence that two ranks hold, fusion, and ranks
+    that go apart."""
     monkeypatch.chdir(tmp_path)  # where one writes its log
     run = Run(tmp_path, *arguments, ranks=2, script=EXAMPLES / name)
     assert run.end() == 0, run.errors

@@ -27,8 +27,6 @@ START = "SLURM_RESTART_COUNT"
 
 
 class Net(nn.Module):
-    """A model of the script's own class."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 1)
@@ -41,49 +39,58 @@ class Net(nn.Module):
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-def notes(number: int) -> int | None:
-    FLAGS.tested = False
-    asked: list[int] = []
-    signal.signal(number, lambda *_: asked.append(number))
-    loop = Loop(epochs=2)
-    first = os.environ[START] == "0"
-    for _ in loop.job.epochs():
-        for batch in loop.loader:
-            loop.step(batch)
-            if first and loop.job.progress.step == 2:
-                os.kill(os.getpid(), number)
-            if asked:
-                break
-        if asked:
-            break
-    testing.put(loop.job.progress.step)
-    return 1 if first else None
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_handler_that_notes_a_signal_ends_no_training(ranks: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects a training whose script leaves its loop after a signal: on all ranks at the same step, and the next
     start trains on."""
-    put, log = logged(partial(notes, signal.SIGUSR1), capfd, ranks)
+
+    def body() -> int | None:
+        FLAGS.tested = False
+        asked: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
+        loop = Loop(epochs=2)
+        first = os.environ[START] == "0"
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                loop.step(batch)
+                if first and loop.job.progress.step == 2:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                if asked:
+                    break
+            if asked:
+                break
+        testing.put(loop.job.progress.step)
+        return 1 if first else None
+
+    put, log = logged(body, capfd, ranks)
     assert len({*put[:ranks]}) == 1 and put[0] < 10 and put[-1] == 10
     assert log.count("the next start trains on") == 1
 
 
 def test_a_handler_is_called_after_the_checkpoint_of_a_stop() -> None:
-    """Protects the ranks from a script that leaves its loop before all of them have saved."""
+    """Protects the ranks from a script that leaves its loop before all of them have saved: its handler is called once
+    and later, also one that calls the handler that it replaced, and ends the script."""
     seen: list[int] = []
 
     def body() -> None:
-        signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
         loop = Loop(epochs=2)
+        before: Any = signal.getsignal(signal.SIGTERM)
+
+        def own(number: int, frame: Any) -> None:
+            seen.append(number)
+            before(number, frame)
+            raise SystemExit(0)
+
+        def at(batch: Any) -> None:
+            assert not seen
+            if loop.job.progress.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, own)
         with pytest.raises(SystemExit):
-            for _ in loop.job.epochs():
-                for batch in loop.loader:
-                    loop.step(batch)
-                    if loop.job.progress.step == 2:
-                        os.kill(os.getpid(), signal.SIGTERM)
-                    assert not seen
+            loop.train(at)
         assert list((loop.job._run.directory / "checkpoints").glob("step-*"))
+        FLAGS.call_waiting()
         FLAGS.call_waiting()
         assert seen == [signal.SIGTERM]
 
@@ -93,28 +100,29 @@ def test_a_handler_is_called_after_the_checkpoint_of_a_stop() -> None:
 # -- a state that the script loads -------------------------------------------------------------------------------------
 
 
-def resumes(path: Path, resized: bool) -> int | None:
-    loop = Loop(epochs=2)
-    if os.environ[START] == "0":
-        torch.save((loop.model.module.state_dict(), loop.optimizer.state_dict()), path)
-    weights, state = torch.load(path)
-    loop.model.module.load_state_dict(weights)
-    loop.optimizer.load_state_dict(state)
-    for _ in loop.job.epochs():
-        for batch in loop.loader:
-            if resized and loop.job.progress.step == 6 and os.environ[START] == "0":
-                loop.job.checkpoint()
-                return 2
-            loop.step(batch)
-    testing.put(loop.weights)
-    return None
-
-
 def test_a_load_after_the_jobs_own_is_undone_and_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects what was trained from weights that the script loads at each start."""
-    (still,), log = logged(partial(resumes, tmp_path / "a.pt", False), capfd)
+    path = tmp_path / "a.pt"
+
+    def resumes(resized: bool) -> int | None:
+        loop = Loop(epochs=2)
+        if os.environ[START] == "0":
+            torch.save((loop.model.module.state_dict(), loop.optimizer.state_dict()), path)
+        weights, state = torch.load(path)
+        loop.model.module.load_state_dict(weights)
+        loop.optimizer.load_state_dict(state)
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                if resized and loop.job.progress.step == 6 and os.environ[START] == "0":
+                    loop.job.checkpoint()
+                    return 2
+                loop.step(batch)
+        testing.put(loop.weights)
+        return None
+
+    (still,), log = logged(partial(resumes, False), capfd)
     assert log.count("Linear.load_state_dict was called after job.prepare or job.register (test_more_scripts.py:") == 1
-    moved, log = logged(partial(resumes, tmp_path / "a.pt", True), capfd)
+    moved, log = logged(partial(resumes, True), capfd)
     assert all(one == pytest.approx(still, abs=2e-5) for one in moved)
     assert log.count("SGD.load_state_dict was called") == 2
 
@@ -223,20 +231,9 @@ class Lazy(Net):
         return super().forward(x * self.mask)
 
 
-def trains(model: Callable[[], nn.Module], at: Callable[[Loop], None] = lambda loop: None) -> None:
+def trains(model: Callable[[], nn.Module], change: Callable[[Loop], None] = lambda loop: None) -> None:
     loop = Loop(model=model(), epochs=1)
-    for _ in loop.job.epochs():
-        for batch in loop.loader:
-            if loop.job.progress.step == 2:
-                at(loop)
-            loop.step(batch)
-
-
-def test_a_model_that_grows_is_refused_when_it_does() -> None:
-    """Protects a job from an end at its next resize."""
-    testing.run(partial(trains, lambda: Lazy(False)))
-    with pytest.raises(testing.RankFailed, match=r"module\.mask of the model was made or changed after job\.prepare"):
-        testing.run(partial(trains, lambda: Lazy(True)))
+    loop.train(lambda batch: change(loop) if loop.job.progress.step == 2 else None)
 
 
 def takes_another_head() -> None:
@@ -245,56 +242,86 @@ def takes_another_head() -> None:
     loop.job._run.loop.first_steps.end(True, 4)
 
 
-def test_a_model_whose_part_is_replaced_is_refused() -> None:
-    """Protects a job from an end at its next resize: the new part is made outside of the model."""
-    with pytest.raises(testing.RankFailed, match=r"module\.last\.bias of the model was made or changed"):
-        testing.run(takes_another_head)
+def unfreezes() -> None:
+    def half_frozen() -> nn.Module:
+        net = Net()
+        net.first.requires_grad_(False)
+        return net
+
+    trains(half_frozen, lambda loop: loop.model.module.first.requires_grad_(True))
 
 
-def makes_its_loss() -> None:
-    loop, looks = Loop(model=Net(), epochs=1), list[int]()
-    loop.model.register_state_dict_pre_hook(lambda *_: looks.append(1))
+def takes_more_data() -> None:
+    data = Numbers(12)
+    loop = Loop(data=data, epochs=2)
     for _ in loop.job.epochs():
         for batch in loop.loader:
-            nn.CrossEntropyLoss()
             loop.step(batch)
-            assert not looks
+        data.samples = 16
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (lambda: trains(lambda: Lazy(True)), r"module\.mask of the model was made or changed after job\.prepare"),
+        (takes_another_head, r"module\.last\.bias of the model was made or changed"),
+        (unfreezes, r"first\.weight did not require a gradient"),
+        (takes_more_data, "the dataset has 16 samples, and had 12"),
+    ],
+    ids=["a buffer", "another part", "an unfrozen layer", "more samples"],
+)
+def test_what_grows_is_refused_when_it_does(body: Callable[[], None], why: str) -> None:
+    """Protects a job from an end at its next resize, ranks from weights that drift apart until the epoch ends, and a
+    curriculum from training on its first stage in all epochs."""
+    with pytest.raises(testing.RankFailed, match=why):
+        testing.run(body)
+
+
+def test_a_buffer_that_is_not_saved_may_come_later() -> None:
+    testing.run(partial(trains, lambda: Lazy(False)))
 
 
 def test_a_module_made_in_each_step_costs_no_look_at_the_model() -> None:
     """Protects the time of steps: the names in the state of a hundred layers take milliseconds."""
-    testing.run(makes_its_loss)
 
+    def body() -> None:
+        loop, looks = Loop(model=Net(), epochs=1), list[int]()
+        loop.model.register_state_dict_pre_hook(lambda *_: looks.append(1))
 
-def compiled(whole: bool) -> None:
-    loop = Loop(epochs=1)
+        def at(batch: Any) -> None:
+            nn.CrossEntropyLoss()
+            assert not looks
 
-    def passes(batch: Any) -> None:
-        loss = loop.loss(batch)
-        loss.backward()
+        loop.train(at)
 
-    passes = torch.compile(passes, backend="eager") if whole else passes
-    for _ in loop.job.epochs():
-        for batch in loop.loader:
-            loop.optimizer.zero_grad()
-            passes(batch)
-            loop.optimizer.step()
-    testing.put(loop.weights)
+    testing.run(body)
 
 
 @pytest.mark.slow
 def test_a_script_may_compile_its_backward_pass() -> None:
     """Protects a job from an end at its first resize: on one GPU no hook met the compiler."""
-    plain, ours = (testing.run(partial(compiled, whole), ranks=2)[0].value for whole in (False, True))
+
+    def body(whole: bool) -> None:
+        loop = Loop(epochs=1)
+
+        def passes(batch: Any) -> None:
+            loop.loss(batch).backward()
+
+        passes = torch.compile(passes, backend="eager") if whole else passes
+        for _ in loop.job.epochs():
+            for batch in loop.loader:
+                loop.optimizer.zero_grad()
+                passes(batch)
+                loop.optimizer.step()
+        testing.put(loop.weights)
+
+    plain, ours = (testing.run(partial(body, whole), ranks=2)[0].value for whole in (False, True))
     assert ours == pytest.approx(plain, abs=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_layers_may_be_frozen_later(ranks: int) -> None:
     """Protects what the page says of layers that do not learn at all times, at any number of ranks."""
-
-    def freeze(loop: Loop) -> None:
-        loop.model.module.first.requires_grad_(False)
 
     def body() -> None:
         net = Net()
@@ -307,112 +334,80 @@ def test_layers_may_be_frozen_later(ranks: int) -> None:
             assert torch.equal(before, net.first.weight) == (epoch == 1)
         testing.put(loop.weights)
 
-    testing.run(partial(trains, Net, freeze), ranks=ranks)
+    testing.run(partial(trains, Net, lambda loop: loop.model.module.first.requires_grad_(False)), ranks=ranks)
     put = [one.value for one in testing.run(body, ranks=ranks)]
     assert all(one == put[0] for one in put)
-
-
-def averaged() -> int | None:
-    FLAGS.tested = False
-    job = ones.init(batch=8, epochs=1, noise_scale=False)
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    data = [Numbers()[index][1] for index in range(20)]
-    model, optimizer, average = job.prepare(net, optimizer, average)
-    loader = job.loader(data)  # type: ignore[arg-type]
-    for _ in job.epochs():
-        for x in loader:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-        average.update_parameters(model)
-    torch.optim.swa_utils.update_bn(loader, average)
-    testing.put((job.progress.epoch, job.progress.step, int(average.module[1].num_batches_tracked)))
-    return 1 if os.environ[START] == "0" else None
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_loader_after_the_last_epoch(ranks: int) -> None:
     """Protects `update_bn` of an average, in a start after the end, too: nothing is trained or counted."""
-    put = [one.value for one in testing.run(averaged, ranks=ranks)]
+
+    def body() -> int | None:
+        FLAGS.tested = False
+        job = ones.init(batch=8, epochs=1, noise_scale=False)
+        net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        average = torch.optim.swa_utils.AveragedModel(net)
+        model, optimizer, average = job.prepare(net, torch.optim.SGD(net.parameters(), 0.05), average)
+        loader = job.loader([Numbers()[index][1] for index in range(20)])  # type: ignore[arg-type]
+        for _ in job.epochs():
+            for x in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            average.update_parameters(model)
+        torch.optim.swa_utils.update_bn(loader, average)
+        testing.put((job.progress.epoch, job.progress.step, int(average.module[1].num_batches_tracked)))
+        return 1 if os.environ[START] == "0" else None
+
+    put = [one.value for one in testing.run(body, ranks=ranks)]
     assert put == [(1, 3, 3 if ranks == 1 else 2)] * ranks + [(1, 3, 3)]
-
-
-def test_what_is_unfrozen_in_an_epoch_is_refused_at_once() -> None:
-    """Protects ranks from weights that drift apart until the epoch ends."""
-
-    def half_frozen() -> nn.Module:
-        net = Net()
-        net.first.requires_grad_(False)
-        return net
-
-    def unfreeze(loop: Loop) -> None:
-        loop.model.module.first.requires_grad_(True)
-
-    with pytest.raises(testing.RankFailed, match=r"first\.weight did not require a gradient"):
-        testing.run(partial(trains, half_frozen, unfreeze))
-
-
-def test_a_dataset_that_grows_is_refused() -> None:
-    """Protects a curriculum from training on its first stage in all epochs."""
-
-    def body() -> None:
-        data = Numbers(12)
-        loop = Loop(data=data, epochs=2)
-        for _ in loop.job.epochs():
-            for batch in loop.loader:
-                loop.step(batch)
-            data.samples = 16
-
-    with pytest.raises(testing.RankFailed, match="the dataset has 16 samples, and had 12"):
-        testing.run(body)
 
 
 # -- what ranks decide by themselves -----------------------------------------------------------------------------------
 
 
-def stops_alone() -> int | None:
-    FLAGS.tested = False
-    loop = Loop(epochs=3)
-    trained = 0
-    for epoch in loop.job.epochs():
-        for batch in loop.loader:
-            loop.step(batch)
-            trained += 1
-        if epoch == 1 and loop.job.rank == 1:
-            break
-    testing.put((loop.job.progress.step, trained))
-    return 2 if os.environ[START] == "0" else None
-
-
 def test_one_rank_that_stops_early_stops_all(capfd: pytest.CaptureFixture[str]) -> None:
     """Protects the others from waiting for a rank whose own figure told it to stop."""
-    put, log = logged(stops_alone, capfd, 2)
+
+    def body() -> int | None:
+        FLAGS.tested = False
+        loop = Loop(epochs=3)
+        trained = 0
+        for epoch in loop.job.epochs():
+            for batch in loop.loader:
+                loop.step(batch)
+                trained += 1
+            if epoch == 1 and loop.job.rank == 1:
+                break
+        testing.put((loop.job.progress.step, trained))
+        return 2 if os.environ[START] == "0" else None
+
+    put, log = logged(body, capfd, 2)
     assert put == [(10, 10), (10, 10), (10, 0), (10, 0)]
     assert log.count("another rank left job.epochs()") == 1
 
 
-def by_own_loss() -> None:
-    job = ones.init(batch=4, epochs=3)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    model, optimizer, plateau, loader = job.prepare(model, optimizer, plateau, Numbers())
-    for epoch in job.epochs():
-        for _, x, _ in loader:
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            optimizer.step()
-        plateau.step(float(3 * epoch if job.rank else -epoch))
-    testing.put(optimizer.param_groups[0]["lr"])
-
-
 def test_ranks_take_the_same_rate_on_a_plateau() -> None:
     """Protects ranks from rates by their own losses, with which their weights drift apart."""
-    rates = [one.value for one in testing.run(by_own_loss, ranks=2)]
+
+    def body() -> None:
+        job = ones.init(batch=4, epochs=3)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        model, optimizer, plateau, loader = job.prepare(model, optimizer, plateau, Numbers())
+        for epoch in job.epochs():
+            for _, x, _ in loader:
+                optimizer.zero_grad()
+                model(x).mean().backward()
+                optimizer.step()
+            plateau.step(float(3 * epoch if job.rank else -epoch))
+        testing.put(optimizer.param_groups[0]["lr"])
+
+    rates = [one.value for one in testing.run(body, ranks=2)]
     assert rates == [pytest.approx(0.001)] * 2
-    assert [one.value for one in testing.run(by_own_loss)] == [0.1]
+    assert [one.value for one in testing.run(body)] == [0.1]
 
 
 # -- what all ranks do together ----------------------------------------------------------------------------------------
@@ -445,17 +440,14 @@ def only_first(how: str) -> None:
                     break
 
 
-@pytest.mark.parametrize("how", ["mean", "evaluate"])
-def test_a_call_of_all_ranks_on_one_is_said(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("how", "call"), [("mean", "job.mean"), ("evaluate", "job.evaluate"), ("forward", "forward pass"), ("inner", "")]
+)
+def test_what_all_ranks_do_on_one_is_said(how: str, call: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects a job of one GPU from a hang at its first resize."""
     _, log = logged(partial(only_first, how), capfd)
-    assert re.search(rf"job\.{how} \(test_more_scripts.py:\d+\) is made under a condition on the rank", log)
-
-
-@pytest.mark.parametrize("how", ["forward", "inner"])
-def test_a_forward_pass_of_one_rank_is_said(how: str, capfd: pytest.CaptureFixture[str]) -> None:
-    _, log = logged(partial(only_first, how), capfd)
-    assert log.count("is made under a condition on the rank") == (how == "forward")
+    assert log.count("is made under a condition on the rank") == bool(call)
+    assert not call or re.search(rf"{call}.* \(test_more_scripts.py:\d+\)", log), log
 
 
 @pytest.mark.parametrize(
@@ -467,13 +459,11 @@ def test_a_forward_pass_of_one_rank_is_said(how: str, capfd: pytest.CaptureFixtu
     ],
 )  # fmt: skip
 def test_conditions_on_the_rank(test: str, asks: bool, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(f"x = 1\nif {test}:\n    x = 2\n    x = 3\n")
-    assert _ranges(str(tmp_path / "a.py")) == ([(3, 4)] if asks else [])
-
-
-def test_both_branches_of_a_condition_may_call(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("if rank == 0:\n    print(job.mean(1, 1))\nelse:\n    job.mean(1, 1)\n")
-    assert _ranges(str(tmp_path / "a.py")) == []
+    """If both branches make a call, all ranks make it."""
+    one, both = tmp_path / "one.py", tmp_path / "both.py"
+    one.write_text(f"x = 1\nif {test}:\n    x = 2\n    x = 3\n")
+    both.write_text(f"if {test}:\n    print(job.mean(1, 1))\nelse:\n    job.mean(1, 1)\n")
+    assert (_ranges(str(one)), _ranges(str(both))) == ([(3, 4)] if asks else [], [])
 
 
 def test_a_look_at_variables_keeps_nothing_alive() -> None:

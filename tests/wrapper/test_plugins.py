@@ -53,7 +53,6 @@ assert Counting.passes == 4, Counting.passes
 
 
 def prun(layout: Layout, find: Find, ask: Ask) -> Started:
-    """A launcher such as a site may have."""
     return Started(["prun", str(layout.tasks), *layout.command], {"PRUN": "1"}, signal.SIGTERM)
 
 
@@ -99,7 +98,6 @@ def test_a_launcher_by_its_name(package: Path) -> None:
     ],
 )
 def test_a_launcher_that_is_not_there(package: Path, name: str, says: str) -> None:
-    """The message names what there is, or what is wrong with it."""
     with pytest.raises(LaunchError, match=says):
         planned(name)
 
@@ -107,7 +105,6 @@ def test_a_launcher_that_is_not_there(package: Path, name: str, says: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["counting", nightly("site_exchange:Counting")])
 def test_an_exchange(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Two ranks train with the gradient exchange of another's."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     run = Run(tmp_path / "job", name, str(package), ranks=2, script=script)

@@ -108,6 +108,7 @@ def test_it_trains_as_the_long_form_does(once_an_epoch: bool) -> None:
         ]
 
     assert used(moved) == used(still) and all(len(ids) == len(set(ids)) == 20 for ids in used(moved))
+    assert used(still)[0] != used(still)[1], "drop_last leaves out others in each epoch"
     wanted = next(one for one in still if one[0] == "end")
     ends = [one for one in moved if one[0] == "end"]
     assert len(ends) == 2

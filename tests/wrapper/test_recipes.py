@@ -10,7 +10,6 @@ from tests.marks import nightly
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_edits_are_few_and_apply(name: str) -> None:
-    """Protects who follows the page."""
     recipe = RECIPES[name]
     compile(recipe.elastic, name, "exec")
     assert 1 < edits(recipe) <= recipe.aim

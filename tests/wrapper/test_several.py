@@ -121,6 +121,19 @@ def thawed(job: ones.Job) -> None:
             optimizer.step()
 
 
+def past_the_scheduler(job: ones.Job) -> None:
+    model = job.ddp(net())
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    loader = job.loader(TensorDataset(torch.ones(8, 2)))
+    for _ in job.epochs():
+        for (x,) in loader:
+            model(x).sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+
 def in_turns(job: ones.Job) -> None:
     models = {name: job.ddp(net()) for name in "ab"}
     by = job.register(model=models, optimizer={name: sgd(model) for name, model in models.items()})
@@ -144,6 +157,7 @@ CASES = {
     "a dot": (named(lambda a: {"a.b": a}), "has the name 'a.b'"),
     "empty": (named(lambda a: {}), "model is an empty dict"),
     "thawed": (thawed, "0.weight did not require a gradient"),
+    "the script's own scheduler": (past_the_scheduler, r"optimizer, scheduler = job\.prepare"),
     "in turns": (in_turns, "trained in turns"),
 }
 
@@ -206,28 +220,28 @@ def test_two_optimizers_of_one_model_accumulate() -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
-def words(moves: bool) -> int | None:
-    """A sparse embedding, whose optimizer takes no dense gradients."""
-    job = ones.init(batch=8, epochs=3)
-    torch.manual_seed(0)
-    inner = torch.nn.Embedding(5, 3, sparse=True)
-    model = job.ddp(inner)
-    optimizer = job.register(model=model, optimizer=torch.optim.SparseAdam(list(inner.parameters()), lr=0.1))
-    loader = job.loader(TensorDataset(torch.arange(32) % 5))
-    for epoch in job.epochs():
-        if moves and epoch == 1 and job.world == 1:
-            job.checkpoint()
-            return 2
-        for (part,) in loader:
-            optimizer.zero_grad()
-            model(part).square().mean().backward()
-            optimizer.step()
-    testing.put(inner.weight.detach().clone())
-    return None
-
-
 def test_a_sparse_embedding_goes_on() -> None:
-    """Protects a job with sparse gradients from an error at its first resize, and its optimizer's state."""
-    (still,) = testing.run(partial(words, False))
-    for put in testing.run(partial(words, True)):
+    """Protects a job with sparse gradients from an error at its first resize, and its optimizer's state: whatever the
+    accumulation steps, gradients are averaged as others are; only the noise scale cannot be measured on them."""
+
+    def words(most: int, moves: bool) -> int | None:
+        job = ones.init(batch=8, epochs=3, max_local_batch=most, max_accumulation_steps=4)
+        torch.manual_seed(0)
+        inner = torch.nn.Embedding(5, 3, sparse=True)
+        model = job.ddp(inner)
+        optimizer = job.register(model=model, optimizer=torch.optim.SparseAdam(list(inner.parameters()), lr=0.1))
+        loader = job.loader(TensorDataset(torch.arange(32) % 5))
+        for epoch in job.epochs():
+            if moves and epoch == 1 and job.world == 1:
+                job.checkpoint()
+                return 2
+            for (part,) in loader:
+                optimizer.zero_grad()
+                model(part).square().mean().backward()
+                optimizer.step()
+        testing.put(inner.weight.detach().clone())
+        return None
+
+    (still,) = testing.run(partial(words, 8, False))
+    for put in testing.run(partial(words, 2, True)):
         torch.testing.assert_close(put.value, still.value)

@@ -21,13 +21,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.feed import Feed, clamp_batch, permutation
+from ones_wrapper.data.feed import Feed, clamp_batch
 from ones_wrapper.files.kept_files import KeptFiles
 from ones_wrapper.files.run_id import run_id
-from ones_wrapper.protocol import Batch, First, Order, decode_spec
 from tests.marks import nightly
 from tests.wrapper.preloaded import Started
-from tests.wrapper.runs import Run, samples_used, write_order
+from tests.wrapper.runs import Run
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
 
@@ -135,47 +134,6 @@ def test_batches_are_multiples_where_one_fits(
     assert batch % multiple == 0 or room < multiple
     if multiple == 1:
         assert batch == min(wanted, room)
-
-
-def test_an_order_is_rounded_and_said(tmp_path: Path) -> None:
-    """Protects the record: the batch in force is reported, and the companion is told what it is a multiple of."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    run = Run(tmp_path / "job", ranks=2, script=script)
-    run.wait_for(First)
-    write_order(tmp_path / "job", Order(1, 0, batch=45))
-    run.wait_for(Batch)
-    (tmp_path / "job/hurry").touch()
-    assert run.end() == 0, run.errors
-    assert [(b.batch, b.order) for b in run.of(Batch)] == [(40, 1)]
-    spec = decode_spec((tmp_path / "job/spec.json").read_bytes())
-    assert (spec.multiple_of, spec.max_batch, spec.gradient_bytes) == (8, 96, 2 * 4)
-    used = samples_used(tmp_path / "job")
-    assert {epoch: sorted(counter) for epoch, counter in used.items()} == {
-        epoch: sorted(permutation(53, 0, epoch, True)[:48].tolist()) for epoch in range(len(used))
-    }
-    assert all(set(counter.values()) == {1} for counter in used.values())
-    left = [set(range(53)) - set(counter) for counter in used.values()]
-    assert left[0] != left[1]
-
-
-SCRIPT = """
-import os, time
-import torch
-from torch.utils.data import TensorDataset
-import ones_wrapper as ones
-
-job = ones.init(batch=16, max_batch=100, max_local_batch=50, multiple_of=8, epochs=30)
-model = job.ddp(torch.nn.Linear(1, 1))
-optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
-loader = job.loader(TensorDataset(torch.zeros(53, 1)), drop_last=True)
-assert len(loader) == 3
-for _ in job.epochs():
-    for (x,) in loader:
-        model(x).mean().backward()
-        optimizer.step()
-        time.sleep(0 if os.path.exists(os.environ["ONES_JOB_DIR"] + "/hurry") else 0.3)
-"""
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,10 +22,6 @@ from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Batch, Order, Spec, decode_
 from ones_wrapper.protocol.fields import MAX_ROWS, ProtocolError
 from ones_wrapper.protocol.limits import MAX_NOTE, MAX_NOTES, SizeLimits, StrategyLimits
 from ones_wrapper.run.replicas import divide, in_force, look_at
-from ones_wrapper.strategies.decentlam.strategy import DecentLam
-from ones_wrapper.strategies.fusion.strategy import Fused
-from ones_wrapper.strategies.lsgd import Lsgd
-from ones_wrapper.strategies.onebit_lamb import OneBitLamb
 from ones_wrapper.strategies.optimus.strategy import Optimus2D
 from ones_wrapper.strategies.ring.strategy import Ring
 from ones_wrapper.strategy import Strategy
@@ -106,34 +101,34 @@ def test_frameworks_take_no_strategy() -> None:
         steps.join("Lightning", 8, 1, {"strategy": Paired()})
 
 
-def ordered() -> None:
-    """Trains until an order for 30 samples is obeyed."""
-    job = ones.init(
-        batch=8, max_batch=64, max_local_batch=8, max_accumulation_steps=4, epochs=500, strategy=Paired(quantum=4)
-    )
-    model = job.ddp(torch.nn.Linear(4, 1))
-    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
-    loader = job.loader(TensorDataset(torch.ones(64, 4)))
-    folder = Path(os.environ["ONES_JOB_DIR"])
-    for _ in job.epochs():
-        for (x,) in loader:
-            if job.progress.step == 2 and job.rank == 0:
-                write_order(folder, Order(1, 0, batch=30))
-            if job.batch != 8:
-                testing.put((job.batch, len(x)))
-                return
-            optimizer.zero_grad()
-            model(x).sum().backward()
-            optimizer.step()
-
-
 def test_a_batch_comes_down_to_a_multiple_and_is_reported(tmp_path: Path) -> None:
-    """An order for 30 samples, of which each replica takes multiples of 4."""
-    put = testing.run(ordered, ranks=2, env={"ONES_JOB_DIR": str(tmp_path), "ONES_REPORT_EVERY_S": "0.1"})
-    assert [one.value for one in put] == [(28, 8)] * 2
+    """An order for 30 samples, where each replica takes multiples of 4, and the script multiples of 8 in all; the
+    companion is told so, and the batch in force."""
+
+    def body() -> None:
+        limits = {"max_local_batch": 8, "max_accumulation_steps": 4, "multiple_of": 8}
+        job = ones.init(batch=8, max_batch=63, epochs=500, strategy=Paired(quantum=4), **limits)  # type: ignore[arg-type]
+        model = job.ddp(torch.nn.Linear(4, 1))
+        optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
+        loader = job.loader(TensorDataset(torch.ones(64, 4)))
+        for _ in job.epochs():
+            for (x,) in loader:
+                if job.progress.step == 2 and job.rank == 0:
+                    write_order(tmp_path, Order(1, 0, batch=30))
+                if job.batch != 8:
+                    testing.put((job.batch, len(x)))
+                    return
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+
+    put = testing.run(body, ranks=2, env={"ONES_JOB_DIR": str(tmp_path), "ONES_REPORT_EVERY_S": "0.1"})
+    assert [one.value for one in put] == [(24, 8)] * 2
     lines = (tmp_path / "reports-0.jsonl").read_bytes().splitlines(keepends=True)
     (batch,) = [report for _, _, report in map(decode_report, lines) if isinstance(report, Batch)]
-    assert (batch.batch, batch.order, batch.passes) == (28, 1, 4)
+    assert (batch.batch, batch.order, batch.passes) == (24, 1, 3)
+    spec = decode_spec((tmp_path / "spec.json").read_bytes())
+    assert (spec.multiple_of, spec.max_batch) == (8, 56)
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
@@ -213,36 +208,6 @@ def test_rows_that_contradict_themselves(wrong: dict[str, int]) -> None:
         decode_spec(text.encode())
 
 
-def lamb_with_a_model() -> OneBitLamb:
-    strategy = OneBitLamb(warmup_steps=2)
-    strategy.optimizer([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
-    return strategy
-
-
-def lsgd_with_a_model() -> Lsgd:
-    strategy = Lsgd()
-    strategy.wrapped(torch.nn.Linear(2, 1))
-    return strategy
-
-
-def decentlam_with_a_model() -> DecentLam:
-    strategy = DecentLam()
-    strategy.wrapped(torch.nn.Linear(2, 1))
-    return strategy
-
-
-ANY_NUMBER = (lamb_with_a_model, lsgd_with_a_model, decentlam_with_a_model, lambda: Fused(2, parameter_bytes=8))
-"""Strategies that any number of GPUs fits, with a row for each as long as these can be held."""
-
-
-@pytest.mark.parametrize("world", [256, 300])
-@pytest.mark.parametrize("make", ANY_NUMBER)
-def test_more_gpus_than_rows_where_any_number_fits(make: Callable[[], Strategy], world: int) -> None:
-    found = make().limits(SPEC, world, 8)
-    assert len(found.sizes) == (256 if world == 256 else 0)
-    assert found.at(world) is not None and not found.refusal(world)
-
-
 @pytest.mark.parametrize("strategy", [Ring(64, ranks=1), Optimus2D(q=1, hidden=8, heads=2, vocab=8)])
 def test_more_gpus_than_rows_where_some_numbers_fit(strategy: Strategy) -> None:
     """The largest are kept: the job's own is among them."""
@@ -251,7 +216,6 @@ def test_more_gpus_than_rows_where_some_numbers_fit(strategy: Strategy) -> None:
 
 
 def test_limits_that_contradict_themselves() -> None:
-    """The same of the whole."""
     for wrong in (
         {"strategy": ""},
         {"sizes": (SizeLimits(2, 1), SizeLimits(2, 2))},

@@ -88,7 +88,6 @@ def failing(how: str) -> int | None:
 
 
 def children() -> set[str]:
-    """Processes that this one started and that are still there."""
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 

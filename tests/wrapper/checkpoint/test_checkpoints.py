@@ -49,25 +49,6 @@ def step(at: SavedState) -> None:
     at.extras["scheduler"].step()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("adam", [True, False])
-def test_state_comes_back(tmp_path: Path, group: Group, adam: bool) -> None:
-    """Protects the trajectory: parameters, optimizer, scheduler and progress, also of optimizers without
-    state.
-    """
-    saved = state(1.0, adam=adam)
-    step(saved)
-    progress = TrainingProgress(epoch=2, cursor=5, step=17, samples=99, batch=64, dataset=10)
-    done = Checkpoints(tmp_path, group, 7, 0).save(saved, progress)
-    loaded = state(adam=adam)
-    found = Checkpoints(tmp_path, group, 7, 1).load(loaded)
-    assert (found.name, found.progress, found.note) == (done.name, progress, "")
-    for one in (saved, loaded):
-        step(one)
-    assert torch.equal(saved.model.weight, loaded.model.weight)  # type: ignore[arg-type]
-    assert saved.optimizers[""].state_dict().keys() == loaded.optimizers[""].state_dict().keys()
-    assert saved.extras["scheduler"].state_dict() == loaded.extras["scheduler"].state_dict()
-
-
 def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
     """Protects the disk, and the checkpoint before the newest."""
     left = tmp_path / "checkpoints" / ".tmp-step-000000009"
@@ -77,10 +58,7 @@ def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
     for number in (3, 20, 100, 100):  # the last twice: before and after the end of an epoch
         box.save(state(number), TrainingProgress(step=number, epoch=number))
     box.close()
-    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == [
-        "step-000000020",
-        "step-000000100",
-    ]
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000020", "step-000000100"]
 
 
 @pytest.mark.parametrize("harm", ["short", "changed", "missing", "manifest", "no manifest", "outside"])
@@ -119,16 +97,6 @@ def test_damaged_newest_is_passed_over(
     assert box.load(state()).name == "step-000000002"
 
 
-def test_all_damaged_starts_anew(tmp_path: Path, group: Group) -> None:
-    """Protects: there is a way on even then, and people hear of it."""
-    box = Checkpoints(tmp_path, group, 7, 0)
-    newest = tmp_path / "checkpoints" / box.save(state(1.0), TrainingProgress(step=1)).name
-    (newest / "manifest.json").unlink()
-    found = box.load(state())
-    assert (found.name, found.progress) == ("", TrainingProgress())
-    assert "manifest.json is missing" in found.note
-
-
 def test_averages_on_a_gpu_are_copied_on_the_rescues_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a rescue of a model with an average: on the default stream its copy would wait for lost ranks for ever.
     The device is emulated."""
@@ -145,12 +113,14 @@ def test_averages_on_a_gpu_are_copied_on_the_rescues_stream(tmp_path: Path, monk
 
 
 def test_all_that_are_damaged_at_once_stay_for_people(tmp_path: Path, group: Group) -> None:
-    """Protects the last copies of the work: what one start hid, it does not remove; the next start may."""
+    """Protects the last copies of the work, though there is a way on, and people hear of it: what one start hid, it
+    does not remove; the next start may."""
     box = Checkpoints(tmp_path, group, 7, 0)
     for number in (1, 2):
         box.save(state(), TrainingProgress(step=number))
         (tmp_path / "checkpoints" / f"step-{number:09d}" / "rest.pt").write_bytes(b"")
-    assert box.load(state()).name == ""
+    found = box.load(state())
+    assert (found.name, found.progress) == ("", TrainingProgress()) and "rest.pt" in found.note
     hidden = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert hidden == {".damaged-step-000000001", ".damaged-step-000000002"}
     box.save(state(), TrainingProgress(step=3))
@@ -183,15 +153,6 @@ def test_a_file_system_that_does_not_answer_damages_nothing(
         with pytest.raises(RankError, match=r"Stale file handle.*step-000000002/tensors"):
             box.load(state())
     assert len([*(tmp_path / "checkpoints").glob("step-*")]) == 2
-
-
-def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Group) -> None:
-    """Protects work from a changed script: no silent start from scratch."""
-    box = Checkpoints(tmp_path, group, 7, 0)
-    box.save(state(1.0), TrainingProgress(step=1))
-    with pytest.raises(RankError, match="does not fit this model"):
-        box.load(state(width=5))
-    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000001"]
 
 
 def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,6 @@ def test_interval_loses_about_the_least(stall: float, between: float) -> None:
     assert cost(chosen, stall, between) <= best * 1.03
 
 
-def test_youngs_first_term_is_near() -> None:
-    """Protects the formula: for stalls far below the time between failures it is Young's."""
-    assert interval_s(2.0, 86_400.0) == pytest.approx((2 * 2.0 * 86_400.0) ** 0.5, rel=0.01)
-
-
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
 def test_interval_is_dalys(monkeypatch: pytest.MonkeyPatch, hours: float, minutes: float) -> None:
     """Protects the formula: the optima that the paper gives for dumps of 5 minutes (captions of its figures 3 to 5)."""

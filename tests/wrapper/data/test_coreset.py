@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
@@ -23,7 +20,6 @@ from ones_wrapper import testing
 from ones_wrapper.data.coreset import Chosen, Floats, Ints, budgets, cost, distances, in_quanta, lazy_greedy, select
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection, labels_of
 from ones_wrapper.group import Group, RankError
-from tests.cluster.paths import REPOSITORY
 from tests.marks import nightly
 from tests.wrapper.forked import Team
 from tests.wrapper.paired import Paired
@@ -127,25 +123,6 @@ def test_weights_count_who_is_nearest() -> None:
     assert weights.mean() == pytest.approx(1.0) and len(set(indices.tolist())) == 12
 
 
-def test_the_weighted_gradient_is_near_that_of_all_data() -> None:
-    """What a coreset is for: its error is a fraction of a random subset's, of the same size, averaged over models."""
-    random = np.random.default_rng(0)
-    centres = random.standard_normal((20, 5)) * 3
-    rows = centres[random.integers(0, 20, 400)] + 0.2 * random.standard_normal((400, 5))
-    labels = (rows @ random.standard_normal(5) > 0).astype(np.int64)
-    indices, weights = chosen_of(rows, labels, 40, Alone(), 2048)
-    other = random.permutation(400)[:40]
-    errors = []
-    for _ in range(20):
-        model = random.standard_normal(5)
-        each = (1 / (1 + np.exp(-rows @ model)) - labels)[:, None] * rows
-        whole = each.mean(0)
-        parts = (weights[:, None] * each[indices]).mean(0), each[other].mean(0)
-        errors.append([np.linalg.norm(part - whole) / np.linalg.norm(whole) for part in parts])
-    ours, theirs = np.mean(errors, axis=0)
-    assert ours < 0.25 * theirs
-
-
 @pytest.fixture(scope="module")
 def team(teams: dict[int, Team]) -> Team:
     return teams[3]
@@ -162,33 +139,6 @@ def test_a_selection_is_the_same_at_any_world_size(team: Team, shard: int, count
     for indices, weights in team.run(on_rank, shard, count):
         np.testing.assert_array_equal(indices, alone[0])
         np.testing.assert_array_equal(weights, alone[1])
-
-
-OLD_PROCESSOR = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "OPENBLAS_CORETYPE": "Prescott"}
-
-
-def among_alike() -> list[str]:
-    """What is chosen of rows of which many are equal."""
-    random = np.random.default_rng(0)
-    rows = 1000 + random.integers(0, 99, (350, 40)) / 7
-    found = chosen_of(np.concatenate([rows, rows[:150]]), np.zeros(500, np.int64), 100, Alone(), 128)
-    return [one.tobytes().hex() for one in found]
-
-
-@pytest.mark.nightly
-def test_equal_features_give_the_same_selection_on_any_processor() -> None:
-    """To the bit, also if many are alike: with an old processor's instructions and with this one's. By day
-    `test_distances_are_exact` adds products in another order."""
-    code = "from tests.wrapper.data.test_coreset import among_alike; print(among_alike())"
-    theirs = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | OLD_PROCESSOR,
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert theirs.stdout == f"{among_alike()}\n"
 
 
 def broken(group: Group) -> str:

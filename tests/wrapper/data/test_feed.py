@@ -44,7 +44,6 @@ def mark(worker: int) -> None:
 
 
 def pairs(samples: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """A `collate_fn`."""
     return list(samples)
 
 
@@ -62,12 +61,7 @@ def test_split_is_even_and_complete(cursor: int, total: int, world: int) -> None
     assert parts[0].samples == max(sizes)
 
 
-@given(
-    cursor=st.integers(0, 99),
-    total=st.integers(1, 99),
-    world=st.integers(1, 40),
-    max_local=st.integers(1, 30),
-)
+@given(cursor=st.integers(0, 99), total=st.integers(1, 99), world=st.integers(1, 40), max_local=st.integers(1, 30))
 def test_passes_are_few_even_and_complete(cursor: int, total: int, world: int, max_local: int) -> None:
     """Protects: every rank makes the same number of passes, none larger than fits, no more than needed; together they
     are its share; what is borrowed is a sample of the step.
@@ -189,7 +183,6 @@ def test_workers_of_another_kind() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
 def test_pinned_memory() -> None:
-    """Protects: `pin_memory` pins the batch."""
     feed = Feed(tensors(4), shuffle=False, seed=0, options={"pin_memory": True})
     assert all(x.is_pinned() for _, (x,) in feed.batches(0, 0, Cut(2, 1, 0, 2)))
 
@@ -203,24 +196,7 @@ def test_permutations_differ_by_epoch_and_seed_alone() -> None:
     assert permutation(4, 1, 0, False).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_feed_fetches_what_the_shares_say(workers: int) -> None:
-    """Protects: batches and shares stay in step, with worker processes too; random numbers are left alone."""
-    feed = Feed(tensors(11), shuffle=True, seed=0, num_workers=workers)
-    order = feed.order(0)
-    state = torch.get_rng_state()
-    got = [(part.share, part.samples, x.tolist()) for part, (x,) in feed.batches(0, 3, Cut(4, 3, 2, 9))]
-    assert torch.equal(state, torch.get_rng_state())
-    assert got == [
-        (share, 1, [order[p]]) for share, p in zip((split(3, 4, 3, 2), split(7, 4, 3, 2)), (6, 10), strict=True)
-    ]
-    alone = [(part.samples, x.tolist()) for part, (x,) in feed.batches(0, 10, Cut(4, 3, 2, 9))]
-    assert alone == [(0, [order[10]])]  # borrowed, and not counted
-
-
 class Stream(IterableDataset[int]):
-    """A dataset without items."""
-
     def __iter__(self) -> Iterator[int]:
         return iter([1])
 

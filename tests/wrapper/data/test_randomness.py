@@ -109,8 +109,6 @@ def test_unkeyed_workers_draw_anew_in_each_epoch() -> None:
 
 
 class AtOnce(Augmented):
-    """Fetches many items at once."""
-
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Drawn]]:
         return [(index, (0.0, 0.0, 0.0)) for index in indices]
 

@@ -43,8 +43,6 @@ class HuggingFace(Skips):
 
 
 class FromPosition(IterableDataset[int]):
-    """A stream with our own protocol."""
-
     def __init__(self, samples: int) -> None:
         self.samples = samples
 
@@ -57,8 +55,6 @@ class FromPosition(IterableDataset[int]):
 
 
 class Augmented(HuggingFace):
-    """Draws for each sample."""
-
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
             yield sample, random.random(), float(np.random.rand()), float(torch.rand(()))
@@ -112,7 +108,6 @@ def test_any_history_uses_each_sample_once(
 
 
 def test_fetching_ahead_in_a_worker() -> None:
-    """Protects: consumed is counted, not fetched."""
     feed = StreamFeed(Skips(60), seed=0, collate_fn=plain, num_workers=1, options={"prefetch_factor": 5})
     used = use(feed, [(2, 7, 2, 3), (1, 5, 9, 2)], 60)
     assert used == np.random.default_rng(3).permutation(60).tolist()
@@ -149,8 +144,6 @@ def test_which_feed() -> None:
 
 
 class Forgetful(IterableDataset[int]):
-    """A stream that cannot skip."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
 

@@ -22,13 +22,7 @@ SCRIPT = Path(__file__).parent / "blocks_script.py"
 EPOCHS, SAMPLES = 30, 45
 
 
-@pytest.fixture(
-    params=[
-        nightly("transformers"),
-        "accelerate",
-        nightly("lightning"),
-    ]
-)
+@pytest.fixture(params=[nightly("transformers"), "accelerate", nightly("lightning")])
 def framework(request: pytest.FixtureRequest) -> str:
     """One that is installed; blocks that are forked find it imported."""
     name: str = request.param
@@ -116,7 +110,6 @@ def test_a_block_that_dies_while_the_script_loads_is_not_waited_for(tmp_path: Pa
 
 
 def see(job: Job, block: int, text: str) -> None:
-    """Wait until a block has said so."""
     while text not in job.blocks[block].errors:
         assert not job.blocks[block].ended(), job.errors()
         time.sleep(0.02)

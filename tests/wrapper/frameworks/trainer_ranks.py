@@ -69,7 +69,6 @@ class Ragged(Stream):
 
 
 def padded(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Collate rows of several lengths."""
     padding = {"rows": 0, "labels": -100}
     return {name: pad_sequence([row[name] for row in rows], True, value) for name, value in padding.items()}
 

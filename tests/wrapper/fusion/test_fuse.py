@@ -120,7 +120,6 @@ def step_fused(fused: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tens
 
 
 def far(one: Any, other: Any) -> float:
-    """The largest difference between two states."""
     if isinstance(one, torch.Tensor):
         assert one.shape == other.shape and one.dtype == other.dtype
         return float((one.detach().double() - other.detach().double()).abs().max()) if one.numel() else 0.0

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from ones_wrapper.data.feed import Cut, step_passes
 from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchange import DdpExchange, Exchange
-from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.schedule import Schedules
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
+from tests.wrapper.steps import EXCHANGES
 
 STEPS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 """Accumulation steps of each step."""
@@ -39,19 +38,21 @@ def batch(step: int, count: int) -> list[torch.Tensor]:
     st.sampled_from(["before", "after", "both", "zeros"]),
     st.sampled_from(["step", "epoch"]),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from([(False, False), (True, False), (True, True)]),
 )
 def test_unchanged_loop_ends_as_without_accumulation(
-    counts: list[int], zero: str, schedule: str, scheduler_first: bool, scaled: bool
+    counts: list[int], zero: str, schedule: str, scheduler_first: bool, scaled_fused: tuple[bool, bool]
 ) -> None:
     """Protects accumulation in loops as they are: zeroing in either order, schedulers made before or after, stepped by
-    step or by epoch, with a gradient scaler or without; and torch warns of nothing."""
+    step or by epoch, with a gradient scaler or without, which gives fused optimizers the scale beside the gradients
+    rather than in them; and torch warns of nothing."""
+    scaled, fused = scaled_fused
 
     def train(split: bool) -> tuple[list[torch.Tensor], float, dict[str, Any]]:
         net, accumulation = model(), Accumulation()
         schedules = Schedules(1, accumulation.due)
-        own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        scaler = accumulation.wrap(torch.amp.GradScaler("cpu", growth_interval=2))
+        own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, fused=fused)
+        scaler = accumulation.wrap(torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2))
         if scheduler_first:
             scheduler = schedules.wrap(torch.optim.lr_scheduler.StepLR(own, 2, 0.5))
             optimizer = accumulation.wrap(own)
@@ -206,21 +207,6 @@ def test_unregistered_scaler_is_refused(fused: bool) -> None:
         accumulate(accumulation, net, 2, lambda: scaler.step(optimizer))
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_registered_scaler_scales_fused_optimizers(fused: bool) -> None:
-    """Protects fused optimizers, which get the scale beside the gradients rather than in them."""
-    net, accumulation = model(), Accumulation()
-    optimizer = accumulation.wrap(torch.optim.SGD(net.parameters(), lr=0.1, fused=fused))
-    scaler = accumulation.wrap(torch.amp.GradScaler("cpu", init_scale=64.0))
-    before = [p.detach().clone() for p in net.parameters()]
-    for index in range(2):
-        with accumulation.during(index, 2):
-            scaler.scale(net(torch.ones(1, 3, dtype=torch.float64)).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert float(list(net.parameters())[-1].detach() - before[-1]) == pytest.approx(-0.2)
-
-
 def test_overflow_leaves_no_gradients_behind() -> None:
     """Protects the steps after one that a scaler skipped: its infinite gradients must go, though no step was made."""
     net, accumulation = model(), Accumulation()
@@ -249,19 +235,10 @@ def test_closures_are_refused() -> None:
     optimizer.step(closure=None)
 
 
-def test_step_left_midway_is_dropped() -> None:
-    """Protects the next step from gradients of accumulation steps that no step followed."""
-    net, accumulation = model(), Accumulation()
-    accumulation.wrap(torch.optim.SGD(net.parameters(), lr=0.1))
-    with accumulation.during(0, 4):
-        net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
-    accumulation.drop()
-    assert all(p.grad is None for p in net.parameters())
-
-
 @pytest.mark.parametrize("count", [1, 3])
-def test_step_left_in_its_last_pass_is_dropped(count: int) -> None:
-    """Protects the next step from gradients of a step that all ranks left out (`if job.any(bad): continue`)."""
+@pytest.mark.parametrize("left", [1, 2], ids=["midway", "in its last pass"])
+def test_a_step_that_is_left_is_dropped(left: int, count: int) -> None:
+    """Protects the next step from gradients of one that all ranks left out (`if job.any(bad): continue`)."""
     net, accumulation = model(), Accumulation()
     optimizer = accumulation.wrap(torch.optim.SGD(net.parameters(), lr=0.1))
     found: list[float] = []
@@ -272,9 +249,9 @@ def test_step_left_in_its_last_pass_is_dropped(count: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    for index in range(3):
+    for index in range(left + 1):
         with accumulation.during(index, 3):
-            if index < 2:  # the last of three has a loss that is no number
+            if index < left:  # then a loss is no number
                 net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
                 run()
     accumulate(accumulation, net, count, run)
@@ -297,9 +274,6 @@ def test_nothing_is_patched() -> None:
         assert wrapper.state_dict() == state
     wrapped[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
     assert len(own.param_groups) == 2
-
-
-EXCHANGES: dict[str, type[Exchange]] = {"ddp": DdpExchange, "fsdp": FsdpExchange}
 
 
 def train_on_rank(
@@ -355,6 +329,5 @@ def test_accumulation_on_ranks_ends_as_one_pass(team: Team, kind: str, options: 
 @pytest.mark.parametrize(("kind", "options"), OPTIONS)
 @pytest.mark.parametrize("order", ["model", "model, zeros"])
 def test_zeroing_by_the_model_is_refused_on_ranks(team: Team, kind: str, options: dict[str, Any], order: str) -> None:
-    """Protects the gradients of earlier accumulation steps with a real exchange, too."""
     with pytest.raises(AssertionError, match="not by the model"):
         team.run(train_on_rank, kind, order, 2, [12], options)

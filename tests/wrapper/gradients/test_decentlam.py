@@ -11,13 +11,7 @@ from ones_wrapper.group import Group
 from ones_wrapper.strategies.decentlam import topologies
 from ones_wrapper.strategies.decentlam.strategy import DecentLamExchange
 from tests.wrapper.forked import Team
-from tests.wrapper.gradients.quadratics import (
-    Array,
-    Point,
-    minimise,
-    quadratic,
-    regression,
-)
+from tests.wrapper.gradients.quadratics import Array, Point, minimise, quadratic, regression
 
 RANKS = 4
 
@@ -130,9 +124,11 @@ def test_every_sample_counts_alike(team: Team, total: int) -> None:
 @pytest.mark.parametrize("name", topologies.NAMES)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7, 8, 12, 16])
 def test_topologies(name: str, world: int) -> None:
-    """Symmetric, doubly stochastic and connected at any size, so stable at any momentum."""
+    """Symmetric, doubly stochastic and connected at any size, so stable at any momentum. Bytes follow from degrees."""
     weights = topologies.checked(topologies.mixing(name, world), world)
     assert topologies.largest_momentum(weights) == 1.0
+    neighbours = [topologies.neighbours(weights, rank) for rank in range(world)]
+    assert topologies.degree(name, world) == max(map(len, neighbours))
 
 
 def swap(world: int) -> list[list[int]]:

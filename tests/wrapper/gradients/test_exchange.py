@@ -13,22 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.gradients.exchange import DdpExchange
-from ones_wrapper.gradients.exchanges import Exchanges
-from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
-from tests.wrapper.steps import (
-    Seen,
-    Sizes,
-    flat,
-    in_one_process,
-    local_batch,
-    loss,
-    made,
-    on_ranks,
-    passes_of,
-    step_sizes,
-)
+from tests.wrapper.steps import Seen, Sizes, in_one_process, local_batch, loss, made, on_ranks, passes_of, step_sizes
 
 OPTIONS: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}]
 
@@ -57,35 +44,6 @@ def test_parameters_that_some_passes_do_not_use(teams: dict[int, Team], view: bo
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
 
 
-def frozen_meanwhile(group: Group, every: bool, sizes: Sizes) -> tuple[bool, Any]:
-    """Whether parameters that were frozen while the ranks changed stay so, and the gradients once they train again."""
-    exchanges = Exchanges()
-    model = exchanges.add(DdpExchange(group, None), made(group.rank), {})
-    parameters = list(model.parameters())
-    frozen = parameters if every else parameters[:4]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    exchanges.ranks_changed()
-    stays = not any(parameter.requires_grad for parameter in frozen)
-    for parameter in frozen:
-        parameter.requires_grad_(True)
-    (part,) = passes_of(sizes, group.rank, 0)
-    with exchanges.during(part):
-        loss(model(local_batch(part.start, part.samples))).backward()
-    return stays, flat([parameter.grad for parameter in parameters], parameters)
-
-
-@pytest.mark.parametrize("every", [False, True])
-def test_parameters_that_were_frozen_as_ranks_changed(teams: dict[int, Team], every: bool) -> None:
-    """Protects a GAN whose discriminator is frozen at the end of each step: its gradients are averaged as before, and
-    no change of ranks ends the job."""
-    sizes = [[2], [3]]
-    (expected,) = in_one_process([sizes])
-    for stays, found in teams[2].run(frozen_meanwhile, every, sizes):
-        assert stays
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
-
-
 def buckets_there_twice(group: Group) -> list[bool]:
     """Whether the old buckets of gradients are still there as the new ones are made."""
     exchange, seen, real = DdpExchange(group, None), [], torch.distributed.Reducer
@@ -106,30 +64,7 @@ def test_ranks_that_change_need_no_room_for_a_second_copy_of_the_gradients(teams
     assert teams[1].run(buckets_there_twice) == [[False]]
 
 
-def of_words(group: Group, sizes: Sizes) -> torch.Tensor:
-    """The gradient of a sparse embedding after one step."""
-    torch.manual_seed(0)
-    exchange = DdpExchange(group, NoiseScale(group))
-    model = exchange.wrap(torch.nn.Embedding(7, 3, sparse=True))
-    for part in passes_of(sizes, group.rank, 0):
-        with exchange.during(part):
-            loss(model(torch.arange(part.start, part.start + max(part.samples, 1)))).backward()
-    found: torch.Tensor = model.module.weight.grad.to_dense()
-    return found
-
-
-@pytest.mark.parametrize("sizes", [[[5]], [[3], [2]], [[2, 1], [1, 0]]])
-def test_a_sparse_embedding(teams: dict[int, Team], sizes: Sizes) -> None:
-    """Its gradient is averaged as others are; only the noise scale cannot be measured on it."""
-    torch.manual_seed(0)
-    model = torch.nn.Embedding(7, 3)
-    loss(model(torch.arange(sum(map(sum, sizes))))).backward()
-    for found in teams[len(sizes)].run(of_words, sizes):
-        torch.testing.assert_close(found, model.weight.grad)
-
-
 def noise_of(group: Group, sizes: Sizes) -> tuple[list[tuple[float, int, int]], list[float]]:
-    """What the noise scale is shown in one step."""
     seen = Seen(group)
     exchange = DdpExchange(group, seen)
     model = exchange.wrap(made())
@@ -155,7 +90,6 @@ def test_the_noise_scale_sees_the_ranks_means(teams: dict[int, Team], sizes: Siz
 
 
 def around_the_wrapper(group: Group) -> list[str]:
-    """What is said to wrong uses, on one rank."""
     said = []
     exchange = DdpExchange(group, None)
     model = exchange.wrap(made())

@@ -46,8 +46,6 @@ OPTIONS: list[dict[str, Any]] = [{}, {"modules": nn.Linear}, {"reshard_after_for
 def test_gradients_are_the_mean_over_all_samples(
     teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
 ) -> None:
-    """Over several steps of any sizes, with borrowed samples that give NaN, the shards together are the gradient that
-    one process gets from all samples of the step."""
     steps = data.draw(st.lists(step_sizes(world), min_size=1, max_size=3))
     noise, to_none = data.draw(st.booleans()), data.draw(st.booleans())
     expected = in_one_process(steps)
@@ -71,7 +69,6 @@ def test_a_mesh_of_copies_of_shards(teams: dict[int, Team]) -> None:
 
 
 def noise_of(group: Group, sizes: Sizes, shape: tuple[int, ...]) -> tuple[list[tuple[float, int, int]], list[float]]:
-    """What the noise scale is shown in one step."""
     seen = Seen(group)
     exchange = FsdpExchange(group, seen)
     model = exchange.wrap(made(), mesh=mesh_of(shape))
@@ -209,5 +206,4 @@ def only_inside(group: Group) -> str:
 
 
 def test_a_step_without_an_exchange_is_refused(teams: dict[int, Team]) -> None:
-    """No optimizer step where no gradient came."""
     assert all("not exchanged" in text for text in teams[2].run(only_inside))

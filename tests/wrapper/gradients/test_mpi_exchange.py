@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from torch import nn
 
 from ones_wrapper.api import join
 from ones_wrapper.data.feed import AccumulationStep, Cut, step_passes
-from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
+from tests.wrapper.steps import Seen
 from tests.wrapper.test_group import TIMEOUT_S, TOP, clean_env, under_mpi
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,6 @@ class Odd(nn.Module):
 
 
 def accumulation_steps(total: int, most: int, group: Group) -> list[AccumulationStep]:
-    """The passes of one step on one rank."""
     return list(step_passes(0, total, Cut(total, group.world, group.rank, most)))
 
 
@@ -71,29 +71,21 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return ((model(x)["y"] - y) ** 2).mean()
 
 
-class Heard(NoiseScale):
-    """What the exchange tells the noise scale."""
-
-    def __init__(self, group: object) -> None:
-        self.locals: list[torch.Tensor] = []
-        self.wholes: list[torch.Tensor] = []
-
-    def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int) -> None:
-        self.locals.append(gradient.clone())
-
-    def whole(self, gradient: torch.Tensor, total: int) -> None:
-        self.wholes.append(gradient.clone())
-
-
-def check_gradients(bucket_cap_mb: float) -> None:
-    """The gradient after backward, the parameters after the step, as one process has them."""
+def joined() -> tuple[Any, Any]:
+    """This rank's group and the kind of exchange, which are imported only where there is MPI."""
     from ones_wrapper.gradients.mpi_exchange import MpiExchange
     from ones_wrapper.group.mpi_group import MpiGroup
 
     group = join("mpi")
     assert isinstance(group, MpiGroup)
-    noise = Heard(group)
-    exchange = MpiExchange(group, noise)
+    return group, MpiExchange
+
+
+def check_gradients(bucket_cap_mb: float) -> None:
+    """The gradient after backward, the parameters after the step, as one process has them."""
+    group, exchange_of = joined()
+    noise = Seen(group)
+    exchange = exchange_of(group, noise)
     torch.manual_seed(group.rank)  # rank 0's parameters count
     model = exchange.wrap(Odd().double(), bucket_cap_mb=bucket_cap_mb, find_unused_parameters=True)
     assert exchange.model is model and model.module is model
@@ -104,7 +96,7 @@ def check_gradients(bucket_cap_mb: float) -> None:
     optimizers[0].register_step_pre_hook(lambda *arguments: exchange.finish())
     for step, (total, most) in enumerate(STEPS):
         x, y = batch(step, total)
-        noise.locals, noise.wholes = [], []
+        noise.locals.clear(), noise.wholes.clear()
         mine = accumulation_steps(total, most, group)
         for part in mine:
             with exchange.during(part):
@@ -115,16 +107,14 @@ def check_gradients(bucket_cap_mb: float) -> None:
             if one.grad is not None and other.grad is not None:
                 torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-14)
         trained = [p for p in alone.parameters() if p.grad is not None]
-        square = sum(float((gradient**2).sum()) for gradient in noise.wholes)
-        assert square == pytest.approx(sum(float((p.grad**2).sum()) for p in trained))  # type: ignore[operator]
+        assert sum(noise.wholes) == pytest.approx(sum(float((p.grad**2).sum()) for p in trained))  # type: ignore[operator]
         if share := mine[0].share.samples:
             own = copy.deepcopy(alone)
             own.zero_grad()
             mine_alone = slice(mine[0].share.start, mine[0].share.start + share)
             loss_of(own, x[mine_alone], y[mine_alone]).backward()
-            square = sum(float((gradient**2).sum()) for gradient in noise.locals)
             expected = sum(float((p.grad**2).sum()) for p in own.parameters() if p.grad is not None)
-            assert square == pytest.approx(expected)
+            assert sum(square for square, _, _ in noise.locals) == pytest.approx(expected)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 2 == 0)
@@ -136,12 +126,8 @@ def check_gradients(bucket_cap_mb: float) -> None:
 
 def check_short_types() -> None:
     """bfloat16 gradients are summed in single precision; buffers become rank 0's."""
-    from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.group.mpi_group import MpiGroup
-
-    group = join("mpi")
-    assert isinstance(group, MpiGroup)
-    exchange = MpiExchange(group, None)
+    group, exchange_of = joined()
+    exchange = exchange_of(group, None)
     inner = nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40), nn.Linear(40, 1, dtype=torch.bfloat16))
     inner[2].register_forward_pre_hook(lambda module, arguments: arguments[0].bfloat16())
     model = exchange.wrap(inner)
@@ -166,25 +152,21 @@ def check_short_types() -> None:
 
 def check_refusals() -> None:
     """What cannot be averaged is an error on every rank, not a hang and not a wrong model."""
-    from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.group.mpi_group import MpiGroup
-
-    group = join("mpi")
-    assert isinstance(group, MpiGroup)
+    group, exchange_of = joined()
     with pytest.raises(ValueError, match="process_group cannot be given"):
-        MpiExchange(group, None).wrap(nn.Linear(2, 1), process_group=None)
+        exchange_of(group, None).wrap(nn.Linear(2, 1), process_group=None)
     with pytest.raises(ValueError, match="no parameter"):
-        MpiExchange(group, None).wrap(nn.ReLU())
+        exchange_of(group, None).wrap(nn.ReLU())
     with pytest.raises(ValueError, match=r"complex"):
-        MpiExchange(group, None).wrap(nn.Linear(2, 1, dtype=torch.complex64))
+        exchange_of(group, None).wrap(nn.Linear(2, 1, dtype=torch.complex64))
     if group.world > 1:
         try:
-            MpiExchange(group, None).wrap(nn.Linear(2 + (group.rank == 1), 1))
+            exchange_of(group, None).wrap(nn.Linear(2 + (group.rank == 1), 1))
             raise AssertionError("ranks with different models go on")
         except ValueError as error:
             assert "another model" in str(error)
     (part,) = accumulation_steps(6, 100, group)
-    exchange = MpiExchange(group, None)
+    exchange = exchange_of(group, None)
     model = exchange.wrap(nn.Linear(2, 1))
     with pytest.raises(RuntimeError, match="outside the loader's loop"):
         model(torch.ones(1, 2)).sum().backward()
@@ -196,7 +178,7 @@ def check_refusals() -> None:
         model(torch.full((1, 2), float(group.rank))).sum().backward()
     assert model.weight.grad[0, 0] == sum(range(group.world)) / group.world  # type: ignore[index, union-attr]
     with pytest.raises(RuntimeError, match="sparse"), exchange.during(part):
-        words = MpiExchange(group, None)
+        words = exchange_of(group, None)
         embedding = words.wrap(nn.Embedding(3, 2, sparse=True))
         with words.during(part):
             embedding(torch.tensor([1])).sum().backward()
@@ -204,12 +186,8 @@ def check_refusals() -> None:
 
 def check_clipping() -> None:
     """Gradients are whole when backward ends, also if a script calls a model's parts: it clips what the step takes."""
-    from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.group.mpi_group import MpiGroup
-
-    group = join("mpi")
-    assert isinstance(group, MpiGroup)
-    exchange = MpiExchange(group, None)
+    group, exchange_of = joined()
+    exchange = exchange_of(group, None)
     model = exchange.wrap(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     (part,) = accumulation_steps(6, 100, group)
     with exchange.during(part):
@@ -235,10 +213,9 @@ class Slow(torch.autograd.Function):
 
 def check_overlap() -> None:
     """The first buckets are reduced before backward ends."""
-    from ones_wrapper.gradients.mpi_exchange import MpiExchange
-    from ones_wrapper.group.mpi_group import MpiGroup
+    group, exchange_of = joined()
 
-    class Counting(MpiExchange):
+    class Counting(exchange_of):  # type: ignore[misc, valid-type]
         early = 0
 
         def finish(self) -> None:
@@ -246,13 +223,9 @@ def check_overlap() -> None:
                 self.early = sum(request.Test() for request in self._requests[:-1])
             super().finish()
 
-    group = join("mpi")
-    assert isinstance(group, MpiGroup)
     exchange = Counting(group, None)
-    layers: list[nn.Module] = []
-    for _ in range(24):
-        layers += [nn.Linear(256, 256, bias=False)]
-    model = exchange.wrap(nn.ModuleList(layers), bucket_cap_mb=1)  # 4 layers a bucket
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(24)]
+    exchange.wrap(nn.ModuleList(layers), bucket_cap_mb=1)  # 4 layers a bucket
     (part,) = accumulation_steps(6, 100, group)
     for _ in range(10):  # a rank that a busy machine holds up holds up the others' buckets
         with exchange.during(part):
@@ -265,7 +238,6 @@ def check_overlap() -> None:
         if min(early) >= 3:
             break
     assert min(early) >= 3, f"buckets of 6 that were there when backward ended: {early}"
-    assert model is not None
 
 
 def check_failing_rank() -> None:
@@ -334,14 +306,12 @@ CHECKS = {
     "everything": check_everything,
     "everything and a failing rank": lambda: (check_everything(), say(), check_failing_rank()),
     "gradients": partial(check_gradients, 25.0),
-    "clipping": check_clipping,
-    "failing-rank": check_failing_rank,
     "all-end": check_all_end,
 }
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("check", "ranks"), [("everything", 2), ("everything", 3), ("gradients", 1)])
+@pytest.mark.parametrize(("check", "ranks"), [("everything", 3), ("gradients", 1)])
 def test_exchange(check: str, ranks: int) -> None:
     done = under_mpi("-m", "tests.wrapper.gradients.test_mpi_exchange", check, ranks=ranks)
     assert (done.returncode, done.stdout) == (0, "holds\n" * ranks), done.stderr

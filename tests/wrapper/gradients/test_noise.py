@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,46 +10,62 @@ from typing import cast
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import ones_wrapper as ones
+from ones_wrapper import testing
 from ones_wrapper.gradients import noise
 from ones_wrapper.gradients.noise import EVERY, FIRST, LEAST, PENDING, NoiseScale
 from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
 from tests.marks import nightly
 from tests.wrapper.forked import Team
-from tests.wrapper.runs import Run
+from tests.wrapper.runs import reports_in
 from tests.wrapper.steps import EXCHANGES, passes_of
 
 pytestmark = pytest.mark.slow
 
-NOISY = Path(__file__).parents[1] / "noisy.py"
 
-
-def ended(folder: Path, ranks: int, restart: int = 0) -> Run:
-    run = Run(folder, ranks=ranks, restart=restart, script=NOISY)
-    assert run.end() == 0, run.errors
-    return run
+def linear() -> tuple[torch.Tensor, torch.Tensor, nn.Module, float]:
+    """A regression, a model that stays where it is, and the true noise scale there."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4096, 8, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 2.0 * torch.randn(4096, 1, generator=generator, dtype=torch.float64)
+    plain = nn.Linear(8, 1, bias=False).double()
+    nn.init.zeros_(plain.weight)
+    each = -2.0 * y * x  # of the squared error
+    return x, y, plain, float(each.var(0).sum() / each.mean(0).square().sum())
 
 
 def test_a_run_reports_it_and_the_next_one_knows_it(tmp_path: Path) -> None:
     """With the progress that follows from it: at the base batch every sample counts whole."""
-    first = ended(tmp_path, 2)
-    true, last = json.loads((tmp_path / "true-noise").read_text()), first.of(Throughput)[-1]
+    x, y, plain, true = linear()
+
+    def body() -> int | None:
+        start = int(os.environ["SLURM_RESTART_COUNT"])
+        job = ones.init(batch=16, max_batch=64, epochs=1 + start)
+        model = job.ddp(plain)
+        optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+        loader = job.loader(TensorDataset(x, y), seed=3)
+        for _ in job.epochs():
+            for inputs, target in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(inputs), target).backward()
+                optimizer.step()
+        return None if start else 1
+
+    testing.run(body, ranks=2, env={"ONES_JOB_DIR": str(tmp_path), "ONES_REPORT_EVERY_S": "0.2"})
+    last = [one for one in reports_in(tmp_path / "reports-0.jsonl") if isinstance(one, Throughput)][-1]
     assert last.noise == pytest.approx(true, rel=0.5)
     assert last.progress == last.epoch * 4096 + last.cursor
-    hello = ended(tmp_path, 1, restart=1).of(Hello)[0]
+    hello = next(one for one in reports_in(tmp_path / "reports-1.jsonl") if isinstance(one, Hello))
     assert hello.noise == pytest.approx(last.noise, rel=0.2)
     assert hello.progress == 4096
 
 
 def noise_scale(group: Group, kind: str, passes_each: int, steps: int) -> tuple[float, float]:
     """The measured noise scale of a linear model that stays where it is, and its true one."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4096, 8, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) + 2.0 * torch.randn(4096, 1, generator=generator, dtype=torch.float64)
-    plain = nn.Linear(8, 1, bias=False).double()
-    nn.init.zeros_(plain.weight)
-    each = -2.0 * y * x
+    x, y, plain, true = linear()
     noise = NoiseScale(group)
     exchange = EXCHANGES[kind](group, noise)
     model = exchange.wrap(plain)
@@ -64,7 +80,7 @@ def noise_scale(group: Group, kind: str, passes_each: int, steps: int) -> tuple[
         model.zero_grad()
     noise.exchange()
     assert noise.samples is not None
-    return noise.samples, float(each.var(0).sum() / each.mean(0).square().sum())
+    return noise.samples, true
 
 
 @pytest.mark.parametrize(

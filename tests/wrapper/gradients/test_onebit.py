@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean, pack, unpack
+from ones_wrapper.strategies.onebit_lamb.onebit import OneBitMean
 from ones_wrapper.strategies.onebit_lamb.optimizer import CompressedLamb
 from tests.wrapper.forked import Team
 
@@ -48,12 +48,6 @@ def test_nothing_is_lost_through_resizes(team: Team) -> None:
         assert missing > 0.1
         assert kept < 1e-5
     assert all(kept > 0.1 for _, kept in team.run(_sums, 1003, [4, 3, 2, 1, 4], False))
-
-
-def test_bits_survive_packing() -> None:
-    signs = torch.rand(8 * 37) > 0.5
-    assert pack(signs).shape == (37,)
-    assert torch.equal(unpack(pack(signs)), signs)
 
 
 # -- the optimizer ----------------------------------------------------------------------------------------------------
@@ -183,27 +177,6 @@ def _train_without_decay(group: Group, warm: int, steps: int) -> torch.Tensor:
         return _train(group, warm, steps)[0]
     finally:
         HYPER["weight_decay"] = 0.01
-
-
-@pytest.mark.nightly
-def test_warm_up_is_the_librarys_lamb() -> None:
-    """Protects the warm-up: in double precision it is plain LAMB as a well-kept library has it."""
-    library = pytest.importorskip("pytorch_optimizer")
-    ours, theirs = _model(), _model()
-    for parameter in (*ours.parameters(), *theirs.parameters()):
-        parameter.data *= 3  # so that no trust ratio reaches our bounds, which the library does not have
-    # Its ratio has eps in the denominator too, ours as the paper has none.
-    hyper: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.01, "eps": 0.0}
-    first = CompressedLamb(ours.parameters(), OneBitMean(), warmup_steps=10**6, **hyper)
-    second = library.Lamb(theirs.parameters(), weight_decouple=False, adam_debias=True, **hyper)
-    for step in range(30):
-        for model in (ours, theirs):
-            for parameter, gradient in zip(model.parameters(), _gradients(model, step, slice(0, 8), 1.0), strict=True):
-                parameter.grad = gradient + 1e-3  # none may be zero without eps
-        first.step()
-        second.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert (one - other).abs().max() < 1e-12
 
 
 def test_restart_releases_the_variance_and_what_was_kept_back(team: Team) -> None:

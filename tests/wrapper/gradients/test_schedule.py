@@ -159,14 +159,6 @@ def test_any_batches_and_restarts_end_as_undisturbed(
     }
 
 
-def test_at_the_base_batch_every_step_is_one() -> None:
-    """Protects jobs that nothing resizes: they train as without us, the partial last steps of epochs included."""
-    training = Training(SCHEDULERS["own"], 10)
-    for step in range(1, 3 * EPOCHS + 1):
-        training.step(BASE)
-        assert training.own.last_epoch == step
-
-
 @pytest.mark.parametrize("batch", [2, 4, 8, 16])
 def test_a_schedule_that_steps_at_some_batches_alone(batch: int) -> None:
     """Protects scripts that step a schedule at every second batch: by samples it is as far as at the base batch."""
@@ -327,23 +319,3 @@ def test_a_stream_without_a_length() -> None:
     """Protects streams, of which nobody knows the length: at the base batch a step is one, and `len` says why not; and
     schedulers in a dict, one by step and one by epoch."""
     assert [one.value for one in testing.run(stream)] == [(6, 2, 6)]
-
-
-def past() -> None:
-    job = ones.init(batch=4, epochs=1)
-    model = job.ddp(torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    scheduler = lr.ConstantLR(optimizer)
-    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
-    loader = job.loader(TensorDataset(torch.ones(8, 2)))
-    for _ in job.epochs():
-        for (x,) in loader:
-            model(x).sum().backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def test_a_job_says_which_scheduler_to_use() -> None:
-    """Protects: the error comes from the loop itself, at the first step."""
-    with pytest.raises(testing.RankFailed, match=r"optimizer, scheduler = job\.prepare"):
-        testing.run(past)

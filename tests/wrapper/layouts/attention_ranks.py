@@ -24,12 +24,7 @@ def circle_of(group: Group, size: int) -> Circle:
 
 
 def dense(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    real: torch.Tensor | None,
-    dropout: Dropout | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, real: torch.Tensor | None, dropout: Dropout | None
 ) -> torch.Tensor:
     """Attention by its definition."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])

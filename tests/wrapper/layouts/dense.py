@@ -90,7 +90,6 @@ T = TypeVar("T")
 
 
 def in_double(make: Callable[[], T], seed: int = 0) -> T:
-    """A model in double precision, from a seed."""
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(seed)

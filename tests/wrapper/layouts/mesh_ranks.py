@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from ones_wrapper.checkpoint import Checkpoints, SavedState
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.group import Group
-from ones_wrapper.strategies.optimus import modules, summa
+from ones_wrapper.strategies.optimus import modules
 from ones_wrapper.strategies.optimus.costs import MeshTransformer
 from ones_wrapper.strategies.optimus.exchange import MeshExchange
 from ones_wrapper.strategies.optimus.mesh import Mesh
@@ -38,38 +38,11 @@ def mesh_of(group: Group, q: int) -> Mesh:
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference of two tensors."""
     return float((_plain(one) - _plain(other)).detach().abs().max())
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def products(group: Group, q: int) -> float:
-    """The largest error of the two products and of their gradients; A's rows are split unevenly."""
-    mesh, worst = mesh_of(group, q), 0.0
-    numbers = torch.Generator().manual_seed(3)
-    m, k, n = 3 * q + 1, 2 * q, 4 * q
-
-    def block(whole: torch.Tensor) -> torch.Tensor:
-        return whole.detach().tensor_split(q)[mesh.row].tensor_split(q, 1)[mesh.column].clone().requires_grad_()
-
-    kinds: list[tuple[Any, Any, tuple[int, int], tuple[int, int]]] = [
-        (summa.ab, torch.matmul, (m, k), (k, n)),
-        (summa.abt, lambda a, b: a @ b.t(), (m, k), (n, k)),
-    ]
-    for ours, whole, left, right in kinds:
-        a, b = (torch.randn(s, generator=numbers, dtype=torch.float64).requires_grad_() for s in (left, right))
-        expected = whole(a, b)
-        weights = torch.randn(expected.shape, generator=numbers, dtype=torch.float64)
-        (expected * weights).sum().backward()
-        ours_a, ours_b = block(a), block(b)
-        found = ours(ours_a, ours_b, mesh)
-        (found * block(weights).detach()).sum().backward()
-        pairs = [(found, expected), (ours_a.grad, a.grad), (ours_b.grad, b.grad)]
-        worst = max(worst, *(apart(one, block(all_)) for one, all_ in pairs))  # type: ignore[arg-type]
-    return worst
 
 
 def in_bfloat16(group: Group, q: int) -> dict[str, float]:

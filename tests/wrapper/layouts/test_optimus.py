@@ -37,12 +37,6 @@ def meshes_of() -> Iterator[MeshesOf]:
 
 
 @pytest.mark.slow
-@by_day_one_side
-def test_products_and_their_gradients_are_exact(meshes_of: MeshesOf, q: int) -> None:
-    assert max(meshes_of(q).run(ranks.products, q)) < 1e-12
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("q", "samples"), [nightly(1, 2), (2, 5), nightly(2, 1), nightly(3, 7)])
 def test_a_model_trains_as_the_dense_one(meshes_of: MeshesOf, q: int, samples: int) -> None:
     """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of

@@ -68,11 +68,7 @@ def ended(*history: tuple[int, int], sharded: bool = False, rate: float = 0.0) -
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("history", "sharded", "rate"),
-    [
-        (((4, 2), (2, 1), (4, 4)), False, 0.0),
-        (((4, 2),), True, 0.0),
-        (((4, 4), (1, 1), (2, 2)), False, 0.3),
-    ],
+    [(((4, 2), (2, 1), (4, 4)), False, 0.0), (((4, 2),), True, 0.0), (((4, 4), (1, 1), (2, 2)), False, 0.3)],
     ids=["two rings, no ring, one ring", "two rings, weights sharded", "one ring of 4, 1 and 2 ranks with dropout"],
 )
 def test_a_job_ends_where_one_rank_does(history: tuple[tuple[int, int], ...], sharded: bool, rate: float) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ones_wrapper.files.job_directory import MEMORY
 from ones_wrapper.group import Group
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
-from ones_wrapper.run.memory import DoesNotFitError, classify_error, device_name, is_out_of_memory, look_up, remember
+from ones_wrapper.run.memory import DoesNotFitError, classify_error, is_out_of_memory, look_up, remember
 from tests.wrapper.forked import Team
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
@@ -52,7 +52,6 @@ def test_no_other_error_is_taken_for_one(error: BaseException, is_one: bool) -> 
 
 
 def test_halved_until_one_sample_then_clearly_given_up(tmp_path: Path) -> None:
-    """Protects the way down, and its end."""
     assert find(tmp_path, 100, GPU) == 100
     sizes = [100]
     while sizes[-1] > 1:
@@ -119,22 +118,8 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_found_is_bounded_by_what_is_declared(tmp_path: Path) -> None:
-    """Protects the script's own limit from a file with a larger one."""
     (tmp_path / MEMORY).write_text(json.dumps({"declared": 64, "found": 10**9, "device": "cpu"}))
     assert find(tmp_path, 64, "cpu") == 64
-
-
-def test_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """Protects the caller, who must not restart the ranks for nothing: it is told."""
-    with pytest.raises(OSError):
-        remember(tmp_path / "missing", 64, 64, "cpu")
-
-
-def test_device_is_named() -> None:
-    """Protects the comparison of devices where there is no GPU."""
-    assert device_name(torch.device("cpu")) == "cpu"
-    if torch.cuda.is_available():
-        assert "MiB" in device_name(torch.device("cuda", 0))
 
 
 def test_what_ones_run_is_told(tmp_path: Path) -> None:

@@ -86,16 +86,12 @@ MISTAKES = {
         "data = T", "data = torch.utils.data.Subset([], [])\nT", 1, "loader: the dataset is empty"
     ),
     "an error in a worker": Mistake(
-        "optimizer, data)\n",
-        "optimizer, DataLoader(data, 8, collate_fn=bad, num_workers=1))\n",
-        1,
-        "KeyError: 'label'",
+        "optimizer, data)\n", "optimizer, DataLoader(data, 8, collate_fn=bad, num_workers=1))\n", 1, "KeyError: 'label'"
     ),
     "a rank that exits": Mistake(STEP, f"{STEP}        if job.rank == 1:\n            sys.exit(5)\n", 5, "exit code 5"),
     "a rank that fails": Mistake(
         STEP, f"{STEP}        if job.rank == 1:\n            raise ValueError('mine')\n", 1, "ValueError: mine"
     ),
-    "the inner model": Mistake("loss(model(x)", "loss(model.module(x)", 1, "must call the model that the job returned"),
     "no optimizer step": Mistake(STEP, "", 0, "the optimizer has not stepped by step 20", True),
     "prints on all ranks": Mistake(PREPARE, PREPARE + "print('hello')\n", 0, "hello"),
 }

@@ -21,7 +21,6 @@ def features(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 def labels(data: TensorDataset) -> torch.Tensor:
-    """Two classes."""
     return (data.tensors[1] > 0).long().flatten()
 
 

@@ -21,7 +21,6 @@ from wrapper.examples.onebit import classifier, digits
 
 
 def expected(group: Group) -> list[float]:
-    """One process, without the wrapper."""
     torch.manual_seed(0)
     model, (x, y) = classifier(), data_of(digits()[0])
     optimizer = optimizer_of(OneBitLamb(warmup_steps=WARMUP), model)

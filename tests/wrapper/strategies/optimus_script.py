@@ -36,12 +36,10 @@ class Squares(Optimus2D):
 
 
 def data() -> TensorDataset:
-    """Texts of random tokens."""
     return TensorDataset(texts(SAMPLES, 1))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """The same on every rank."""
     return torch.optim.AdamW(model.parameters(), lr=0.001)
 
 

@@ -12,7 +12,6 @@ from tests.wrapper.strategies.rows import HERE, Row
 
 
 def expected(group: Group) -> list[float]:
-    """One process, without the wrapper."""
     return trained(EPOCHS)
 
 

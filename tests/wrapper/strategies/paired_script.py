@@ -22,7 +22,6 @@ def model_and_data() -> tuple[torch.nn.Module, TensorDataset]:
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The same on every rank."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 

@@ -22,7 +22,6 @@ def ring() -> Ring:
 
 
 def model_of(its: Ring) -> nn.Module:
-    """The same on every rank."""
     torch.manual_seed(0)
     return LanguageModel(its, SIZES).double()
 
@@ -35,7 +34,6 @@ def data() -> TensorDataset:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """The same on every rank."""
     return torch.optim.AdamW(model.parameters(), lr=0.003)
 
 
@@ -62,7 +60,6 @@ def dense_model() -> nn.Module:
 
 
 def dense_loss(model: nn.Module, pieces: torch.Tensor) -> torch.Tensor:
-    """The mean over all bytes."""
     return cross_entropy(model(pieces[:, :-1]).flatten(0, 1), pieces[:, 1:].flatten())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, decode_spec, encode
+from ones_wrapper.protocol.fields import MAX_ROWS
 from ones_wrapper.protocol.limits import MOST_GPUS
 from tests.cluster.paths import REPOSITORY
 from tests.marks import nightly
@@ -107,6 +108,17 @@ def test_what_it_says_of_every_number_of_gpus(row: Row) -> None:
         else:
             with pytest.raises(ValueError, match=rf"^{row.name}: .*\b{gpus}\b.* would fit"):
                 strategy.replicas(gpus)
+
+
+ANY_NUMBER = [row for row in STRATEGIES if row.name in ("decentlam", "fused", "lsgd", "onebit_lamb")]
+
+
+@pytest.mark.parametrize("row", ANY_NUMBER, ids=[row.name for row in ANY_NUMBER])
+def test_more_gpus_than_rows_where_any_number_fits(row: Row) -> None:
+    assert row.make is not None
+    assert len(row.make().limits(row.spec, MAX_ROWS, 8).sizes) == MAX_ROWS
+    found = row.make().limits(row.spec, MAX_ROWS + 44, 8)
+    assert not found.sizes and not found.refusal(MAX_ROWS + 44)
 
 
 MEASURED = [(row, world) for row in STRATEGIES if row.measure for world in row.measured_at]

@@ -16,7 +16,7 @@ from ones_wrapper.group import Group
 from ones_wrapper.protocol import Spec, decode_spec
 from ones_wrapper.protocol.limits import StrategyLimits
 from ones_wrapper.strategies.decentlam.strategy import DecentLam
-from ones_wrapper.strategies.decentlam.topologies import NAMES, degree, mixing, neighbours
+from ones_wrapper.strategies.decentlam.topologies import mixing
 from ones_wrapper.strategies.lsgd import Lsgd
 from tests.wrapper.runs import assert_exactly_once
 
@@ -125,13 +125,6 @@ def test_limits() -> None:
     assert (ring.exact, ring.min_steps) == (False, 10)
     pairs = told(DecentLam(lambda world: mixing("ring", world) if world % 2 == 0 else [[0.0]]))
     assert pairs.at(3) is None and pairs.at(4) is not None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_degrees(name: str) -> None:
-    for world in range(1, 33):
-        weights = mixing(name, world)
-        assert degree(name, world) == max(len(neighbours(weights, rank)) for rank in range(world))
 
 
 def test_wrong_uses_are_said() -> None:

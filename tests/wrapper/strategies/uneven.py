@@ -14,7 +14,6 @@ from tests.wrapper.strategies.uneven_script import EPOCHS
 
 
 def expected(group: Group) -> list[float]:
-    """One process, without the wrapper."""
     return paired.trained(EPOCHS)
 
 
