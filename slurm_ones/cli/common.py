@@ -25,7 +25,6 @@ from rich.table import Table
 
 from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
-from ones_db.query import Reader
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import to_json
 from slurm_ones.show.live import NotSeenYet
@@ -238,11 +237,6 @@ def is_view(settings: Settings, store: Store) -> bool:
     """True if the store is a file published for a single user."""
     folder = settings.views_folder
     return folder is not None and Path(store.place).parent == folder
-
-
-def reader_of(settings: Settings, store: Store) -> Reader:
-    """Open a `Reader` of the same database as the store."""
-    return Reader(f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url)
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,6 @@ from slurm_ones.cli.common import (
     is_view,
     moment,
     print_json,
-    reader_of,
     say,
     settings_of,
     store_of_reader,
@@ -54,8 +52,7 @@ def report(
     settings = settings_of(config, database)
     begin, end = moment(since, "--since") if since else None, moment(until, "--until") if until else None
     with store_of_reader(settings, named=bool(database)) as store:
-        with closing(reader_of(settings, store)) as reader:
-            found = usage(reader, store.cluster, job_id=job, user=user, since=begin, until=end)
+        found = usage(store, job_id=job, user=user, since=begin, until=end)
         if job is not None and not found:
             raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
         if user and not found and is_view(settings, store):

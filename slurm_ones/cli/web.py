@@ -11,13 +11,11 @@ from typing import Annotated
 import typer
 
 from ones_db import Store, StoreError
-from ones_db.query import Reader
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     command,
     complain,
-    reader_of,
     say,
     settings_of,
     store_of_reader,
@@ -65,16 +63,12 @@ def web(
         except (ConfigError, NotSeenYet) as error:
             raise StoreError(str(error)) from error
 
-    def reader() -> Reader:
-        with opened() as store:
-            return reader_of(settings, store)
-
     # What is wrong is reported at once.
     store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
     # Behind a proxy many users share this process, which a file on a path that hangs could stop.
     logs = None if user_header else Logs(settings, own_only=True)
-    app = Web(opened, reader, Access(secret, user_header), root, logs).app
+    app = Web(opened, Access(secret, user_header), root, logs).app
     # Bound before it is named: nobody else can get the port in between.
     listening = _listening(host, port)
     say(f"The live page: {address(host, listening.getsockname()[1], root, secret)}")

@@ -21,7 +21,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Mount, Route
 
 from ones_db import Store
-from ones_db.query import Reader
 from slurm_ones.show import api, pages
 from slurm_ones.show.connections import UnambiguousLength, admit
 from slurm_ones.show.feed import ERRORS, Moment, TickFeed
@@ -60,14 +59,13 @@ class Web:
     def __init__(
         self,
         opened: Callable[[], Store],
-        reader: Callable[[], Reader],
         access: Access,
         root: str = "",
         logs: Logs | None = None,
     ) -> None:
         """`logs` finds the log for a job's page; with None, pages show no log."""
         self.feed = TickFeed(opened)
-        self._opened, self._reader, self._access, self._logs = opened, reader, access, logs
+        self._opened, self._access, self._logs = opened, access, logs
         self._root = "/" + root.strip("/") if root.strip("/") else ""
         self._viewers = 0
         routes = [
@@ -197,8 +195,7 @@ class Web:
 
     async def _job(self, request: Request) -> Response:
         job_id = _job_id(request)
-        opened, reader, logs = self._opened, self._reader, self._logs
-        make = partial(pages.job, root=self._root, job_id=job_id, opened=opened, reader=reader, logs=logs)
+        make = partial(pages.job, root=self._root, job_id=job_id, opened=self._opened, logs=self._logs)
         return await self._page(request, f"jobs/{job_id}", f"Job {job_id}", make)
 
     async def _static(self, request: Request) -> Response:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from html import escape as escaped
@@ -17,7 +16,6 @@ import numpy as np
 from markupsafe import Markup
 
 from ones_db import HeldRecord, JobHistory, NodeRecord, Store, TimelineRow
-from ones_db.query import Reader
 from ones_db.reasons import CAUSES
 from ones_db.shape import Shape
 from slurm_ones.learn.throughput import MeasuredThroughput
@@ -201,14 +199,7 @@ def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[]
     return _part("decisions.html", root=root, decisions=found, moment=moment, view=view, DECISIONS=DECISIONS)
 
 
-def job(
-    moment: Moment,
-    root: str,
-    job_id: int,
-    opened: Callable[[], Store],
-    reader: Callable[[], Reader],
-    logs: Logs | None = None,
-) -> bytes | None:
+def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], logs: Logs | None = None) -> bytes | None:
     """Page of a job: reasons, sizes, throughput, training, resizes and advice; None for an unknown job."""
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
@@ -218,8 +209,7 @@ def job(
         decisions_of = decided(store, job_id, DECISIONS)
         resizes = resizes_of(store, job_id, 50)[::-1]
         history = store.histories([job_id]).get(job_id)
-        with closing(reader()) as source:
-            used = usage(source, store.cluster, job_id=job_id)
+        used = usage(store, job_id=job_id)
         own = store.timeline(job_id=job_id)
         told = used[-1] if used else None
         tips = advised(store, used[-1:]).get(job_id, [])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, TypeVar
 
 from ones_db import JobSummary, Store
-from ones_db.query import Reader
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.text import minute, pause, plain, seconds, troubles
 
@@ -114,8 +113,7 @@ class Usage:
 
 
 def usage(
-    reader: Reader,
-    cluster: str,
+    store: Store,
     *,
     job_id: int | None = None,
     user: str = "",
@@ -126,7 +124,7 @@ def usage(
 
     Raises `StoreError` if the database cannot be read.
     """
-    conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=cluster)
+    conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=store.cluster)
     if job_id is None:
         # Imported jobs never opted in.
         conditions.append("refusal_code <> 'accounting_only'")
@@ -141,18 +139,18 @@ def usage(
             conditions.append(condition)
             values[name] = value
     sql = f"SELECT {_names(JobUsage)} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
-    jobs = [JobUsage(**row) for row in _rows(reader, f"{sql} LIMIT {MOST_JOBS}", values)]
-    found = [_measured(reader, cluster, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
+    jobs = [JobUsage(**row) for row in store.ask(f"{sql} LIMIT {MOST_JOBS}", values)]
+    found = [_measured(store, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
     return found[::-1]
 
 
-def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
-    of_job = {"cluster": cluster, "job_id": job.job_id, "submit_time": job.submit_time}
+def _measured(store: Store, job: JobUsage) -> Usage:
+    of_job = {"cluster": store.cluster, "job_id": job.job_id, "submit_time": job.submit_time}
 
     def rows(view: str, kind: type[T], order: str, names: str = "") -> tuple[T, ...]:
         where = "cluster = :cluster AND job_id = :job_id AND submit_time = :submit_time"
         sql = f"SELECT {names or _names(kind)} FROM {view} WHERE {where} ORDER BY {order}"
-        return tuple(kind(**row) for row in _rows(reader, sql, of_job))
+        return tuple(kind(**row) for row in store.ask(sql, of_job))
 
     stretches = rows("membership_timeline", SizeSpan, "start_time", "start_time, lasted_s AS running_s, gpus")
     asked = "predicted_jct_s, requested_nodes * requested_gpus_per_node * (predicted_jct_s - wait_s) / 3600.0 AS hours"
@@ -169,11 +167,6 @@ def _measured(reader: Reader, cluster: str, job: JobUsage) -> Usage:
 
 def _names(kind: type[Any]) -> str:
     return ", ".join(field.name for field in fields(kind))
-
-
-def _rows(reader: Reader, sql: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    with reader.ask(sql, values) as answer:
-        return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
 
 
 BAR = 30

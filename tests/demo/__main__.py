@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ones_db import Store
-from ones_db.query import Reader
 from slurm_ones.demo.jobs import ON_CLUSTER
 from slurm_ones.show.pages import write_usage
 from slurm_ones.show.usage import of_job, of_jobs, usage
@@ -139,9 +138,8 @@ def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
 
 def _report() -> None:
     """The page of `slurm-ones report` over what the demo left."""
-    reader = Reader(f"sqlite:///{OUT / 'ones.sqlite'}")
-    found = usage(reader, "demo")
-    reader.close()
+    with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
+        found = usage(store)
     totals = [*of_jobs(found, "The demo's ten jobs"), results.EMULATED]
     write_usage(OUT / "report.html", "The demo", totals, [(one, of_job(one, [])) for one in found])
 

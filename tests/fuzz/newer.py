@@ -389,7 +389,6 @@ def asked(data: bytes) -> None:
 
 @cache
 def _web() -> tuple[Any, asyncio.AbstractEventLoop]:
-    from ones_db.query import Reader
     from slurm_ones.show.app import Access, Web
 
     url = f"sqlite:///{scratch() / 'web.sqlite'}"
@@ -397,7 +396,7 @@ def _web() -> tuple[Any, asyncio.AbstractEventLoop]:
     with Store.open(url, "fuzz") as store:
         store.record_jobs([job(7, name="secret-of-alice", user="alice"), job(8, user="bob")])
     access, root = Access("", "x-user"), "/node/n1/8675"
-    web = Web(lambda: Store.open(url, "fuzz", read_only=True), lambda: Reader(url), access, root)
+    web = Web(lambda: Store.open(url, "fuzz", read_only=True), access, root)
     web.feed.moment = web.feed._look() or web.feed.moment
     return web, asyncio.new_event_loop()
 

@@ -15,7 +15,6 @@ import pytest
 
 from ones_db import HealthRecord, NodeRecord, Store
 from ones_db.leader import LeaderLock
-from ones_db.query import Reader
 from slurm_ones.show.app import Access, Web
 from slurm_ones.show.logs import Logs
 from tests.db.make import SPEC, decision, epoch, hello, job, report, resized_job, run, said, throughput
@@ -87,7 +86,7 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
 
         from slurm_ones.show.connections import OPTIONS, BoundedSocket
 
-        web = Web(opened, lambda: Reader(url), access or Access(TOKEN), root, logs)
+        web = Web(opened, access or Access(TOKEN), root, logs)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))
