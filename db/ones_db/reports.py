@@ -8,7 +8,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Table, cast, func, select
+from sqlalchemy import BigInteger, Connection, Table, cast, func, select, text
 
 from ones_db.engine import Transactions, add_new, add_rows, change_rows, noting, reading
 from ones_db.jobs import SPEC_COLUMNS, STARTS, among, key_of, known, newest, spec_columns, with_ids
@@ -208,17 +208,18 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
     return after | {"note": note or None}
 
 
-def _last_step(connection: Connection, run: Mapping[Any, Any]) -> float:
-    """Return the end of the run's last known step, Unix seconds. A checkpoint begins at the end of a step."""
-    times: list[float | None] = [
-        connection.scalar(select(func.max(time)).where(table.c.run_id == run["id"]))
-        for table, time in (
-            (THROUGHPUT, THROUGHPUT.c.time),
-            (EPOCHS, EPOCHS.c.time),
-            (CHECKPOINTS, CHECKPOINTS.c.time - CHECKPOINTS.c.seconds),
-        )
-    ]
-    return max([time for time in times if time is not None], default=float(run["hello_time"]))
+_PAUSE = """
+    SELECT n.hello_time - COALESCE((SELECT MAX(x.time) FROM (
+        SELECT MAX(t.time) AS time FROM throughput t WHERE t.run_id = o.id
+        UNION ALL SELECT MAX(e.time) FROM epochs e WHERE e.run_id = o.id
+        UNION ALL SELECT MAX(k.time - k.seconds) FROM checkpoints k WHERE k.run_id = o.id
+    ) x), o.hello_time, n.start_time)
+    FROM runs n LEFT JOIN runs o ON o.job_id = n.job_id AND o.restart = (
+        SELECT MAX(p.restart) FROM runs p
+        WHERE p.job_id = n.job_id AND p.restart <= :restart AND p.hello_time IS NOT NULL)
+    WHERE n.job_id = :job AND n.restart > :restart AND n.hello_time IS NOT NULL ORDER BY n.restart LIMIT 1"""
+"""Query of the seconds from the last known step of a run o to the first hello of a later run n. A checkpoint begins at
+the end of a step."""
 
 
 class ReportStore(Transactions):
@@ -343,13 +344,6 @@ class ReportStore(Transactions):
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
         """Return the seconds from the last step up to run `restart` to the first hello of a later run; None before that
         hello. Times are of the clocks of the job's own nodes."""
-        job = key_of(connection, self._cluster, job_id)
-        spoke = select(RUNS).where(RUNS.c.job_id == job, RUNS.c.hello_time.is_not(None))
-        after = spoke.where(RUNS.c.restart > restart).order_by(RUNS.c.restart).limit(1)
-        before = spoke.where(RUNS.c.restart <= restart).order_by(RUNS.c.restart.desc()).limit(1)
-        new = connection.execute(after).mappings().one_or_none()
-        if new is None:
-            return None
-        old = connection.execute(before).mappings().one_or_none()
-        stopped = _last_step(connection, old) if old is not None else new["start_time"]
-        return float(max(0.0, new["hello_time"] - stopped))
+        asked = {"job": key_of(connection, self._cluster, job_id), "restart": restart}
+        pause = connection.scalar(text(_PAUSE), asked)
+        return None if pause is None else max(0.0, float(pause))
