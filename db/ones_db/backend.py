@@ -57,7 +57,8 @@ def this_process() -> str:
 
 
 class Backend(Protocol):
-    """One database of one kind, made by `ones_db.engine.backend_of`; no other function knows which kinds exist."""
+    """One database of one kind, made by `ones_db.engine.backend_of`; no other function knows which kinds exist. Bodies
+    are those of a kind that needs nothing there."""
 
     place: str
     """Place of the database for messages: a path, or a URL without the password."""
@@ -66,16 +67,19 @@ class Backend(Protocol):
         """Create what a new database needs, such as a directory; raises `StoreError` if the place is unusable."""
 
     def exists(self) -> bool:
-        """Tell whether the database exists, with tables or without."""
+        """Tell whether the database exists, with tables or without; a server that is away says so when it is asked."""
+        return True
 
     def stamp(self) -> object:
         """Return, without a query, a value that changes with each write; None if only a query could show a write."""
+        return None
 
     def engine(self, mode: Mode) -> Engine:
         """Return an engine for this purpose; its connections have the settings that `Store`'s contract needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
         """Return SQLAlchemy's execution options for a transaction that writes or only reads."""
+        return {}
 
     def explained(self, error: DBAPIError) -> StoreError:
         """Return the driver's error as a `StoreError` that says what to do."""
@@ -83,9 +87,11 @@ class Backend(Protocol):
     def back_up(self, revision: str) -> str | None:
         """Copy the whole database before an upgrade from this revision, and return the place of the copy; None if
         copies are the administrator's business."""
+        return None
 
     def orphans(self, connection: Connection) -> list[str]:
         """Return rows whose parents are missing; empty if the database enforced foreign keys in this transaction."""
+        return []
 
     def insert(self, table: Table) -> Any:
         """Return an INSERT with the dialect's own `on_conflict` clauses."""

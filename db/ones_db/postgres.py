@@ -11,7 +11,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.util import immutabledict
 
 from ones_db import backend
-from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
+from ones_db.backend import (
+    TOO_LARGE,
+    UPGRADE,
+    Backend,
+    Mode,
+    SchemaError,
+    StoreBusy,
+    StoreError,
+    StoreLost,
+    this_process,
+)
 
 LOCK = 0x6F6E6573
 """Key of the advisory lock that a transaction takes before its first statement if it writes."""
@@ -37,7 +47,7 @@ def named(holder: str) -> str:
     return f"slurm-ones {holder[-50:]}"
 
 
-class PostgreSQL:
+class PostgreSQL(Backend):
     """A database of a PostgreSQL server. The password comes from libpq's own places or the URL, and is never shown."""
 
     def __init__(self, url: URL) -> None:
@@ -56,13 +66,6 @@ class PostgreSQL:
             engine.dispose()
         if encoding != "UTF8":
             raise StoreError(f"{self.place}: its encoding is {encoding}; names need a database made with UTF8")
-
-    def exists(self) -> bool:
-        # A server that cannot be reached says so at the first question.
-        return True
-
-    def stamp(self) -> object:
-        return None
 
     def engine(self, mode: Mode) -> Engine:
         try:
@@ -132,12 +135,6 @@ class PostgreSQL:
         if lost or error.connection_invalidated or state.startswith(("08", "57")):
             return StoreLost(f"{place}: the server is not there or went away ({words}); the next call connects again")
         return StoreError(f"{place}: {words}")
-
-    def back_up(self, revision: str) -> None:
-        """Make no copy: the upgrade is one transaction, and copies are the business of the server's administrator."""
-
-    def orphans(self, connection: Connection) -> list[str]:
-        return []
 
     insert = staticmethod(insert)
 

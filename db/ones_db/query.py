@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from ones_db.backend import StoreError
 from ones_db.engine import backend_behind, checked, transaction
-from ones_db.view import KINDS, Column
-from ones_db.views import VIEWS
+from ones_db.views import KINDS, VIEWS, Column
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+
+R = TypeVar("R", bound="Reader")
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
@@ -142,6 +143,12 @@ class Reader:
         """Close all connections to the database."""
         self._engine.dispose()
 
+    def __enter__(self: R) -> R:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @contextmanager
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
         """Context with the answer to one query, given values for the query's ``:parameters``. All rows are of one
@@ -217,7 +224,7 @@ def _reads(name: str) -> Callable[..., DataFrame]:
     return read
 
 
-class Database:
+class Database(Reader):
     """The views of a database, each as a method that returns a pandas frame.
 
     Frames have the columns of docs/database.md, in pandas' types that take missing values. Times are `datetime64` in
@@ -228,17 +235,7 @@ class Database:
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Use `connect`."""
         _pandas()
-        self._reader = Reader(url, timeout_s=timeout_s)
-
-    def close(self) -> None:
-        """Close all connections to the database."""
-        self._reader.close()
-
-    def __enter__(self) -> Database:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(url, timeout_s=timeout_s)
 
     job_summary = _reads("job_summary")
     run_timeline = _reads("run_timeline")
@@ -258,7 +255,7 @@ class Database:
         Raises `QueryError` if no such view or column exists.
         """
         pandas = _pandas()
-        with self._reader.ask(view_query(name, list(where)), where) as answer:
+        with self.ask(view_query(name, list(where)), where) as answer:
             rows = list(answer.rows)
         kinds = {column.name: column for column in VIEWS[name].columns}
         frame = pandas.DataFrame.from_records(rows, columns=list(answer.columns))
@@ -271,7 +268,7 @@ class Database:
 
         Raises `QueryError` if the query cannot be answered.
         """
-        with self._reader.ask(sql, parameters) as answer:
+        with self.ask(sql, parameters) as answer:
             frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))
         return frame.convert_dtypes()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from ones_db import backend
-from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
+from ones_db.backend import UPGRADE, Backend, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
 """Seconds within which two writes may leave a file with the same modification time."""
@@ -40,7 +40,7 @@ _ERRORS: tuple[tuple[str, type[StoreError], str], ...] = (
 """Words of SQLite's errors, each with the error and the message that stand for them."""
 
 
-class SQLite:
+class SQLite(Backend):
     """An SQLite database in one file."""
 
     def __init__(self, url: URL) -> None:
@@ -137,9 +137,6 @@ class SQLite:
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
         return "mode=ro&immutable=1" if alone else f"mode={_MODES[mode]}"
 
-    def options(self, write: bool) -> Mapping[str, Any]:
-        return {}
-
     def explained(self, error: DBAPIError) -> StoreError:
         words = str(error.orig)
         for part, kind, meant in _ERRORS:
@@ -179,9 +176,6 @@ class SQLite:
         """Give the driver the rows as they are: to bind each value by name would cost more than to store the value."""
         if rows:
             connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
-
-    def renumber(self, connection: Connection, table: Table) -> None:
-        """Do nothing: SQLite's next key is one above the highest stored key."""
 
 
 def _begin_log(connection: sqlite3.Connection) -> None:

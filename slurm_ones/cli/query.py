@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -98,8 +98,8 @@ def query(
     else:
         _list(saved)
         return
-    reader = Reader(settings_of(config, database).database_url, timeout_s=timeout)
-    with closing(reader), reader.ask(question, values) as answer:
+    url = settings_of(config, database).database_url
+    with Reader(url, timeout_s=timeout) as reader, reader.ask(question, values) as answer:
         _write(answer, format, output, limit, name if view is not None else "")
 
 
