@@ -56,8 +56,8 @@ from ones_db.site import Imported as Imported
 from ones_db.site import NodeRecord as NodeRecord
 from ones_db.site import PastJob as PastJob
 from ones_db.store import Store as Store
-from ones_db.summary import JobSummary as JobSummary
 from ones_db.summary import TimelineRow as TimelineRow
 from ones_db.tables import SCHEMA_REVISION as SCHEMA_REVISION
+from ones_db.views import JobSummary as JobSummary
 
 __version__ = "0.2.0"

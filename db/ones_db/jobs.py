@@ -20,10 +20,8 @@ from sqlalchemy import (
     and_,
     bindparam,
     exists,
-    func,
     literal_column,
     select,
-    union_all,
 )
 
 from ones_db.backend import UnknownRecord
@@ -31,7 +29,7 @@ from ones_db.engine import OF_JOBS, Transactions, add_or_replace, noting, readin
 from ones_db.records import BlockRecord, GuestRun, HeldRecord, JobRecord, MembershipRecord, PromiseRecord, RunRecord
 from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
-from ones_db.view import end_of
+from ones_db.views import end_of
 from ones_wrapper.protocol import Membership, Spec
 from ones_wrapper.protocol.fields import ProtocolError, build, types_of
 from ones_wrapper.protocol.limits import StrategyLimits
@@ -72,28 +70,18 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
     )
 
 
-def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElement[bool]:
-    """Return the condition that a job of the cluster has not ended, or not before `since`.
+def alive(cluster: int) -> ColumnElement[bool]:
+    """Return the condition that a job of the cluster has not ended.
 
     The condition is on the job's key, so that databases use the index of ends however many jobs have ended. Callers
     must add no condition on the cluster, since SQLite would then scan all jobs of the cluster.
     """
-    key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
-    keys = [key.where(JOBS.c.end_time.is_(None))]
-    if since is not None:
-        keys.append(key.where(JOBS.c.end_time >= since))
-    return JOBS.c.id.in_(union_all(*keys))
+    return JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)))
 
 
 def run_end() -> ColumnElement[float | None]:
-    """Return `ones_db.view.end_of` as a column for a query of runs joined with jobs."""
+    """Return `ones_db.views.end_of` as a column for a query of runs joined with jobs."""
     return literal_column(f"({end_of('runs', 'jobs')})", Float())
-
-
-def lasted(cluster: int) -> ColumnElement[bool]:
-    """Return the condition, in a query of runs joined with jobs, that a run of the cluster had not ended by `since`."""
-    since = bindparam("since", type_=Float())
-    return alive(cluster, since) & (func.coalesce(run_end(), since) >= since)
 
 
 def with_job(table: Table, cluster: int) -> Select[Any]:
@@ -352,26 +340,6 @@ def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> It
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
     return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
-
-
-def all_members(
-    connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
-) -> dict[int, list[MembershipRecord]]:
-    """Return the memberships of a cluster's jobs, by runs.id, in order. `since` selects runs that had not ended by
-    then, and `job_id` jobs with this id."""
-    found: dict[int, list[MembershipRecord]] = defaultdict(list)
-    query, given = _all_members(cluster, recent=since is not None), {} if since is None else {"since": since}
-    if job_id is not None:
-        query = query.where(JOBS.c.job_id == job_id)
-    for row in connection.execute(query, given).mappings():
-        found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
-    return found
-
-
-@cache
-def _all_members(cluster: int, *, recent: bool) -> Any:
-    query = _with_jobs().order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
-    return query.where(lasted(cluster) if recent else JOBS.c.cluster_id == cluster)
 
 
 def _with_jobs() -> Any:

@@ -7,169 +7,72 @@ samples alike. The newest few samples of each run and batch, which `ones_db.hist
 
 from __future__ import annotations
 
-import math
 import time
-from bisect import bisect
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, or_, select
+from sqlalchemy import Connection, bindparam, exists, func, or_, select, text
 
 from ones_db.engine import Transactions, add_or_replace, reading
 from ones_db.history import NOISES, SPEEDS
 from ones_db.jobs import among
-from ones_db.tables import (
-    ALTERNATIVES,
-    DECISION_JOBS,
-    DECISIONS,
-    JOBS,
-    MEMBERSHIPS,
-    RESIZES,
-    ROLLUPS,
-    RUNS,
-    STEPS,
-    THROUGHPUT,
-)
-from ones_db.view import IDLE_USE, LEAST_S, WITHIN
+from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, ROLLUPS, RUNS, STEPS, THROUGHPUT
+from ones_db.views import IDLE_USE, MEASURED, SAMPLES, spelled
 
 KEPT = max(SPEEDS, NOISES)
 """Number of newest samples of each run and batch that are never rolled up."""
-PIECE = 10_000
-"""Samples read in one transaction."""
+
+_KIND = "batch, epoch, change, stretch, measured, noisy, busy, alone"
+"""Columns in which consecutive samples that become one are equal.
+
+Samples that count in the views (`views.MEASURED`) and others are never in one group. Neither are samples with and
+without noise, or with idle, busy and unknown GPUs: so sums over only some of the samples stay the same.
+"""
 
 
-Changes = list[tuple[int, float, tuple[int, ...]]]
-"""Report number, time and size (nodes, GPUs per node, GPUs) of each membership of a run, ascending."""
+def _mean(value: str, weight: str) -> str:
+    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero."""
+    weights = f"NULLIF(SUM(CASE WHEN {value} IS NOT NULL THEN {weight} END), 0)"
+    return f"COALESCE(SUM({value} * {weight}) / {weights}, AVG({value}))"
 
 
-@dataclass
-class RollUpWork:
-    """Progress of the roll-up of one run's samples."""
-
-    run: int
-    """runs.id"""
-    after: int = 0
-    """Number of the last report that is rolled up."""
-    kept: set[int] | None = None
-    """Numbers of the reports that are not rolled up; None before the first step."""
-    changes: Changes | None = None
-    """Memberships of the run; None before the first step."""
-    done: bool = False
-
-
-def _some(connection: Connection, work: RollUpWork, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
-    """Roll up the next samples of one run; return how many were read and how many deleted."""
-    last = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
-    number = connection.scalar(last.where(RUNS.c.id == work.run, JOBS.c.end_time < before))
-    if number is None:
-        work.done = True
-        return 0, 0
-    query = select(THROUGHPUT).where(THROUGHPUT.c.run_id == work.run, THROUGHPUT.c.number > work.after)
-    rows = connection.execute(query.order_by(THROUGHPUT.c.number).limit(PIECE)).mappings().all()
-    work.done = len(rows) < PIECE
-    if work.changes is None:
-        columns = (MEMBERSHIPS.c[name] for name in ("number", "time", "nodes", "gpus_per_node", "world"))
-        changes = select(*columns).where(MEMBERSHIPS.c.run_id == work.run).order_by(MEMBERSHIPS.c.number)
-        work.changes = [(number, at, tuple(size)) for number, at, *size in connection.execute(changes)]
-    if work.kept is None:
-        all_rows = rows if work.done else connection.execute(_KINDS, {"run": work.run}).mappings().all()
-        work.kept = _kept(all_rows, work.changes)
-    groups = list(_groups(rows, stretch_s, work.kept, work.changes))
-    if not work.done and len(groups) > 1:
-        # Its stretch may go on in the next piece; of a piece that is all one stretch, what follows becomes another.
-        groups.pop()
-    merged = [group for group in groups if len(group.rows) > 1]
-    if merged and not dry:
-        connection.execute(_DELETION, [group.key(work.run) for group in merged])
-        connection.execute(_UPDATE, [{**group.key(work.run), **group.values()} for group in merged])
-    if work.done and not dry:
-        mark = {"run_id": work.run, "stretch_s": stretch_s, "number": number}
-        add_or_replace(connection, ROLLUPS, ("run_id",), [mark])
-    if groups:
-        work.after = groups[-1].rows[-1]["number"]
-    return sum(len(group.rows) for group in groups), sum(len(group.rows) - 1 for group in merged)
-
-
-def _kept(rows: Sequence[Any], changes: Changes) -> set[int]:
-    """Return the numbers of a run's reports that are not rolled up: the newest of each batch and size, and the last."""
-    of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    kept = {row["number"] for row in rows[-1:]}
-    for row in reversed(rows):
-        before = _changes_before(row, changes)
-        kind = row["batch"], changes[before - 1][2] if before else ()
-        if row["seconds"] > 0 and of_kind[kind] < KEPT:
-            of_kind[kind] += 1
-            kept.add(row["number"])
-    return kept
-
-
-def _changes_before(row: Any, changes: Changes) -> int:
-    return bisect(changes, row["number"], key=lambda change: change[0]) if changes else 0
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Consecutive samples of a run that become one."""
-
-    rows: Sequence[Any]
-
-    def key(self, run: int) -> dict[str, Any]:
-        return {"run": run, "first": self.rows[0]["number"], "last": self.rows[-1]["number"]}
-
-    def values(self) -> dict[str, Any]:
-        counted = [row["nonfinite"] for row in self.rows if row["nonfinite"] is not None]
-        progress = [row["progress"] for row in self.rows if row["progress"] is not None]
-        memory = [row["gpu_memory"] for row in self.rows if row["gpu_memory"] is not None]
-        finite = [max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0) for row in self.rows]
-        return {
-            "all_samples": sum(row["samples"] for row in self.rows),
-            "all_seconds": sum(row["seconds"] for row in self.rows),
-            "mean_loss": _mean([(row["loss"], weight) for row, weight in zip(self.rows, finite, strict=True)]),
-            "mean_noise": _mean([(row["noise"], row["seconds"]) for row in self.rows]),
-            "last_progress": progress[-1] if progress else None,
-            "all_nonfinite": sum(counted) if counted else None,
-            "mean_gpu_use": _mean([(row["gpu_use"], row["seconds"]) for row in self.rows]),
-            "most_gpu_memory": max(memory, default=None),
-        }
-
-
-def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
-    """Return the weighted mean of (value, weight) pairs without unknown values; None if all are unknown."""
-    known = [(value, weight) for value, weight in values if value is not None]
-    if not known:
-        return None
-    total = sum(weight for _, weight in known)
-    if not total:
-        return sum(value for value, _ in known) / len(known)
-    return sum(value * (weight / total) for value, weight in known)
-
-
-def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Changes) -> Iterator[_Group]:
-    """Yield the groups of consecutive samples that become one, in the order of reports.
-
-    Samples that count in the views (`view.MEASURED`) and others are never in one group. Neither are samples with and
-    without noise, or with idle, busy and unknown GPUs: so sums over only some of the samples stay the same.
-    """
-
-    def together(row: Any) -> tuple[Any, ...]:
-        alone = row["number"] if row["number"] in kept else None
-        before, use = _changes_before(row, changes), row["gpu_use"]
-        begun = changes[before - 1][1] if before else -math.inf
-        measured = row["seconds"] > LEAST_S and row["samples"] > 0 and row["time"] - WITHIN * row["seconds"] >= begun
-        stretch, idle = (before, row["time"] // stretch_s), use is not None and use < IDLE_USE
-        return row["batch"], row["epoch"], stretch, measured, row["noise"] is None, use is None, idle, alone
-
-    for _, group in groupby(rows, together):
-        yield _Group(list(group))
-
+_GROUPS = f"""
+    WITH s AS (
+        SELECT t.number, t.batch, t.epoch, t.samples, t.seconds, t.loss, t.noise, t.nonfinite, t.gpu_use, t.gpu_memory,
+            m.number AS change, m.nodes, m.gpus_per_node, m.world, whole(t.time / :stretch_s) AS stretch,
+            CASE WHEN {MEASURED} THEN 1 ELSE 0 END AS measured, CASE WHEN t.noise IS NULL THEN 0 ELSE 1 END AS noisy,
+            CASE WHEN t.gpu_use < {IDLE_USE} THEN 0 WHEN t.gpu_use IS NOT NULL THEN 1 END AS busy,
+            CASE WHEN t.seconds > 0 THEN 1 ELSE 0 END AS timed,
+            latest(0.0, t.samples - 1.0 * COALESCE(t.nonfinite, 0) * t.batch) AS finite
+        FROM {SAMPLES} WHERE r.id = :run AND t.run_id = r.id
+    ), k AS (
+        SELECT s.*, CASE WHEN number = MAX(number) OVER () OR (timed = 1 AND {KEPT} >= ROW_NUMBER() OVER (
+            PARTITION BY batch, nodes, gpus_per_node, world, timed ORDER BY number DESC)) THEN number END AS alone
+        FROM s
+    ), g AS (
+        SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count, SUM(samples) AS all_samples,
+            SUM(seconds) AS all_seconds, {_mean("loss", "finite")} AS mean_loss,
+            {_mean("noise", "seconds")} AS mean_noise, SUM(nonfinite) AS all_nonfinite,
+            {_mean("gpu_use", "seconds")} AS mean_gpu_use, MAX(gpu_memory) AS most_gpu_memory
+        FROM (SELECT k.*, ROW_NUMBER() OVER (ORDER BY number)
+            - ROW_NUMBER() OVER (PARTITION BY {_KIND} ORDER BY number) AS island FROM k) n
+        GROUP BY {_KIND}, island HAVING COUNT(*) > 1
+    )
+    SELECT g.*, (SELECT p.progress FROM throughput p WHERE p.run_id = :run AND p.number >= g.first
+        AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS last_progress
+    FROM g"""
+"""Query of the groups of consecutive samples of a run that become one each, with its values. The newest samples of each
+batch and size, and the last, stay by themselves (`alone`)."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
-_KINDS = select(THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds).where(_OF_RUN)
-_KINDS = _KINDS.order_by(THROUGHPUT.c.number)
-"""Query of what decides which samples of a run are not rolled up."""
+_REPORTED = (
+    select(RUNS.c.report_number)
+    .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+    .where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
+)
+"""Query of a run's last report; no row unless its job ended before then."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
@@ -220,19 +123,30 @@ class RetentionStore(Transactions):
         )
         return list(connection.scalars(query))
 
-    def roll_up(
-        self, works: deque[RollUpWork], before: float, stretch_s: float, *, dry: bool = False
-    ) -> tuple[int, int]:
-        """Roll up the next samples of these runs in a short transaction; done runs leave. `dry` only counts. Return how
-        many samples were read, and how many deleted, since a rolled-up sample replaces them."""
-        with self._read() if dry else self._write() as connection:
-            read = removed = 0
-            while works and read < PIECE:
-                looked, gone = _some(connection, works[0], before, stretch_s, dry=dry)
-                read, removed = read + looked, removed + gone
-                if works[0].done:
-                    works.popleft()
+    def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> tuple[int, int]:
+        """Roll up the samples of a run (runs.id), unless its job came back to life or reports. Return how many samples
+        were read, and how many deleted, since a rolled-up sample replaces them. `dry` only counts."""
+        with self._read() as connection:
+            query = text(spelled(_GROUPS, connection.dialect.name))
+            number = connection.scalar(_REPORTED, {"run": run, "before": before})
+            if number is None:
+                return 0, 0
+            found = connection.execute(query, {"run": run, "stretch_s": stretch_s}).mappings()
+            groups = [{**group, "run": run} for group in found]
+            read = connection.scalar(select(func.count()).where(THROUGHPUT.c.run_id == run)) or 0
+        removed = sum(group.pop("count") - 1 for group in groups)
+        if dry:
             return read, removed
+        spans = [{"run": run, "first": group.pop("first"), "last": group["last"]} for group in groups]
+        with self._write() as connection:
+            if connection.scalar(_REPORTED, {"run": run, "before": before}) != number:
+                return 0, 0
+            if groups:
+                connection.execute(_DELETION, spans)
+                connection.execute(_UPDATE, groups)
+            mark = {"run_id": run, "stretch_s": stretch_s, "number": number}
+            add_or_replace(connection, ROLLUPS, ("run_id",), [mark])
+        return read, removed
 
     @reading
     def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
@@ -325,29 +239,31 @@ def maintain(
     """
     now = time.time() if now is None else now
     runs: set[int] = set()
-    read = removed = 0
+    read = removed = jobs = rows = 0
+
+    @contextmanager
+    def resting() -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        if not dry:
+            sleep(max(time.monotonic() - began, REST_S))
+
     # What is old enough for hours need not become minutes first.
     for what, age, stretch in (("hours", ages.hours_s, HOUR_S), ("minutes", ages.minutes_s, MINUTE_S)):
-        works = deque(RollUpWork(run) for run in store.rollups_due(now - age, stretch) if not (dry and run in runs))
-        runs |= {work.run for work in works}
-        of = len(works)
-        while works:
-            progress(what, of - len(works), of)
-            began = time.monotonic()
-            looked, gone = store.roll_up(works, now - age, stretch, dry=dry)
+        due = [run for run in store.rollups_due(now - age, stretch) if not (dry and run in runs)]
+        runs.update(due)
+        for done, run in enumerate(due):
+            progress(what, done, len(due))
+            with resting():
+                looked, gone = store.roll_up(run, now - age, stretch, dry=dry)
             read, removed = read + looked, removed + gone
-            if not dry:
-                sleep(max(time.monotonic() - began, REST_S))
-        progress(what, of, of)
-    jobs = rows = 0
+        progress(what, len(due), len(due))
     if ages.forget_s is not None:
         keys = store.forgettable_jobs(now - ages.forget_s)
         jobs = len(keys)
         for first in range(0, jobs, JOBS_AT_ONCE):
             progress("decisions", first, jobs)
-            began = time.monotonic()
-            rows += store.forget(now - ages.forget_s, keys[first : first + JOBS_AT_ONCE], dry=dry)
-            if not dry:
-                sleep(max(time.monotonic() - began, REST_S))
+            with resting():
+                rows += store.forget(now - ages.forget_s, keys[first : first + JOBS_AT_ONCE], dry=dry)
         progress("decisions", jobs, jobs)
     return Done(len(runs), read, removed, jobs, rows)

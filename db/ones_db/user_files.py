@@ -48,7 +48,7 @@ from ones_db.tables import (
     STEPS,
     THROUGHPUT,
 )
-from ones_db.view import MOST_MEMBERSHIPS
+from ones_db.views import MOST_MEMBERSHIPS
 
 EXPORT = 0x6F6E6578
 """SQLite's `application_id` of an export; only files with this id are replaced."""

@@ -1,4 +1,9 @@
-"""Definitions of the views.
+"""Definitions of the views, and SQL that both databases take.
+
+The SQL has a few functions of its own, which are replaced here by each database's spelling: ``utc(x)`` (Unix seconds as
+text), ``whole(x)`` (rounded down, for x of at least 0), ``latest(a, b)`` and ``earliest(a, b)``. ``listed(x,
+separator)`` is an aggregate that joins texts in the order of its input. ``sizes_of(x)`` is a table of the members of
+the list `sizes` in a JSON text x. ``member(value, '$.name')`` is a whole number in such a member.
 
 Every view joins clusters, their jobs by the index on cluster and job id, and then other tables by indexes on the job.
 ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses an order itself. So to read one job costs as much as that
@@ -11,38 +16,426 @@ under a view, and creates all views at its end.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, get_args, get_type_hints
+
 from sqlalchemy import BigInteger, Connection, Double, Table, inspect
 
 from ones_db.records import RESIZE_DONE
-from ones_db.summary import JOB_SUMMARY
-from ones_db.tables import BLOCKS, DECISIONS, MEMBERSHIPS, RESIZES, RUNS
-from ones_db.view import (
-    B_UNTIL,
-    BEGAN,
+from ones_db.rows import COLUMNS, shape_names
+from ones_db.shape import Shape
+from ones_db.tables import BLOCKS, DECISION_JOBS, DECISIONS, MEMBERSHIPS, RESIZES, RUNS
+from ones_db.tables import JOBS as ALL_JOBS
+from ones_wrapper.protocol.limits import StrategyLimits
+
+WORDS: dict[str, dict[str, str]] = {
+    "sqlite": {
+        "utc": "strftime('%Y-%m-%d %H:%M:%S', {}, 'unixepoch')",
+        "whole": "CAST({} AS INTEGER)",
+        "latest": "max({})",
+        "earliest": "min({})",
+        "listed": "group_concat({})",
+        "sizes_of": "json_each({}, '$.sizes')",
+        "member": "json_extract({})",
+    },
+    "postgresql": {
+        "utc": "to_char(to_timestamp({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')",
+        "whole": "CAST(floor({}) AS BIGINT)",
+        "latest": "greatest({})",
+        "earliest": "least({})",
+        "listed": "string_agg({})",
+        "sizes_of": "jsonb_array_elements(CAST({} AS jsonb) -> 'sizes')",
+        "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
+    },
+}
+"""Each database's spelling of the functions in this module's description; braces stand for the arguments."""
+
+_WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
+
+
+KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
+KINDS |= {"said": "text", "day": "text"}
+"""Kinds of a view's column or a query's parameter, each in words for documents."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a view."""
+
+    name: str
+    kind: str
+    """A key of `KINDS`; ``day`` is YYYY-MM-DD in UTC, and ``said`` is another column's time as text in UTC."""
+    comment: str
+    """Meaning and unit."""
+    of: str = ""
+    """Column whose time a column of kind ``said`` gives as text; else empty."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A view of the database, for documents, pandas frames and the databases themselves."""
+
+    name: str
+    title: str
+    """Content of the view, in a sentence without a full stop."""
+    columns: tuple[Column, ...]
+    sql: str
+    """SELECT of all columns except those of kind ``said``, with the functions of `WORDS`."""
+    order: tuple[str, ...]
+    """Columns by which readers sort the rows."""
+    aggregate: bool = False
+    """True if the rows are about no single job, so that everybody may see all rows."""
+
+    def select(self, dialect: str) -> str:
+        """Return the view's SELECT in a dialect: ``sqlite`` or ``postgresql``."""
+        columns = ", ".join(f"utc(v.{c.of}) AS {c.name}" if c.of else f"v.{c.name}" for c in self.columns)
+        return spelled(f"SELECT {columns} FROM ({self.sql}) v", dialect)
+
+
+def spelled(sql: str, dialect: str) -> str:
+    """Return the SQL with each function of `WORDS` in the dialect's spelling."""
+    found = _WORD.search(sql)
+    if found is None:
+        return sql
+    end, depth = found.end(), 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(sql[end], 0)
+        end += 1
+    inner = spelled(sql[found.end() : end - 1], dialect)
+    word = WORDS[dialect][found[1]].replace("{}", inner)
+    return sql[: found.start()] + word + spelled(sql[end:], dialect)
+
+
+# Columns that many views have, and the SQL of what several of them tell
+
+
+def end_of(run: str, job: str) -> str:
+    """Return SQL for the end of a run (an alias of runs) of a job (an alias of jobs); null while the run goes on. A
+    requeued run without a known end ends at its newest report."""
+    reported = f"COALESCE({run}.report_time, {run}.start_time)"
+    return f"COALESCE({run}.end_time, CASE WHEN {job}.restart > {run}.restart THEN {reported} END, {job}.end_time)"
+
+
+END = end_of("r", "j")
+
+UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
+        COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
+"""SQL for the time until which a run r of a job j counts. A run that goes on counts until its newest report or the
+companion's last decision, not until now: a copied database, or one whose companion stopped, knows no later time."""
+
+BEGAN = "latest(r.start_time, j.submit_time)"
+"""SQL for the time from which run r of job j is counted: its start, and no earlier than the job's submission. A start
+that no snapshot showed is the job's own claim, and is not trusted."""
+
+JOBS = "FROM clusters c CROSS JOIN jobs j"
+
+OBSERVED = "NOT EXISTS (SELECT 1 FROM accounting a WHERE a.job_id = j.id)"
+"""SQL condition on a job j: a companion has seen the job, so that it is not only from accounting."""
+
+GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
+"""SQL for the GPUs of a run r; 0 for an absurd shape, since the job itself may have reported the shape."""
+
+CLUSTER = Column("cluster", "text", "the cluster's name")
+JOB = (
     CLUSTER,
-    END,
-    GPUS,
-    HAS_BLOCKS,
-    IDLE_USE,
-    JOB,
-    JOBS,
-    M_AFTER,
-    M_BEGAN,
-    M_UNTIL,
-    MEASURED,
-    OF_SIZES,
-    RESIZED,
-    SAMPLES,
-    T_EACH,
-    T_GPUS,
-    T_NODES,
-    TERM_HOURS,
-    UNTIL,
-    WHO,
-    WHOSE,
-    Column,
-    View,
-    time_of,
+    Column("job_id", "int", "Slurm's job id"),
+    Column("submit_time", "time", "first submission, Unix seconds; tells jobs apart that had the same id"),
+)
+WHO = (Column("name", "text", "name of the job"), Column("user_name", "text", "its owner"))
+WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
+
+
+def time_of(name: str, text: str, comment: str) -> tuple[Column, Column]:
+    """Return the columns of a time, in Unix seconds and, under the name `text`, as text."""
+    return Column(name, "time", f"{comment}, Unix seconds"), said(text, name)
+
+
+def said(name: str, of: str) -> Column:
+    return Column(name, "said", f"{of} as text, UTC", of)
+
+
+def of_runs(what: str) -> str:
+    """Return a subquery of this expression over the runs r of the job j that began."""
+    return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
+
+
+M_GPUS = "CASE WHEN m.world < 1000000 THEN m.world ELSE 0 END"
+"""SQL for the GPUs of a membership m; 0 for an absurd number."""
+
+M_NODES = "CASE WHEN m.gpus_per_node > 0 THEN m.nodes ELSE 1 END"
+"""SQL for the nodes of a membership m; one node with all GPUs stands for nodes that give unequally many."""
+
+M_EACH = f"CASE WHEN m.gpus_per_node > 0 THEN m.gpus_per_node ELSE {M_GPUS} END"
+
+M_AFTER = (
+    "(SELECT n.time FROM memberships n WHERE n.run_id = m.run_id AND n.number > m.number ORDER BY n.number LIMIT 1)"
+)
+"""SQL for the start of the membership after m; null for the last membership of a run."""
+
+MOST_MEMBERSHIPS = 6
+"""Newest memberships of a run in the file that a user sees."""
+
+M_BEGAN = f"""CASE WHEN
+            (m.why <> 'first' AND (SELECT COUNT(*) FROM memberships n WHERE n.run_id = m.run_id) >= {MOST_MEMBERSHIPS})
+            OR EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
+        THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
+"""SQL for the time from which a membership m of run r of job j counts. The first counts from the run's start; in a
+user's file the earliest may not be the first."""
+
+M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
+
+TERM_HOURS = f"""(SELECT SUM(latest(0.0, {M_UNTIL} - {M_BEGAN}) * {M_GPUS}) / 3600.0
+        FROM memberships m WHERE m.run_id = r.id)"""
+"""SQL for the GPU-hours of a run r that has memberships; null for any other run."""
+
+SAMPLES = """runs r CROSS JOIN throughput t LEFT JOIN memberships m ON m.run_id = t.run_id AND m.number =
+        (SELECT MAX(n.number) FROM memberships n WHERE n.run_id = t.run_id AND n.number < t.number)"""
+"""FROM clause of throughput samples t of runs r, each with the membership m in force, or nulls without any."""
+
+T_NODES = f"CASE WHEN m.number IS NULL THEN r.nodes ELSE {M_NODES} END"
+T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
+T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
+"""SQL for nodes, GPUs per node and GPUs at which a sample of `SAMPLES` was measured."""
+
+LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
+"""Shortest sample, seconds; share of a sample after a change of blocks; use of GPUs below which they idle."""
+
+MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
+            AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
+"""SQL condition on samples of `SAMPLES`: time and samples are above zero, and no blocks changed during the sample. An
+overflow would fail the view for everybody; hence views also sum floats in place of whole numbers."""
+
+SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS each, {GPUS} AS gpus FROM runs r
+            WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0
+                AND NOT EXISTS (SELECT 1 FROM memberships m WHERE m.run_id = r.id)
+            UNION ALL SELECT r.restart, m.number, {M_NODES}, {M_EACH}, {M_GPUS} FROM runs r CROSS JOIN memberships m
+            WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND m.run_id = r.id"""
+"""SELECT of the sizes of a job j: of each membership, and of each run without memberships."""
+
+RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+            AND z.ended IS NOT NULL AND z.restart >= 0"""
+"""SELECT of the number of resizes that took effect while a job j ran; a condition on the resize z may follow."""
+
+HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
+
+B_UNTIL = """COALESCE(b.end_time, j.end_time, latest(b.start_time,
+        COALESCE((SELECT MAX(r.report_time) FROM runs r WHERE r.job_id = j.id), b.start_time),
+        COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), b.start_time)))"""
+"""SQL for the time until which a block b of a job j counts, like `UNTIL` for runs."""
+
+BLOCK_HOURS = f"""(SELECT SUM(latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * b.gpus_per_node) / 3600.0
+        FROM blocks b WHERE b.job_id = j.id)"""
+"""SQL for the GPU-hours of all blocks of a job j; null for a job without blocks."""
+
+OF_SIZES = {
+    "replicas": "parts into which the samples of a step are split",
+    "quantum": "global batches are multiples of this, samples",
+    "together": "number of consecutive ranks that share a node",
+    "fixed_bytes": "memory of a GPU that no sample takes; 0 if it is not known",
+    "sample_bytes": "memory of a GPU for each sample of a replica's local batch; 0 if it is not known",
+    "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
+    "data_bytes": "sent by a rank in an optimizer step between replicas",
+}
+"""Meaning of each figure of a strategy at a number of GPUs, by its name in the column `limits` of a job."""
+
+
+def replicas(limits: StrategyLimits | None, gpus: int) -> int:
+    """Return the parts into which a job's strategy splits the samples of a step on this number of GPUs: without
+    limits one for each GPU."""
+    row = limits.at(gpus) if limits is not None else None
+    return row.replicas if row is not None else gpus
+
+
+class Of(NamedTuple):
+    """SQL, over the tables of `FROM_JOB`, and meaning of a column of a job's summary."""
+
+    sql: str
+    meaning: str
+
+
+def _newest(table: str, value: str, run: str, condition: str = "") -> str:
+    return f"(SELECT {value} FROM {table} t WHERE t.run_id = {run}.id{condition} ORDER BY t.number DESC LIMIT 1)"
+
+
+def _since_hello(table: str, alias: str) -> str:
+    last = _newest(table, "t.number", "n", " AND t.number > COALESCE(n.hello_number, 0)")
+    return f"LEFT JOIN {table} {alias} ON {alias}.run_id = n.id AND {alias}.number = {last}"
+
+
+def _newest_epoch(value: str) -> str:
+    return f"""(SELECT e.{value} FROM runs r CROSS JOIN epochs e WHERE e.run_id = r.id AND r.job_id = j.id
+            AND e.{value} IS NOT NULL ORDER BY r.restart DESC, e.number DESC LIMIT 1)"""
+
+
+def _over_runs(count: str) -> str:
+    return f"(SELECT CAST(COALESCE(SUM(r.{count}), 0) AS BIGINT) FROM runs r WHERE r.job_id = j.id)"
+
+
+# A change of the blocks brings a batch too; in how many passes, it does not say.
+_BY_BLOCKS = "COALESCE(m.number, 0) > COALESCE(b.number, 0)"
+_BATCH = f"COALESCE(CASE WHEN {_BY_BLOCKS} THEN m.batch ELSE b.batch END, n.batch, p.batch)"
+_PASSES = f"CASE WHEN {_BY_BLOCKS} THEN NULL ELSE b.passes END"
+_STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """Summary of a job: one line of the table of jobs."""
+
+    job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
+    submit_time: Annotated[
+        float, Of("j.submit_time", "first submission, Unix seconds; tells jobs apart that had the same id")
+    ]
+    name: Annotated[str, Of("j.name", "name of the job")]
+    user: Annotated[str, Of("j.user_name", "its owner")]
+    account: Annotated[str, Of("j.account", "account it is charged to")]
+    partition: Annotated[str, Of("j.partition", "partition it was last seen in")]
+    state: Annotated[str, Of("j.state", "base state, as Slurm names it")]
+    elastic: Annotated[bool, Of("j.elastic", "opted in, and nothing speaks against resizing it")]
+    refusal: Annotated[str, Of("j.refusal", "why it is not elastic, in words; empty if it is")]
+    refusal_code: Annotated[str, Of("j.refusal_code", "code of that reason")]
+    report_note: Annotated[
+        str, Of("j.report_note", "part of its directory or reports that could not be believed, in words")
+    ]
+    start_time: Annotated[float | None, Of(_STARTED, "first start, Unix seconds")]
+    end_time: Annotated[float | None, Of("j.end_time", "end, Unix seconds; null until then")]
+    jct_s: Annotated[
+        float | None,
+        Of("j.end_time - j.submit_time", "job completion time: submission to end, seconds; null until the end"),
+    ]
+    shape: Annotated[
+        Shape | None,
+        Of("n.nodes", "nodes of its newest run; null if it has not run"),
+        Of("n.gpus_per_node", "GPUs per node of its newest run"),
+    ]
+    running: Annotated[
+        bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
+    ]
+    batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
+    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step, if the job has reported them")]
+    samples_per_s: Annotated[
+        float | None,
+        Of(
+            _newest("throughput", "1.0 * t.samples / t.seconds", "p", " AND t.seconds > 1e-6"),
+            "throughput that it reported last, samples/s",
+        ),
+    ]
+    epoch: Annotated[int | None, Of("p.epoch", "epochs done")]
+    epochs: Annotated[int | None, Of("j.epochs", "epochs it means to train; 0 if it does not say")]
+    cursor: Annotated[int | None, Of("p.cursor", "samples of the epoch already used")]
+    dataset: Annotated[int | None, Of("j.dataset", "samples in an epoch; 0 if it does not know")]
+    loss: Annotated[float | None, Of(_newest_epoch("loss"), "loss of its newest epoch that reported one")]
+    accuracy: Annotated[
+        float | None, Of(_newest_epoch("accuracy"), "accuracy of its newest epoch that reported one, as a fraction")
+    ]
+    resizes: Annotated[int, Of(f"({RESIZED})", "resizes while it ran that took effect, by requeue or by blocks")]
+    resizing: Annotated[
+        str | None,
+        Of(
+            "(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z "
+            "WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
+            "state of the resize that is open; null if none is",
+        ),
+    ]
+    pause_s: Annotated[
+        float,
+        Of(
+            "(SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id)",
+            "pauses of all its resizes together, seconds; 0 if none is known",
+        ),
+    ]
+    attempts: Annotated[int, Of(_over_runs("attempts"), "restarts of the ranks within runs, over all runs")]
+    nonfinite: Annotated[
+        int, Of(_over_runs("nonfinite"), "steps with a loss that is not a finite number, over all runs")
+    ]
+    nonfinite_step: Annotated[
+        int | None,
+        Of(
+            "(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL"
+            " ORDER BY r.restart DESC LIMIT 1)",
+            "step of the last report that had such a loss",
+        ),
+    ]
+    strategy: Annotated[
+        str | None, Of("j.strategy", "training strategy, by its own word; null if it is plainly data parallel")
+    ]
+    limits: Annotated[StrategyLimits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
+
+    def __hash__(self) -> int:
+        # Of those that tell most lines apart: a page looks thousands up at each tick.
+        return hash((self.job_id, self.state, self.epoch, self.cursor))
+
+    @property
+    def local_batch(self) -> int | None:
+        """Samples per GPU and forward pass (the most of any GPU); None if unknown. It is for a job whose GPUs share
+        samples per replica."""
+        if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
+            return None
+        return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))
+
+
+_TYPES = {int: "int", float: "float", str: "text", bool: "bool", StrategyLimits: "text", Shape: "int"}
+
+
+def _columns() -> Iterator[tuple[Column, str]]:
+    """Yield the columns that `JobSummary` declares, each with its SQL."""
+    for field, hint in get_type_hints(JobSummary, include_extras=True).items():
+        inner, *columns = get_args(hint)
+        kind = _TYPES[(get_args(inner) or (inner,))[0]]
+        names = shape_names(field) if len(columns) > 1 else (COLUMNS.get(field, field),)
+        for name, of in zip(names, columns, strict=True):
+            sql = f"CASE WHEN {of.sql} THEN 1 ELSE 0 END" if kind == "bool" else of.sql
+            yield Column(name, "time" if name.endswith("_time") else kind, of.meaning), sql
+
+
+_LINE = tuple(_columns())
+FROM_JOB = f"""jobs j
+        LEFT JOIN runs n ON n.job_id = j.id
+            AND n.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id)
+        LEFT JOIN runs p ON p.job_id = j.id
+            AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
+        {_since_hello("memberships", "m")}
+        {_since_hello("batch_changes", "b")}"""
+"""FROM clause of a job j, its newest run n, and the newest run p with a position: n may still be loading. Of n the
+newest membership m and change of the batch b, both since its last start."""
+SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
+_SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
+
+JOB_SUMMARY = View(
+    "job_summary",
+    "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
+    (
+        CLUSTER,
+        *(
+            one
+            for column, _ in _LINE
+            for one in (column, *([said(_SAID[column.name], column.name)] if column.name in _SAID else []))
+        ),
+        Column("requested_gpus", "int", "GPUs it asked for"),
+        Column("queueing_s", "float", "submission to first start, seconds"),
+        Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
+        Column("runs", "int", "its starts; of a job of blocks its terms"),
+        Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
+        Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
+        Column("largest_gpus", "int", "most GPUs that it trained on"),
+        Column("gpu_hours", "float", "GPU-hours of all its runs, of a job of blocks those that its blocks held"),
+    ),
+    f"""
+    SELECT c.name AS cluster, {SELECTED},
+        j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
+        {_STARTED} - j.submit_time AS queueing_s,
+        {of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
+        {of_runs("COUNT(*)")} AS runs,
+        (SELECT listed(s.shape, ' > ') FROM (SELECT w.nodes || 'x' || w.each AS shape FROM ({SIZES}) w
+            ORDER BY w.restart, w.number) s) AS sizes,
+        (SELECT MIN(w.gpus) FROM ({SIZES}) w) AS smallest_gpus,
+        (SELECT MAX(w.gpus) FROM ({SIZES}) w) AS largest_gpus,
+        COALESCE({BLOCK_HOURS},
+            {of_runs(f"SUM(COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0))")}) AS gpu_hours
+    FROM clusters c CROSS JOIN {FROM_JOB} WHERE j.cluster_id = c.id""",
+    ("submit_time", "job_id"),
 )
 
 
@@ -117,11 +510,7 @@ MEMBERSHIP_TIMELINE = View(
         Column("lasted_s", "float", "its length, seconds; of one that is in force, as far as is known"),
         *stored(MEMBERSHIPS, "blocks nodes gpus_per_node"),
         Column("gpus", "int", "GPUs in all"),
-        Column("batch", "int", "global batch, samples"),
-        Column("step", "int", "optimizer steps since the job's first run, at its beginning"),
-        Column("pause_s", "float", "last step before to the end of the first after it, less a usual step, seconds"),
-        *stored(MEMBERSHIPS, "bytes transfer_s ready_s why"),
-        Column("order_number", "int", "order that asked for it; null if the job changed by itself"),
+        *stored(MEMBERSHIPS, "batch step pause_s bytes transfer_s ready_s why order_number"),
     ),
     f"""
     SELECT {WHOSE}, r.restart AS term, m.generation, m.time AS start_time, COALESCE({M_AFTER}, {END}) AS end_time,
@@ -196,15 +585,9 @@ RESIZE_COST = View(
         Column("stall_s", "float", "pause of training for that checkpoint, seconds"),
         *stored(RUNS, "queue_s launch_s import_s group_s load_s first_step_s"),
         Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
-        Column("mechanism", "text", "requeue, or blocks: blocks joined and left while it trained"),
-        Column("added", "text", "of blocks: task:nodesxGPUs of those that were to join"),
-        Column("dropped", "text", "of blocks: tasks of those that were to leave"),
-        Column("ready_s", "float", "of blocks: until the last new one was ready, training going on, seconds"),
-        Column("transfer_s", "float", "of blocks: what sending them the state took of the pause, seconds"),
-        Column("bytes", "int", "of blocks: state that was sent, bytes"),
-        Column("outcome", "text", "what came of it, in words"),
-        Column("outcome_code", "text", "code of the outcome"),
-        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
+        *stored(RESIZES, "mechanism added dropped"),
+        *stored(MEMBERSHIPS, "ready_s transfer_s bytes"),
+        *stored(RESIZES, "outcome outcome_code outcome_arguments"),
     ),
     f"""
     SELECT {WHOSE}, z.started AS start_time, z.restart, z.old_nodes * z.old_gpus_per_node AS old_gpus,
@@ -312,14 +695,10 @@ DECISIONS_EXPLAINED = View(
         Column("gpus", "int", "GPUs it gets; null if it waits"),
         Column("from_batch", "int", "global batch it had, samples"),
         Column("batch", "int", "global batch it gets, samples"),
-        Column("reason", "text", "why, in words for its user"),
-        Column("reason_code", "text", "code of the reason"),
-        Column("reason_arguments", "text", "what the reason names, as a JSON object"),
+        *stored(DECISION_JOBS, "reason reason_code reason_arguments"),
         Column("alternatives", "text", "what was weighed, best first, as nodes x GPUs per node / batch; 0x0/0 waits"),
         Column("acted", "bool", "the companion set out to carry it out"),
-        Column("outcome", "text", "what came of it, in words"),
-        Column("outcome_code", "text", "code of the outcome"),
-        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
+        *stored(DECISION_JOBS, "outcome outcome_code outcome_arguments"),
     ),
     f"""
     SELECT {WHOSE}, d.id AS decision_id, d.time, d.policy, d.mode,
@@ -346,8 +725,7 @@ WHAT_IF = View(
     (
         *JOB,
         *WHO,
-        Column("requested_nodes", "int", "nodes it asked for"),
-        Column("requested_gpus_per_node", "int", "GPUs per node it asked for"),
+        *stored(ALL_JOBS, "requested_nodes requested_gpus_per_node"),
         Column("batch", "int", "global batch in which its first run began, samples"),
         Column("samples", "float", "samples it used, those repeated after a lost checkpoint counted once"),
         Column("measured_s", "float", "how long it was measured at the requested shape in that batch, seconds"),

@@ -14,8 +14,7 @@ from sqlalchemy import ForeignKey, Table
 from sqlalchemy.schema import Column
 
 from ones_db.tables import METADATA
-from ones_db.view import KINDS
-from ones_db.views import VIEWS
+from ones_db.views import KINDS, VIEWS
 
 
 def diagram() -> str:

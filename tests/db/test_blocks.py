@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from ones_db import (
     ThroughputPoint,
     UnknownRecord,
 )
-from ones_db.retention import RollUpWork
 from ones_db.shape import Shape
 from ones_wrapper.protocol import Batch, Membership
 from tests.db.make import SPEC, epoch, hello, job, line, report, run, throughput
@@ -223,13 +221,9 @@ def test_bars_are_cut_where_the_blocks_changed(store: Store) -> None:
     assert bars == [(1, 1, 2000.0, 2050.0), (2, 1, 2050.0, 2070.0), (1, 1, 2070.0, None)]
 
 
-@pytest.mark.parametrize("piece", [10_000, 3])
-def test_samples_of_several_sizes_are_not_put_together(
-    store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_of_several_sizes_are_not_put_together(store: Store) -> None:
     """Protects throughput of old jobs: rolled up, each size has the samples and seconds that it had, and learning reads
     the same as before."""
-    monkeypatch.setattr("ones_db.retention.PIECE", piece)
     store.record_jobs([job(7, state="COMPLETED", end_time=3000.0)])
     store.record_runs([run(7, end_time=3000.0)])
     lines: list[ReportLine] = [hello(1)]
@@ -246,11 +240,8 @@ def test_samples_of_several_sizes_are_not_put_together(
             return sorted(tuple(row) for row in connection.exec_driver_sql(query))
 
     before, learnt = sizes(), store.histories([7])[7].throughput
-    works = deque(RollUpWork(run) for run in store.rollups_due(4000.0, 1000.0))
-    removed = 0
-    while works:
-        removed += store.roll_up(works, 4000.0, 1000.0)[1]
-    assert removed > 100
+    (run_id,) = store.rollups_due(4000.0, 1000.0)
+    assert store.roll_up(run_id, 4000.0, 1000.0)[1] > 100
     assert sizes() == before
     store._cache.clear()
     assert store.histories([7])[7].throughput == learnt

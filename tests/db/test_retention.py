@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -209,31 +209,28 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
     train(store, 1, 1)
     (first, *_), before = store.rollups_due(NOW, 60.0), samples(store)
     store.record_jobs([job(1, restart=2, state="PENDING")])
-    assert store.roll_up(deque([retention.RollUpWork(first)]), NOW, 60.0) == (0, 0)
+    assert store.roll_up(first, NOW, 60.0) == (0, 0)
     assert samples(store) == before
 
 
-def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a run of more samples than one piece, and maintenance that is killed: it ends where it would have."""
+def test_stopped_in_the_middle(store: Store) -> None:
+    """Protects maintenance that is killed: it ends where it would have."""
     train(store, 1, 1)
     train(store, 2, 1)
     totals = sums(store)
-    with monkeypatch.context() as small:
-        small.setattr(retention, "PIECE", 50)
 
-        def killed(_: float) -> None:
-            if len(samples(store)) < 1500:
-                raise KeyboardInterrupt
+    def killed(_: float) -> None:
+        raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
-            maintain(store, MINUTES, now=NOW, sleep=killed)
-        assert 1000 < len(samples(store)) < 1500
-        maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        maintain(store, MINUTES, now=NOW, sleep=killed)
+    assert 1800 < len(samples(store)) < 2400
+    maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     by_run: dict[int, list[Any]] = defaultdict(list)
     for row in samples(store):
         by_run[row["run_id"]].append(tuple(row.values())[1:])
     pieces = list(by_run.values())
-    # Both jobs trained the same: that in pieces, stopped or not, comes to the same.
+    # Both jobs trained the same: stopped or not comes to the same.
     assert len(pieces[0]) == len(pieces[2]) and len(pieces[1]) == len(pieces[3])
     assert {key: value[0] for key, value in sums(store).items()} == {key: value[0] for key, value in totals.items()}
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from ones_db import BlockRecord, Store
 from ones_db.query import Reader, view_query
 from ones_db.shape import Shape
-from ones_db.view import spelled
-from ones_db.views import VIEWS
+from ones_db.views import VIEWS, spelled
 from ones_wrapper.protocol import Checkpoint, Membership
 from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import (
