@@ -31,7 +31,7 @@ from ones_db.shape import Shape
 from slurm_ones.cli.jobs import reader
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show import logs, window
-from slurm_ones.show.live import Live, NotSeenYet, read_live
+from slurm_ones.show.live import Live, NotSeenYet, node_rows, read_live
 from slurm_ones.show.table import JobOrder, columns_within, header, lines
 from slurm_ones.show.window import TopApp
 from slurm_ones.slurm.client import Unreachable
@@ -93,7 +93,8 @@ def test_the_header_tells_how_the_companion_is(filled: str) -> None:
 
 
 def test_who_is_on_which_node(filled: str) -> None:
-    nodes = {node.name: (node.state, node.held, node.gpus) for node in live_of(filled).node_rows}
+    live = live_of(filled)
+    nodes = {node.name: (node.state, node.held, node.gpus) for node in node_rows(live.nodes, live.held)}
     assert nodes["n1"] == ("UP", {7: 4}, 4) and nodes["n3"] == ("UP", {10: 2}, 4) and nodes["n2"] == ("DOWN", {}, 4)
 
 

@@ -12,6 +12,7 @@ import slurm_ones
 from ones_db import Store
 from slurm_ones.show.columns import DECISION, JOB, NODE, RESIZE, ShownColumn, ShownJob, record, to_json
 from slurm_ones.show.feed import Moment
+from slurm_ones.show.live import node_rows
 from slurm_ones.show.why import decided_last, explain
 
 BASE = "/api/v1"
@@ -33,7 +34,7 @@ def jobs(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
     """The nodes of `top --json`."""
-    return _text([record(NODE, one) for one in moment.live.node_rows])
+    return _text([record(NODE, one) for one in node_rows(moment.live.nodes, moment.live.held)])
 
 
 def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:

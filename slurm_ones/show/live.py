@@ -52,11 +52,6 @@ class Live:
     leader: LeaderRecord | None = None
     health: HealthRecord | None = None
 
-    @property
-    def node_rows(self) -> list[ShownNode]:
-        """Nodes by name, with the GPUs that jobs hold there; nodes known only from a job come last."""
-        return node_rows(self.nodes, self.held)
-
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
     """Nodes by name, with the GPUs that jobs hold there; nodes known only from a job come last."""

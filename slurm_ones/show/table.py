@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ones_db import JobSummary
 from slurm_ones.show.columns import GIVE_WAY, JOB, NODE, TOP, ShownColumn, ShownJob, gpus, record
-from slurm_ones.show.live import Live, counted, silent
+from slurm_ones.show.live import Live, counted, node_rows, silent
 from slurm_ones.show.usage import bar
 from slurm_ones.text import deadline, plain, safe, seconds, troubles
 
@@ -172,5 +172,5 @@ def as_json(live: Live, shown: Sequence[ShownJob]) -> dict[str, Any]:
         "leader": live.leader._asdict() if live.leader else None,
         "health": live.health._asdict() if live.health else None,
         "jobs": [record(JOB, one) for one in shown],
-        "nodes": [record(NODE, node) for node in live.node_rows],
+        "nodes": [record(NODE, node) for node in node_rows(live.nodes, live.held)],
     }

@@ -24,7 +24,7 @@ from textual.worker import get_current_worker
 from ones_db import Store, StoreError
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.show.columns import TOP, ShownJob, gpus
-from slurm_ones.show.live import Live, NotSeenYet
+from slurm_ones.show.live import Live, NotSeenYet, node_rows
 from slurm_ones.show.logs import Logs
 from slurm_ones.show.table import JobOrder, columns_within, header, rows
 from slurm_ones.show.why import told
@@ -360,7 +360,7 @@ def hanging(text: Text, width: int, console: Console) -> Text:
 def nodes_text(live: Live, job_id: int | None) -> Text:
     """Each node with the GPUs that each elastic job holds there, those of `job_id` in bold."""
     text = Text()
-    for node in live.node_rows:
+    for node in node_rows(live.nodes, live.held):
         taken = sum(node.held.values())
         text.append(f"{plain(node.name, 16):16} {node.state:9} ")
         text.append(f"{taken}/{node.gpus} " if node.gpus else f"{taken} ")

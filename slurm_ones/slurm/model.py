@@ -67,19 +67,7 @@ class JobState(str, Enum):
     UNKNOWN = "UNKNOWN"
 
 
-ENDED = frozenset(
-    {
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.PREEMPTED,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-        JobState.OUT_OF_MEMORY,
-    }
-)
+ENDED = frozenset(JobState) - {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN}
 """Final states of a job. A preempted job that is requeued is pending, not PREEMPTED."""
 
 

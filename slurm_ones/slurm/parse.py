@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from slurm_ones.slurm.client import Refused
@@ -89,6 +89,7 @@ def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
 
 
 _PLAIN = len(fields_of(SlurmJob))
+_MORE = [*FIELDS][_PLAIN:]
 _TASKS = [*FIELDS].index("array_tasks")
 
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
@@ -152,41 +153,23 @@ def _requested_nodes(tres: str) -> int | None:
 def job_of(row: tuple[Any, ...]) -> SlurmJob:
     """Return the job with these values of `FIELDS`, read from one source."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
-    (
-        states,
-        words,
-        priority,
-        tres,
-        allocated,
-        gres,
-        per_job,
-        per_task,
-        per_node,
-        exact,
-        task,
-        is_task,
-        het,
-        status,
-        signal,
-        *more,
-    ) = row[_PLAIN:]
-    memory_allocated, memory, exclusively, unshared = more
-    held = priority == 0
-    state, flags = state_of(states, held=held)
+    more = SimpleNamespace(**dict(zip(_MORE, row[_PLAIN:], strict=True)))
+    held = more.held_by_priority == 0
+    state, flags = state_of(more.states, held=held)
     pending = state is JobState.PENDING
     nodes, most, reason, tasks = plain["nodes"], plain["max_nodes"], plain["reason"], plain["tasks"]
     if most in (0, nodes):
         # 22.05 goes on showing the nodes of a requeued job's last run. If no maximum was asked for, it shows none or
         # the same number again. What it asks for now is in its TRES.
-        asked = _requested_nodes(tres) if pending else None
+        asked = _requested_nodes(more.requested) if pending else None
         nodes = most = nodes if asked is None else asked
-    requeue_held = held and REQUEUE_HELD in (words if reason == "JobHeldUser" else reason).replace("_", " ")
-    gpus_per_node = _gpus(gres)
-    array_tasks = plain["array_tasks"] or ((task,) if task >= 0 else ())
+    requeue_held = held and REQUEUE_HELD in (more.description if reason == "JobHeldUser" else reason).replace("_", " ")
+    gpus_per_node = _gpus(more.gres)
+    array_tasks = plain["array_tasks"] or ((more.array_task,) if more.array_task >= 0 else ())
     # Of tasks that were cancelled together nothing tells which they were.
     array_id = plain["array_id"] if array_tasks else 0
-    code, killed = status
-    killed = killed or signal
+    code, killed = more.status
+    killed = killed or more.signal
     plain |= {
         "user": plain["user"] or (str(plain["uid"]) if plain["uid"] > 0 else ""),
         "reason": "JobHeldUser" if requeue_held else reason,
@@ -198,7 +181,7 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
     }
     if pending:
         plain |= {"node_list": (), "start_time": 0.0, "end_time": 0.0}
-    by_task = 0 if gpus_per_node else _gpus(per_task) * tasks
+    by_task = 0 if gpus_per_node else _gpus(more.gpus_per_task) * tasks
     return SlurmJob(
         **plain,
         state=state,
@@ -207,16 +190,18 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         admin_held=reason == "JobHeldAdmin",
         requeue_held=requeue_held,
         gpus_per_node=gpus_per_node,
-        kind=_gpu_kind(gres),
-        other_gres=_other_gres(gres),
-        gpus_total=(0 if pending else allocated or nodes * gpus_per_node) or _gpus(per_job) or by_task,
+        kind=_gpu_kind(more.gres),
+        other_gres=_other_gres(more.gres),
+        gpus_total=(0 if pending else more.allocated_gpus or nodes * gpus_per_node)
+        or _gpus(more.gpus_per_job)
+        or by_task,
         # Without task counts Slurm counts one task a node (of the most, if an update was refused half-way).
-        task_counts=exact or per_node > 0 or tasks > max(nodes, most) > 0,
-        priority=priority or 0,
-        array=is_task or het > 0,
+        task_counts=more.exact_tasks or more.tasks_per_node > 0 or tasks > max(nodes, most) > 0,
+        priority=more.held_by_priority or 0,
+        array=more.is_task or more.heterogeneous > 0,
         exit_code=128 + killed if killed else code,
-        memory_mb=-(-(memory if pending else memory_allocated) // max(nodes, 1)),
-        exclusive=exclusively or unshared,
+        memory_mb=-(-(more.memory if pending else more.memory_allocated) // max(nodes, 1)),
+        exclusive=more.exclusively or more.unshared,
     )
 
 

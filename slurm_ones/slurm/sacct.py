@@ -22,22 +22,8 @@ from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.command import error_of, not_started
 
 FIELDS = (
-    "JobIDRaw",
-    "JobID",
-    "Cluster",
-    "Submit",
-    "Start",
-    "End",
-    "State",
-    "ExitCode",
-    "NNodes",
-    "AllocTRES",
-    "ReqTRES",
-    "NodeList",
-    "TimelimitRaw",
-    "User",
-    "Account",
-    "Partition",
+    *("JobIDRaw", "JobID", "Cluster", "Submit", "Start", "End", "State", "ExitCode", "NNodes", "AllocTRES", "ReqTRES"),
+    *("NodeList", "TimelimitRaw", "User", "Account", "Partition"),
 )
 """Fields that every release has; the job's comment and name follow them."""
 RESTARTS = "Restarts"
