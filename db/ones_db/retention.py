@@ -8,10 +8,9 @@ samples alike. The newest few samples of each run and batch, which `ones_db.hist
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, exists, func, or_, select, text
 
@@ -20,6 +19,8 @@ from ones_db.history import NOISES, SPEEDS
 from ones_db.jobs import among
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, ROLLUPS, RUNS, STEPS, THROUGHPUT
 from ones_db.views import IDLE_USE, MEASURED, SAMPLES, spelled
+
+T = TypeVar("T")
 
 KEPT = max(SPEEDS, NOISES)
 """Number of newest samples of each run and batch that are never rolled up."""
@@ -123,30 +124,34 @@ class RetentionStore(Transactions):
         )
         return list(connection.scalars(query))
 
-    def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> tuple[int, int]:
-        """Roll up the samples of a run (runs.id), unless its job came back to life or reports. Return how many samples
-        were read, and how many deleted, since a rolled-up sample replaces them. `dry` only counts."""
+    def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> Iterator[tuple[int, int]]:
+        """Roll up the samples of a run (runs.id), until its job comes back to life or reports. Yield after each short
+        transaction how many samples were read, and how many deleted, since a rolled-up sample replaces them. `dry` only
+        counts."""
+        asked = {"run": run, "before": before}
         with self._read() as connection:
+            number = connection.scalar(_REPORTED, asked)
             query = text(spelled(_GROUPS, connection.dialect.name))
-            number = connection.scalar(_REPORTED, {"run": run, "before": before})
-            if number is None:
-                return 0, 0
             found = connection.execute(query, {"run": run, "stretch_s": stretch_s}).mappings()
-            groups = [{**group, "run": run} for group in found]
+            groups = [{**group, "run": run} for group in found] if number is not None else []
             read = connection.scalar(select(func.count()).where(THROUGHPUT.c.run_id == run)) or 0
-        removed = sum(group.pop("count") - 1 for group in groups)
-        if dry:
-            return read, removed
-        spans = [{"run": run, "first": group.pop("first"), "last": group["last"]} for group in groups]
-        with self._write() as connection:
-            if connection.scalar(_REPORTED, {"run": run, "before": before}) != number:
-                return 0, 0
-            if groups:
-                connection.execute(_DELETION, spans)
-                connection.execute(_UPDATE, groups)
-            mark = {"run_id": run, "stretch_s": stretch_s, "number": number}
-            add_or_replace(connection, ROLLUPS, ("run_id",), [mark])
-        return read, removed
+        for at in range(0, len(groups), GROUPS_AT_ONCE):
+            some = groups[at : at + GROUPS_AT_ONCE]
+            removed = sum(group.pop("count") - 1 for group in some)
+            if not dry:
+                spans = [{"run": run, "first": group.pop("first"), "last": group["last"]} for group in some]
+                with self._write() as connection:
+                    if connection.scalar(_REPORTED, asked) != number:
+                        return
+                    connection.execute(_DELETION, spans)
+                    connection.execute(_UPDATE, some)
+            yield 0, removed
+        if number is not None:
+            if not dry:
+                with self._write() as connection:
+                    mark = {"run_id": run, "stretch_s": stretch_s, "number": number}
+                    add_or_replace(connection, ROLLUPS, ("run_id",), [mark])
+            yield read, 0
 
     @reading
     def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
@@ -188,6 +193,8 @@ class RetentionStore(Transactions):
 
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
+GROUPS_AT_ONCE = 1_000
+"""Rolled-up samples that are stored in one transaction."""
 JOBS_AT_ONCE = 200
 """Jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
@@ -241,12 +248,13 @@ def maintain(
     runs: set[int] = set()
     read = removed = jobs = rows = 0
 
-    @contextmanager
-    def resting() -> Iterator[None]:
+    def resting(steps: Iterable[T]) -> Iterator[T]:
         began = time.monotonic()
-        yield
-        if not dry:
-            sleep(max(time.monotonic() - began, REST_S))
+        for done in steps:
+            yield done
+            if not dry:
+                sleep(max(time.monotonic() - began, REST_S))
+            began = time.monotonic()
 
     # What is old enough for hours need not become minutes first.
     for what, age, stretch in (("hours", ages.hours_s, HOUR_S), ("minutes", ages.minutes_s, MINUTE_S)):
@@ -254,16 +262,15 @@ def maintain(
         runs.update(due)
         for done, run in enumerate(due):
             progress(what, done, len(due))
-            with resting():
-                looked, gone = store.roll_up(run, now - age, stretch, dry=dry)
-            read, removed = read + looked, removed + gone
+            for looked, gone in resting(store.roll_up(run, now - age, stretch, dry=dry)):
+                read, removed = read + looked, removed + gone
         progress(what, len(due), len(due))
     if ages.forget_s is not None:
-        keys = store.forgettable_jobs(now - ages.forget_s)
+        keys, until = store.forgettable_jobs(now - ages.forget_s), now - ages.forget_s
         jobs = len(keys)
-        for first in range(0, jobs, JOBS_AT_ONCE):
-            progress("decisions", first, jobs)
-            with resting():
-                rows += store.forget(now - ages.forget_s, keys[first : first + JOBS_AT_ONCE], dry=dry)
+        parts = [keys[first : first + JOBS_AT_ONCE] for first in range(0, jobs, JOBS_AT_ONCE)]
+        for done, gone in enumerate(resting(store.forget(until, part, dry=dry) for part in parts)):
+            rows += gone
+            progress("decisions", done * JOBS_AT_ONCE, jobs)
         progress("decisions", jobs, jobs)
     return Done(len(runs), read, removed, jobs, rows)
