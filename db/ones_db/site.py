@@ -251,24 +251,18 @@ def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> Accou
     return AccountingJob(job, numbered, read.time_limit_s)
 
 
-def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:
-    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
-    key = int(result.inserted_primary_key[0])  # type: ignore[index]
-    _insert_runs(connection, key, one.runs)
+def _put(connection: Connection, cluster: int, key: int | None, one: AccountingJob) -> int:
+    """Store a job in place of the one with this key (jobs.id), or a new one; return its key."""
+    if key is None:
+        result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
+        key = int(result.inserted_primary_key[0])  # type: ignore[index]
+    else:
+        connection.execute(JOBS.update().where(JOBS.c.id == key).values(**row_of(one.job)))
+        # Nobody reported on them, so that nothing hangs on them.
+        connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
+    if one.runs:
+        connection.execute(RUNS.insert(), [{**row_of(run), "job_id": key} for run in one.runs])
     return key
-
-
-def _replace(connection: Connection, cluster: int, key: int, one: AccountingJob) -> None:
-    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**row_of(one.job)))
-    # Nobody reported on them, so that nothing hangs on them.
-    connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
-    _insert_runs(connection, key, one.runs)
-
-
-def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) -> None:
-    rows = [{**row_of(run), "job_id": key} for run in runs]
-    if rows:
-        connection.execute(RUNS.insert(), rows)
 
 
 class AccountingStore(Transactions):
@@ -292,11 +286,10 @@ class AccountingStore(Transactions):
                 continue
             if row is None:
                 done["new"] += 1
-                key = _insert(connection, self._cluster, one)
+                key = _put(connection, self._cluster, None, one)
             elif (after := _joined(row, runs[row["id"]], one)) is not None:
                 done["changed"] += 1
-                key = row["id"]
-                _replace(connection, self._cluster, key, after)
+                key = _put(connection, self._cluster, row["id"], after)
             else:
                 done["same"] += 1
                 continue

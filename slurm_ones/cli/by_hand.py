@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from ones_db import ReportLine, SchemaError, StoreError
+from ones_db import ReportLine, StoreError
 from ones_wrapper.protocol import LOOK_SIGNAL, Checkpoint, First, Hello, Order, Throughput
 from ones_wrapper.protocol.optin import MAX_GPUS, BadComment, OptIn, parse_comment, with_size
 from ones_wrapper.protocol.slurm_commands import requeue_command
@@ -132,7 +132,7 @@ def _why(job_id: int, asked: float) -> str:
     try:
         with store_of_reader(settings_of(None)) as store:
             live = read_live(store, only=[job_id])
-    except (ConfigError, NotSeenYet, SchemaError, StoreError):
+    except (ConfigError, NotSeenYet, StoreError):
         return ""
     seen = live.health is not None and (live.health.tick_time or 0.0) > asked
     return live.jobs[0].why if seen and live.jobs else ""

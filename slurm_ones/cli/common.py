@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ones_db import ActionRecord, SchemaError, Store, StoreError, migrate
+from ones_db import ActionRecord, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.show.columns import to_json
@@ -105,7 +105,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (BadInput, ConfigError, NotSeenYet, SlurmError, StoreError, SchemaError) as error:
+        except (BadInput, ConfigError, NotSeenYet, SlurmError, StoreError) as error:
             complain(str(error))
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
@@ -221,7 +221,7 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
         return Store.open(f"sqlite:///{path}", settings.cluster, read_only=True)
     try:
         return reading_store(settings)
-    except (ConfigError, StoreError, SchemaError):
+    except (ConfigError, StoreError):
         pass
     if not (folder / SITE_VIEW).exists():
         raise NotSeenYet(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ones_db import SchemaError, StoreError, migrate
+from ones_db import StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
 from ones_wrapper.protocol.optin import near_miss
@@ -219,7 +219,7 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
         return
     try:
         place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
-    except (ConfigError, StoreError, SchemaError) as error:
+    except (ConfigError, StoreError) as error:
         yield bad("database", str(error), "give a path that this user can write, or a server that answers")
         return
     if current is None:

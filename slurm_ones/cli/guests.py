@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from ones_db import SchemaError, StoreError
+from ones_db import StoreError
 from slurm_ones.cli.common import store_of_reader
 from slurm_ones.config import ConfigError, GuestSettings, Settings
 from slurm_ones.show.live import NotSeenYet
@@ -93,7 +93,7 @@ def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
 def _slowest_checkpoint(settings: Settings) -> tuple[int, float] | None:
     try:
         store = store_of_reader(settings)
-    except (ConfigError, StoreError, SchemaError, NotSeenYet):
+    except (ConfigError, StoreError, NotSeenYet):
         return None
     with store:
         return store.slowest_checkpoint(time.time() - LATELY_S)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
+from ones_db import HealthRecord, LeaderRecord, ResizeRecord, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import (
@@ -87,7 +87,7 @@ def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], f
         with Store.open(url, settings.cluster, read_only=True) as store:
             resizes = store.open_resizes() if folder is None else _own_resizes(settings, folder)
             return _of(store, Status(False, (), now, store.cluster, place, schema, slurm), problems, resizes)
-    except (ConfigError, StoreError, SchemaError) as error:
+    except (ConfigError, StoreError) as error:
         problems.append(f"database: {error}" if folder is None else str(error))
     return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
 
@@ -165,7 +165,7 @@ def next_look() -> str:
         woken = wake(settings)
         with store_of_reader(settings) as store:
             now, leader, last = time.time(), store.leader(), store.health()
-    except (ConfigError, NotSeenYet, SchemaError, StoreError):
+    except (ConfigError, NotSeenYet, StoreError):
         return "if no companion looks after this cluster (slurm-ones status), nothing resizes the job"
     if problems := of_companion(now, leader, last):
         return f"nothing resizes the job now: {problems[0]}"

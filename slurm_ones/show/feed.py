@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
+from ones_db import HealthRecord, JobSummary, Store, StoreError, TimelineRow
 from slurm_ones.show import live, palette
 from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
@@ -26,7 +26,7 @@ USERS = 512
 """Users whose ended jobs are cached; the least recent reader's are dropped."""
 OWN_S = 3600.0
 """Seconds after which a user's ended jobs are read again, since ticks do not show corrected or deleted jobs."""
-ERRORS = (StoreError, SchemaError, OSError)
+ERRORS = (StoreError, OSError)
 
 
 @dataclass(frozen=True)
