@@ -139,8 +139,9 @@ def usage(
             conditions.append(condition)
             values[name] = value
     sql = f"SELECT {_names(JobUsage)} FROM job_summary WHERE {' AND '.join(conditions)} ORDER BY submit_time DESC"
-    jobs = [JobUsage(**row) for row in store.ask(f"{sql} LIMIT {MOST_JOBS}", values)]
-    found = [_measured(store, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
+    with store.one_moment():
+        jobs = [JobUsage(**row) for row in store.ask(f"{sql} LIMIT {MOST_JOBS}", values)]
+        found = [_measured(store, job) if n < MOST_MEASURED else Usage(job) for n, job in enumerate(jobs)]
     return found[::-1]
 
 
