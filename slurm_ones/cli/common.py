@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import getpass
-import inspect
 import math
 import os
 import re
@@ -14,10 +13,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO, TypeVar, get_type_hints
+from typing import Annotated, Any, ParamSpec, TextIO, TypeVar
 
 import typer
 from rich.console import Console
@@ -34,7 +32,6 @@ from slurm_ones.text import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -110,30 +107,6 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
     return wrapped
-
-
-def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Decorator that gives a command the fields of a dataclass as its options."""
-
-    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
-        def wrapped(**given: Any) -> None:
-            function(options(**given))
-
-        hints = get_type_hints(options, include_extras=True)
-        parameters = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(options)  # type: ignore[arg-type]
-        ]
-        wrapped.__name__, wrapped.__doc__, wrapped.__annotations__ = function.__name__, function.__doc__, hints
-        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return wrapped
-
-    return decorate
 
 
 def check_outputs(figures: Path | None, html: Path | None) -> None:

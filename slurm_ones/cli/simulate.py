@@ -10,15 +10,16 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from slurm_ones.cli.batch_script import is_bare, options_in
-from slurm_ones.cli.common import check_outputs, command, complain, console, errors, grid, say, takes
+from slurm_ones.cli.common import check_outputs, command, complain, console, errors, grid, say
 from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain, safe, seconds
 
@@ -195,54 +196,56 @@ def policies(incomplete: str) -> Iterable[str]:
     return [name for name in POLICIES if name.startswith(incomplete)]
 
 
-@dataclass(frozen=True)
-class SimulateOptions:
-    """Options of `slurm-ones simulate`, as they are given."""
-
+@command
+def simulate(
     workload: Annotated[
         str,
         typer.Option(
             help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly, uniform or strategies."
         ),
-    ] = "philly"
+    ] = "philly",
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")
-    ] = None
-    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")] = "16x4"
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")
+    ] = "16x4",
     network: Annotated[
         str | None, typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized).")
-    ] = None
+    ] = None,
     slow_nodes: Annotated[
         str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7.")
-    ] = None
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones).",
             autocompletion=policies,
         ),
-    ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1
-    first_seed: Annotated[int, typer.Option(min=0)] = 0
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0)] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs (default: that of the workload's study).")] = (
         None
-    )
-    load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0
-    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")] = None
+    ),
+    load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
+    arrivals: Annotated[
+        str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")
+    ] = None,
     hours: Annotated[
         float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
-    ] = None
-    rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0
+    ] = None,
+    rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     deadlines: Annotated[
         float,
         typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes by itself as asked for."),
-    ] = 0.0
+    ] = 0.0,
     interval: Annotated[
         float | None,
         typer.Option(
             help="Seconds between decisions (default: 60, with --resize hot 15; 10 for the workload ones-sc21)."
         ),
-    ] = None
+    ] = None,
     resize: Annotated[
         str,
         typer.Option(
@@ -250,116 +253,114 @@ class SimulateOptions:
             "Costs measured on a real Slurm can be changed as hot:launch_s=7,pause_s=0.3,"
             "shrink_pause_s=0.03,bytes_per_s=6.5e8."
         ),
-    ] = "requeue"
+    ] = "requeue",
     resize_cost: Annotated[
         str | None,
         typer.Option(
             help="Seconds that a requeue stops a job, or the word measured (default: 30).", show_default=False
         ),
-    ] = None
+    ] = None,
     idealized: Annotated[
         bool,
         typer.Option("--idealized", help="Assumptions of published studies: no Slurm, no companion, no noise."),
-    ] = False
+    ] = False,
     bound: Annotated[
         bool,
         typer.Option(
             "--bound", help="Compute a mean JCT that no schedule can beat, and on what each policy's time goes."
         ),
-    ] = False
-    figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None
-    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None
+    ] = False,
+    figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
     database: Annotated[
         str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
-    ] = ""
-    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0
+    ] = "",
+    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     executor: Annotated[
         str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
-    ] = "local"
+    ] = "local",
     sbatch: Annotated[
         str | None,
         typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00 --account=a'."),
-    ] = None
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(help="Where results and logs of these jobs are; nodes must see it (default: ./ones-study)."),
-    ] = None
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
-    ] = None
-
-    def plan(self) -> StudyPlan:
-        """Make the study plan from these options. Raises `BadInput`."""
-        from slurm_ones.simulate.spec import ClusterSpec
-        from slurm_ones.simulate.study.plan import Source, StudyPlan
-
-        usual = QUICK_S if self.workload == QUICK_MIX else USUAL_S if self.resize == "requeue" else HOT_S
-        interval = usual if self.interval is None else self.interval
-        for wrong, why in (
-            (not 0 < interval < math.inf, f"--interval: {interval} is not above 0"),
-            (self.idealized and self.settings, "--set: the settings are the companion's; --idealized does without it"),
-            (self.network and not self.idealized, "--network: only --idealized knows of leaf switches"),
-            (self.executor not in EXECUTORS, f"--executor: {self.executor!r:.40} is neither local nor slurm"),
-            (
-                self.executor == "slurm" and self.database,
-                "--database: jobs of the site open no database; --executor local does",
-            ),
-            (
-                self.executor == "local" and (self.sbatch is not None or self.directory is not None),
-                "--sbatch and --directory: only --executor slurm sends jobs",
-            ),
-        ):
-            if wrong:
-                raise BadInput(why)
-        plan = StudyPlan(
-            source=Source(**{field.name: getattr(self, field.name) for field in fields(Source)}),
-            contenders=tuple(parse_policy(text) for text in self.policy or ["ones"]),
-            seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
-            cluster=ClusterSpec(
-                slow_nodes=parse_slow_nodes(self.slow_nodes) if self.slow_nodes else (),
-                network=parse_network(self.network) if self.network else None,
-                parts=parse_cluster(self.cluster),
-            ),
-            interval_s=interval,
-            mechanism=parse_mechanism(self.resize, self.resize_cost),
-            idealized=self.idealized,
-            settings=parse_pairs("--set", self.settings or ()),
-        )
-        check_outputs(self.figures, self.html)
-        plan.check()
-        return plan.with_database(self.database)
-
-
-@command
-@takes(SimulateOptions)
-def simulate(options: SimulateOptions) -> None:
+    ] = None,
+) -> None:
     """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
+    plan = _plan(SimpleNamespace(**locals()))
     from slurm_ones.bound.bound import bounds_of
     from slurm_ones.simulate.study.present import as_json, page, pictures, rows
     from slurm_ones.simulate.study.runs import run_all, summarize
 
-    plan, processes = options.plan(), options.processes or os.cpu_count() or 1
+    processes = processes or os.cpu_count() or 1
     d = plan.description()
     seeds = f"seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}"
     costs = f"a decision {d['decisions']}, a resize costs {d['a resize']}"
     say(f"{d['work']}: {d['jobs']}, {d['cluster']}, {seeds}; {costs}; {d['engine']}", 400)
-    if options.executor == "local":
+    if executor == "local":
         runs = shown(len(list(plan.runs())), lambda on_progress: run_all(plan, processes, on_progress))
     else:
-        runs = _send(plan, options.sbatch or "", options.directory or Path(DIRECTORY))
-    bounds = bounds_of(plan, processes) if options.bound else {}
+        runs = _send(plan, sbatch or "", directory or Path(DIRECTORY))
+    bounds = bounds_of(plan, processes) if bound else {}
     found = summarize(plan, runs, bounds)
     print_table(["", *(summary.label for summary in found)], [(row.title, row.cells) for row in rows(plan, found)])
-    if options.figures is not None:
+    if figures is not None:
         text = json.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False)
-        options.figures.write_text(text, encoding="utf-8")
-    if options.html is not None:
+        figures.write_text(text, encoding="utf-8")
+    if html is not None:
         # Studies without a page need no Jinja2.
         from slurm_ones.show.pages import write
 
-        write(options.html, "study.html", pictures=pictures(plan, runs), **page(plan, found))
+        write(html, "study.html", pictures=pictures(plan, runs), **page(plan, found))
     end(found)
+
+
+def _plan(given: SimpleNamespace) -> StudyPlan:
+    """Make the study plan from the options of `simulate`. Raises `BadInput`."""
+    from slurm_ones.simulate.spec import ClusterSpec
+    from slurm_ones.simulate.study.plan import Source, StudyPlan
+
+    usual = QUICK_S if given.workload == QUICK_MIX else USUAL_S if given.resize == "requeue" else HOT_S
+    interval = usual if given.interval is None else given.interval
+    for wrong, why in (
+        (not 0 < interval < math.inf, f"--interval: {interval} is not above 0"),
+        (given.idealized and given.settings, "--set: the settings are the companion's; --idealized does without it"),
+        (given.network and not given.idealized, "--network: only --idealized knows of leaf switches"),
+        (given.executor not in EXECUTORS, f"--executor: {given.executor!r:.40} is neither local nor slurm"),
+        (
+            given.executor == "slurm" and given.database,
+            "--database: jobs of the site open no database; --executor local does",
+        ),
+        (
+            given.executor == "local" and (given.sbatch is not None or given.directory is not None),
+            "--sbatch and --directory: only --executor slurm sends jobs",
+        ),
+    ):
+        if wrong:
+            raise BadInput(why)
+    plan = StudyPlan(
+        source=Source(**{field.name: getattr(given, field.name) for field in fields(Source)}),
+        contenders=tuple(parse_policy(text) for text in given.policy or ["ones"]),
+        seeds=tuple(range(given.first_seed, given.first_seed + given.seeds)),
+        cluster=ClusterSpec(
+            slow_nodes=parse_slow_nodes(given.slow_nodes) if given.slow_nodes else (),
+            network=parse_network(given.network) if given.network else None,
+            parts=parse_cluster(given.cluster),
+        ),
+        interval_s=interval,
+        mechanism=parse_mechanism(given.resize, given.resize_cost),
+        idealized=given.idealized,
+        settings=parse_pairs("--set", given.settings or ()),
+    )
+    check_outputs(given.figures, given.html)
+    plan.check()
+    return plan.with_database(given.database)
 
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
