@@ -97,12 +97,11 @@ class SummaryStore(Transactions):
     ) -> list[TimelineRow]:
         """Return the started runs of jobs that a companion has seen, sorted by start, for plots. `since` selects runs
         that had not ended by then, and `job_id` runs of the newest job with this id."""
-        asked: dict[str, Any] = {"cluster": self._cluster}
-        condition = "j.cluster_id = :cluster"
+        condition = "j.cluster_id = :cluster" if since is None else _SINCE
         if job_id is not None:
-            condition, asked["job_id"] = f"{condition} AND j.job_id = :job_id AND {_LATEST}", job_id
-        elif since is not None:
-            condition, asked["since"] = _SINCE, since
+            condition += f" AND j.job_id = :job_id AND {_LATEST}"
+        given = {"cluster": self._cluster, "since": since, "job_id": job_id}
+        asked = {name: value for name, value in given.items() if value is not None}
         rows = connection.execute(text(_TIMELINE.format(condition)), asked)
         return [part for _, run in groupby(rows, key=lambda row: row.run) for part in _parts(run)]
 
