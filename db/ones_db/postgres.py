@@ -11,17 +11,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.util import immutabledict
 
 from ones_db import backend
-from ones_db.backend import (
-    TOO_LARGE,
-    UPGRADE,
-    Backend,
-    Mode,
-    SchemaError,
-    StoreBusy,
-    StoreError,
-    StoreLost,
-    this_process,
-)
+from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
 
 LOCK = 0x6F6E6573
 """Key of the advisory lock that a transaction takes before its first statement if it writes."""
@@ -47,7 +37,7 @@ def named(holder: str) -> str:
     return f"slurm-ones {holder[-50:]}"
 
 
-class PostgreSQL(Backend):
+class PostgreSQL(backend.Backend):
     """A database of a PostgreSQL server. The password comes from libpq's own places or the URL, and is never shown."""
 
     def __init__(self, url: URL) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from ones_db import backend
-from ones_db.backend import UPGRADE, Backend, Mode, SchemaError, StoreBusy, StoreError
+from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
 """Seconds within which two writes may leave a file with the same modification time."""
@@ -40,7 +40,7 @@ _ERRORS: tuple[tuple[str, type[StoreError], str], ...] = (
 """Words of SQLite's errors, each with the error and the message that stand for them."""
 
 
-class SQLite(Backend):
+class SQLite(backend.Backend):
     """An SQLite database in one file."""
 
     def __init__(self, url: URL) -> None:
