@@ -104,3 +104,4 @@ class Backend(Protocol):
 
     def renumber(self, connection: Connection, table: Table) -> None:
         """Let the table generate keys above the highest stored key, after rows were inserted with keys of their own."""
+        return
