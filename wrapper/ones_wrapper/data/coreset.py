@@ -2,9 +2,9 @@
 arXiv:1906.01827).
 
 The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i. d_ij is the distance of gradients (an upper
-bound on it, or that of the last layer). That is a facility location: F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone
-and submodular. So the greedy choice of a size reaches at least 1 − 1/e of the best F of that size. Lazy evaluation
-finds it (Minoux 1978). A chosen sample's weight is the number of samples nearest to it (eq. 9 and Algorithm 1 there).
+bound, or in the last layer): a facility location. F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone and submodular. So
+the greedy choice of a size reaches at least 1 − 1/e of the best F of that size. Lazy evaluation finds this choice
+(Minoux 1978). A chosen sample's weight is the number of samples nearest to that sample (eq. 9, Algorithm 1).
 
 A class of more than `shard` samples is cut into random shards. The greedy algorithm chooses in each shard, then again
 among all chosen samples (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend only on the data and are dealt to
@@ -32,7 +32,7 @@ FeaturesOf = Callable[[Ints], Floats]
 """Function from the samples' numbers in the dataset to their features, one row a sample."""
 
 MOST = 2**26
-"""Most distances that GreeDi's second round holds (512 MiB). A class that needs more is given by a random part."""
+"""Most distances that GreeDi's second round holds (512 MiB). Of a class that needs more, a random part is used."""
 
 
 NORM_BITS = 25
@@ -49,7 +49,7 @@ class Coreset:
     """Epochs between two selections; 0 for a single selection, before the first epoch."""
     features: Callable[[Any], torch.Tensor] | None = None
     """Function from a collated batch to one row of features a sample (`last_layer_gradient`). Distances of rows stand
-    for distances of gradients. None: use the batch's first part, whose distances bound them for a convex model."""
+    for distances of gradients. None: use the batch's first part, whose distances bound these for a convex model."""
     labels: Any = None
     """The class of each sample of the dataset, as whole numbers; None: the dataset's own (`targets`, `labels`, or the
     last of a TensorDataset). Without classes, give zeros.
@@ -98,7 +98,7 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
     The quantum is a power of two by which the longest row has `NORM_BITS` bits."""
     rows = np.concatenate([one, other])
     rows = rows - (rows.min(0, initial=math.inf) / 2 + rows.max(0, initial=-math.inf) / 2)
-    # A bound of the longest row, then its length: neither is rounded in a way that depends on the processor.
+    # A bound of the longest row, then its length: the rounding of both is the same on any processor.
     bits = math.frexp(np.abs(rows).max(initial=0.0))[1] + math.frexp(math.sqrt(rows.shape[1]))[1]
     longest = math.sqrt((np.rint(np.ldexp(rows, NORM_BITS - bits)) ** 2).sum(1).max(initial=0.0))
     whole = np.rint(np.ldexp(rows, 2 * NORM_BITS - bits - math.frexp(longest)[1]))
@@ -108,8 +108,8 @@ def in_quanta(one: Floats, other: Floats) -> tuple[Floats, Floats]:
 def lazy_greedy(distance: Floats, count: int) -> list[int]:
     """Return `count` columns in the order of the greedy algorithm's choice; ties go to the first column.
 
-    `distance[i, j]` lies between sample i and candidate j. A candidate's gain can only fall as others are chosen. So a
-    candidate whose updated gain beats all others' outdated gains is next.
+    `distance[i, j]` lies between sample i and candidate j. A candidate's gain can only fall as other candidates are
+    chosen. So a candidate whose updated gain beats all others' outdated gains is next.
     """
     nearest = np.full(len(distance), distance.max(initial=0.0))
     columns = np.ascontiguousarray(distance.T)
@@ -227,8 +227,8 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
 
 
 def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
-    """Return the positions of GreeDi's second round among the samples that all shards chose. It is the better of a
-    greedy choice among these samples and the best shard's own choice."""
+    """Return the positions of GreeDi's second round among the samples that all shards chose. The result is the better
+    of a greedy choice among these samples and the best shard's own choice."""
     candidates = np.concatenate([features for _, features in shards])
     held = max(1, MOST // len(candidates))
     if len(members) > held:

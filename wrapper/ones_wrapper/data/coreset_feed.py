@@ -69,7 +69,7 @@ class CoresetFeed(Feed):
                 f"coreset: the checkpoint's was chosen of {selection.samples} samples, the dataset now has "
                 f"{self._held}; use the same dataset, or another job directory (ONES_JOB_DIR)"
             )
-        if (chosen := len(selection.chosen.indices)) != self.size:  # whole batches may be as many of both
+        if (chosen := len(selection.chosen.indices)) != self.size:  # both may have equally many whole batches
             raise ValueError(
                 f"coreset: the checkpoint's has {chosen} samples, and fraction={self.coreset.fraction} are "
                 f"{self.size}; use the same fraction, or another job directory (ONES_JOB_DIR)"

@@ -57,7 +57,7 @@ def own_batches(loader: Any) -> Any:
 
 
 def settings_of(loader: DataLoader[Any], batch: int) -> dict[str, Any]:
-    """Options of `Job.loader` for a DataLoader. Raises as `taken_over`, and ValueError for another batch size."""
+    """Options of `Job.loader` for a DataLoader. Raises as `taken_over` does, and ValueError for another batch size."""
     found = taken_over(loader)
     if found.batch != batch:
         raise ValueError(BATCH.format(given=found.batch, batch=batch))

@@ -270,10 +270,10 @@ class Feed:
         self._fingerprint: str | None = None
         self._given = dataset, {"num_workers": num_workers, **options}
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
-        # Its own generator: the script's random numbers must not depend on how often data was set up.
+        # A generator of its own: the script's random numbers must not depend on how often data was set up.
         self._generator = torch.Generator()
-        # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead. An
-        # epoch has its own, as the script knows it, unless it asks for those that persist.
+        # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead. Each
+        # epoch has new workers, as in an ordinary script, unless the script asks for persistent workers.
         self._renews = bool(num_workers) and not options.get("persistent_workers")
         self._walked: int | None = None
         """Epoch that the DataLoader's present workers fetch; None for none."""
@@ -281,7 +281,7 @@ class Feed:
             options["persistent_workers"] = True
         self._loader = DataLoader(
             _Collated(dataset, seed, keyed, collate_fn or default_collate),
-            batch_sampler=self._requests,  # type: ignore[arg-type]  # lists of indices are all that it says it takes
+            batch_sampler=self._requests,  # type: ignore[arg-type] # its type allows only lists of indices
             generator=self._generator,
             collate_fn=identity,
             num_workers=num_workers,
@@ -411,7 +411,7 @@ class _Collated(Dataset[Any]):
         with keep_generators() if keep and (self._by_item or self._collates) else nullcontext():
             samples = self._samples(epoch, indices)
             if self._collates:
-                # What collating draws cannot follow from one sample: it follows from the first and how many there are.
+                # Numbers for collating cannot follow from one sample: they follow from the first sample and the count.
                 seed_all(key(self._seed, epoch, indices[0], len(indices)))
             return self._collate(samples)
 

@@ -60,7 +60,7 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
 
 
 def check(mine: str, before: str, where: str) -> None:
-    """Raises ValueError if a sample, or the order, has another digest in `before`, of the place `where`."""
+    """Raises ValueError if a sample, or the order, has another digest in `before`, which is from the place `where`."""
     known = dict(one.split(":") for one in before.split())
     for number, digest in (one.split(":") for one in mine.split()):
         if known.get(number, digest) != digest:

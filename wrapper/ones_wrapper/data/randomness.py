@@ -2,9 +2,9 @@
 
 Numbers drawn while a sample is fetched (augmentation) follow only from (seed, epoch, sample). They are the same on
 every rank, in every worker process, at every world size and after every restart. Everything else that a step draws
-(dropout) follows from (seed, step, rank), or for some strategies (seed, step, replica). It is the same after a restart
-at the same world size. At another world size the ranks have other samples, so no choice of seeds could give each sample
-its old mask.
+(dropout) follows from (seed, step, rank), or for some strategies (seed, step, replica). These numbers are the same
+after a restart at the same world size. At another world size the ranks have other samples, so no choice of seeds could
+give each sample its old mask.
 
 The generators are the global ones of `random`, numpy and torch, since transforms draw from these. Samples use torch's
 CPU generator; a `__getitem__` that draws on a GPU is not reproducible.
@@ -63,8 +63,8 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 @contextmanager
 def keep_generators() -> Iterator[None]:
-    """Context that restores the generators at its end, except in a worker process, whose numbers nothing else uses.
-    Costs about 0.1 ms."""
+    """Context that restores the generators at its end, except in a worker process, where nothing else uses them. Costs
+    about 0.1 ms."""
     if get_worker_info() is not None:
         yield
         return
@@ -78,7 +78,7 @@ def keep_generators() -> Iterator[None]:
 
 
 def may_draw(dataset: Dataset[Any]) -> bool:
-    """Return False if fetching a sample surely draws no random numbers; known only of torch's own datasets."""
+    """Return False if fetching a sample surely draws no random numbers; this is known only for torch's own datasets."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:
@@ -100,7 +100,7 @@ class WorkerInit:
         self._then = then
 
     def __call__(self, worker: int) -> None:
-        leave_signals_to_rank()  # of a worker that was not forked it is not known yet
+        leave_signals_to_rank()  # not known yet in a worker that was not forked
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # torch guards it

@@ -3,7 +3,7 @@
 Ranks exchange gradients once a step, so a step takes as long as its slowest rank. Shares in proportion to speed let all
 ranks end together. (Ma et al., "Adaptive Elastic Training for Sparse Deep Learning on Heterogeneous Multi-GPU Servers",
 arXiv:2110.07029, adapt the batch of each GPU to its speed, too.) The gradient stays the exact mean over the step's
-samples, since the exchange weighs each rank's by its samples (exchange.py).
+samples, since the exchange weighs each rank's gradient by its samples (exchange.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _divided(speeds: tuple[float, ...], most: tuple[int, ...], total: int, passe
     caps = [each * passes for each in most]
     if sum(caps) < total:
         raise ValueError(f"{world} ranks hold {sum(caps)} samples in {passes} passes, and the step has {total}")
-    # Nobody gets less than this in the end, so only the rest is dealt one by one.
+    # In the end no rank gets less than this, so only the rest is dealt one by one.
     whole = sum(speeds)
     counts = [max(1, min(cap, int((total - world) * speed / whole))) for cap, speed in zip(caps, speeds, strict=True)]
     waiting = [((counts[rank] + 1) / speeds[rank], rank) for rank in range(world) if counts[rank] < caps[rank]]

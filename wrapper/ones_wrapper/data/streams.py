@@ -60,7 +60,7 @@ class StreamFeed:
         if options.pop("persistent_workers", False):
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens again")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
-        """Samples of an epoch by the stream's `len`; 0 if it has none. The epoch ends when the stream does."""
+        """Samples of an epoch by the stream's `len`; 0 if there is none. The epoch ends when the stream does."""
         begin = 0, 0, Cut(1, 1, 0, 1)
         self._stream = _ReplicaStream(dataset, seed, keyed, collate_fn or default_collate, *begin)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))

@@ -5,8 +5,8 @@ that come the wait for slower ranks and the optimizer's step, which do not depen
 times per sample at step boundaries, and each computes the same shares from them.
 
 The rule is a fixed-point iteration on samples over time: if a step also has a constant part, ranks still come to equal
-times. It is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). No change is made
-that would shorten the step by less than `GAIN`, since each change fetches data again.
+times. The rule is smoothed (`SMOOTHING`), and bounded (a change at most halves or doubles a rank's weight). No change
+is made that would shorten the step by less than `GAIN`, since each change fetches data again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMOOTHING = 0.5
 GAIN = 0.05
 """Smallest part of a step's time that a change of shares must save."""
 BOUND = 2.0
-"""Most by which one change raises or lowers a rank's weight."""
+"""Largest factor by which one change raises or lowers a rank's weight."""
 WARM_UP = 2
 """Steps after each change that are not measured: data is fetched again, and after a start memory is set up."""
 STEPS = 8

@@ -58,7 +58,7 @@ class Accelerator(accelerate.Accelerator):
         """`elastic` are keywords of `ones.init`; all else is the Accelerator's."""
         if "gradient_accumulation_plugin" in kwargs:
             raise ValueError("Accelerator: say gradient_accumulation_steps=N; how often to accumulate depends on GPUs")
-        # Losses are divided, and gradients summed up, by the samples of each accumulation step: by ours.
+        # Ours divides losses, and adds up gradients, by the samples of each accumulation step.
         super().__init__(*args, **kwargs)
         self._accumulation = gradient_accumulation_steps
         self._elastic = elastic
@@ -70,7 +70,7 @@ class Accelerator(accelerate.Accelerator):
     def num_processes(self) -> int:
         """Accelerate's number of processes. Reading it before `prepare` is reported: schedules may be scaled by it."""
         found: int = self.state.num_processes
-        # The Accelerator asks as it is made, too, before it has `_job`.
+        # The Accelerator reads this also while it is made, before it has `_job`.
         early = getattr(self, "_job", self) is None and not self._said
         if early and (at := line(sys._getframe(1), 1)):
             self._said = True
@@ -79,13 +79,13 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Register as Accelerate does; the job's checkpoints carry them, too: before `prepare` or after it."""
+        """Register as Accelerate does, before `prepare` or after it; the job's checkpoints carry the objects, too."""
         super().register_for_checkpointing(*objects)
         for one in objects:
             self._registered.add(one)
 
     def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Export as Accelerate does; the job's own checkpoint is written with it, at the end of this step."""
+        """Export as Accelerate does; the job's own checkpoint follows at the end of this step."""
         found = super().save_state(output_dir, *args, **kwargs)
         if self._job is not None:
             FLAGS.checkpoint = True
@@ -94,7 +94,7 @@ class Accelerator(accelerate.Accelerator):
         return found
 
     def load_state(self, input_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Load as Accelerate does before `prepare`; later ignore its checkpoint, older than the job's. Raises
+        """Before `prepare`, load as Accelerate does; later ignore its checkpoint, which is older than the job's. Raises
         ValueError while the job has none."""
         if self._job is None:
             super().load_state(input_dir, *args, **kwargs)

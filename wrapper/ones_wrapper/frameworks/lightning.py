@@ -4,8 +4,8 @@
     trainer = L.Trainer(max_epochs=10, strategy=ElasticStrategy(max_batch=256))
 
 The base batch is what the script takes on one GPU: the DataLoader's `batch_size` times `accumulate_grad_batches`.
-`max_steps`, `val_check_interval` and schedules that step with each batch are in steps of it. A batch of Lightning's is
-a whole step, with all its accumulation steps; `global_step` and `batch_idx` count the whole steps made.
+`max_steps`, `val_check_interval` and schedules that step with each batch are in steps of the base batch. A batch of
+Lightning's is a whole step, with all its accumulation steps; `global_step` and `batch_idx` count the whole steps made.
 
 In Lightning a strategy knows the ranks, exchanges gradients and lets an optimizer step. Data, gradient exchange and
 checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the methods of a strategy this
@@ -42,7 +42,7 @@ from ones_wrapper.run.loop import Loader
 from ones_wrapper.script.line import line
 
 MANY = 1 << 40
-"""Length of an epoch given to Lightning, never reached: the data ends the epoch, since its number of steps varies."""
+"""Length of an epoch given to Lightning, never reached: the data ends the epoch, whose number of steps varies."""
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
@@ -69,7 +69,7 @@ WORLD = (
 
 
 class LightningRanks(TorchElasticEnvironment):
-    """Environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. It requeues nothing."""
+    """Environment of the ranks that ones-run started, whatever `devices` and `num_nodes` say. Requeues nothing."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Accept any numbers, since a resize changes both."""
@@ -136,7 +136,7 @@ class ElasticStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True if Lightning distributes the samples of a DataLoader: those to evaluate on, never ours."""
+        """True if Lightning distributes the samples of a DataLoader: samples to evaluate on, never the job's."""
         return self.world_size > 1 and not self._asking
 
     @property
@@ -144,7 +144,7 @@ class ElasticStrategy(ParallelStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning which rank is 0, for its log and the like. Lightning calls it once the Trainer is made."""
+        """Tell Lightning which rank is 0, for its log and the like. Lightning calls this once the Trainer is made."""
         only: Any = rank_zero_only
         only.rank = self.global_rank
 
@@ -216,7 +216,7 @@ class ElasticStrategy(ParallelStrategy):
         trainer.fit_loop.max_batches = len(self._loader)  # for `estimated_stepping_batches`
 
     def _register(self, trainer: Any) -> None:
-        """Load the newest checkpoint of the job, and put Lightning's loops to that point."""
+        """Load the newest checkpoint of the job, and set Lightning's loops to that point."""
         job, model = self.job, self.model
         if len(self.optimizers) != 1:
             raise ValueError(MANUAL)
@@ -264,7 +264,7 @@ class ElasticStrategy(ParallelStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, filepath, storage_options)
-        FLAGS.checkpoint = True  # where Lightning keeps something, so do we: at the end of this step
+        FLAGS.checkpoint = True  # when Lightning saves, the job saves, too: at the end of this step
 
     def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
         if checkpoint["state_dict"]:
@@ -277,7 +277,7 @@ class ElasticStrategy(ParallelStrategy):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def take(self) -> Any:
-        """End the step before; return this rank's samples for the first pass of the next step."""
+        """End the previous step; return this rank's samples for the first pass of the next step."""
         self._asking = False
         self._passes = self._steps.take()
         if not self._passes:
@@ -319,7 +319,7 @@ class ElasticStrategy(ParallelStrategy):
         """Prepare the samples of the first pass as Lightning's loop does."""
         module = self.lightning_module
         assert module is not None
-        # Private: it asks the module or the datamodule, whichever has the hook.
+        # A private name: it asks the module or the datamodule, whichever has the hook.
         local = module._on_before_batch_transfer(self.precision_plugin.convert_input(local), dataloader_idx=0)
         return self.batch_to_device(local, dataloader_idx=0)
 

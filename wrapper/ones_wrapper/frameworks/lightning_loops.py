@@ -87,7 +87,7 @@ class Boundaries(Callback):
     def __init__(
         self, job: Job, loader: Loader, steps: Steps, trainer: Any, carried: Carried, ask: Callable[[], None]
     ) -> None:
-        """`ask` is called where an epoch begins, whose first batch Lightning asks for next."""
+        """`ask` is called as an epoch begins, before Lightning asks for the first batch."""
         self.carried = carried
         self._job, self._steps, self._trainer, self._ask = job, steps, trainer, ask
         self._per_epoch = len(loader)

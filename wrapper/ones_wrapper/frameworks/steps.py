@@ -31,7 +31,7 @@ STRATEGY = (
 
 
 def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, Any] | None) -> Job:
-    """Join the run as `ones.init` does, with `elastic` as further keywords of it.
+    """Join the run as `ones.init` does, with `elastic` as further keywords.
 
     The base batch is what the script takes on one GPU, `per_device` samples in each of `accumulation` accumulation
     steps, unless `elastic` says otherwise. Raises ValueError for a strategy.
@@ -46,8 +46,8 @@ def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, 
 
 
 def meet(backend: str | None) -> Group:
-    """Return the group of ranks, for a framework that copies it. It is fixed for the run: in a job of blocks each
-    change begins a term. Collective, the first time."""
+    """Return the group of ranks, for a framework that copies it. The group is fixed for the run: in a job of blocks
+    each change begins a term. Collective, the first time."""
     known, entered = os.environ.get("WORLD_SIZE"), enter(backend)
     entered.keep_ranks()
     if os.environ.get("WORLD_SIZE") != known:
@@ -64,8 +64,8 @@ def check_ranks(job: Job, framework: str, theirs: int, on_cpus: str) -> None:
 
 
 def pass_over(job: Job, framework: str, what: str, given: str, how: str, known: bool = False) -> None:
-    """Log that a framework's own checkpoint is not read, since the job has a newer one. Raises ValueError before it
-    has, unless its own is `known` to be of this job: `given` is what the script wrote, `how` how weights are loaded.
+    """Log that a framework's own checkpoint is not read, since the job has a newer one. Raises ValueError if the job
+    has none, unless the framework's is `known` to be of this job. `given` is the script's text, `how` how weights load.
     """
     step = job.progress.step
     if not step and not known:
@@ -94,7 +94,7 @@ class Steps:
         """The last pass of a step that was handed out and has not ended."""
 
     def take(self) -> list[Pass]:
-        """End the step before; return the next one's passes. Empty at the epoch's end: `end_epoch` ends its last
+        """End the previous step; return the next step's passes. Empty at the epoch's end: `end_epoch` ends the last
         step."""
         coming = self._fetch()
         if not coming:
@@ -123,7 +123,7 @@ class Steps:
         return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
 
     def begin_epoch(self, accuracy: float | None = None) -> None:
-        """Begin an epoch, and end the one before, which had this accuracy."""
+        """Begin an epoch, and end the previous epoch, which had this accuracy."""
         if self._within:
             self.end_epoch(accuracy)
         self._within = True

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, elastic: one line of a script changes, its import.
+"""Hugging Face's Trainer, elastic: only the import line of a script changes.
 
     from ones_wrapper.frameworks.transformers import Trainer
 
@@ -68,7 +68,7 @@ class Trainer(transformers.Trainer):
         """Accumulation step that is computed now; None outside of a pass."""
         self._schedule: Any = None
         self._carried = _Carried(self)
-        # After the Trainer's own, which looks at the steps first, and before all others.
+        # After the Trainer's own callback, which checks the steps first, and before all others.
         self.callback_handler.callbacks.insert(1, _Boundaries(self))
 
     @property
@@ -123,7 +123,7 @@ class Trainer(transformers.Trainer):
 
     def _taken_over(self) -> TakenOver:
         """Return the script's own DataLoader. Raises ValueError for a DataLoader that chooses samples by itself."""
-        if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share of it
+        if isinstance(self.train_dataset, IterableDataset) and not self._loads:  # each rank's loader has a share
             options = {"shuffle": False, "drop_last": self.args.dataloader_drop_last, "collate_fn": self.data_collator}
             return TakenOver(self.train_dataset, self.args.per_device_train_batch_size, options)
         loader = self._own_loader()
@@ -137,7 +137,7 @@ class Trainer(transformers.Trainer):
         others: dict[str, Any] = {"trainer": self._carried}
         if self.accelerator.scaler is not None:
             others["scaler"] = self.accelerator.scaler
-        follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # that one is stepped by evaluations
+        follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # evaluations step this scheduler
         if not follows:
             others["plateau"] = hidden(self.lr_scheduler)
         optimizer: Any = self.optimizer
@@ -155,7 +155,7 @@ class Trainer(transformers.Trainer):
         self._carried.over |= self.job.base_steps >= max_steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self._schedule is not None:  # the registered one, which follows progress
+        if self._schedule is not None:  # the registered scheduler, which follows progress
             self.lr_scheduler = self._schedule
             return self._schedule
         return super().create_scheduler(num_training_steps, optimizer)
@@ -167,7 +167,7 @@ class Trainer(transformers.Trainer):
         epochs, steps, examples, samples, _, length, max_steps = found
         self._epochs = epochs
         left = 0 if self._carried.over else max(0, epochs - self.job.progress.epoch)
-        # The most steps that an epoch may take, at a batch of one sample: where it ends our data says.
+        # The most steps that an epoch may take, at a batch of one sample: the job's data ends the epoch.
         most = self.job._run.loop.feed.samples or steps * self.job._run.sizes.spec.base_batch  # type: ignore[union-attr]
         return left, most, examples, samples, self.job.batch, length, max_steps
 
@@ -184,8 +184,8 @@ class Trainer(transformers.Trainer):
         return [_Step(passes)], self._get_num_items_in_batch(counted, device)
 
     def _step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Make the passes of one step; return this rank's loss, so that its mean over the ranks is the step's loss. It
-        is multiplied by the steps of the base batch that the step makes."""
+        """Make the passes of one step; return this rank's loss, so that its mean over the ranks is the step's loss. The
+        loss is multiplied by the steps of the base batch that the step makes."""
         total = torch.zeros((), device=self.args.device)
         before = self.job.base_steps
         for part, local in inputs.passes:
@@ -336,7 +336,7 @@ class _Boundaries(TrainerCallback):
             control.should_save = True
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        FLAGS.checkpoint = True  # where the Trainer keeps something, so do we: at the end of this step
+        FLAGS.checkpoint = True  # when the Trainer saves, the job saves, too: at the end of this step
 
     def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         hang_detector.beat()
@@ -352,6 +352,6 @@ def _accuracy(state: TrainerState) -> float | None:
 
 
 def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs with all labels ignored, so that they count no item."""
+    """Return the inputs with all labels ignored, so that no item counts."""
     names = {"labels", "shift_labels"} & set(inputs)
     return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}

@@ -4,7 +4,7 @@ The agreement is begun at one boundary and obeyed at the next. It is one maximum
 asks for anything, and the most and fewest exchanges of gradients that ranks have begun, which must be equal. If one
 asks, a second maximum over ten integers says for what (and two for each rank, if shares are uneven). If this would cost
 more than `SHARE` of a step, or several steps make up `EVERY_S`, the ranks agree only at every n-th boundary. Rank 0
-says n, as part of the agreement.
+gives n, as part of the agreement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHARE = 0.01
 LONGEST_S = 1.0
 """Most seconds between two agreements, if steps are shorter."""
 EVERY_S = 0.1
-"""Seconds between two agreements that suffice, however little an agreement costs: a request waits as long."""
+"""Seconds between two agreements that suffice, however little an agreement costs: a request waits at most this long."""
 MOST_LEFT_OUT = 3
 """Most boundaries in a row at which the ranks do not agree for the sake of `EVERY_S`."""
 HELD_S = 30.0
@@ -73,7 +73,7 @@ class Boundary:
         self._began_s = self._held_since = 0.0
         self._counted = 0
         self.exchanges: Callable[[], int] = lambda: 0
-        """Returns the number of gradient exchanges that this rank has begun, which must be the same on all ranks."""
+        """Returns the number of gradient exchanges that this rank has begun; it must be equal on all ranks."""
         self.members: Blocks | None = None
         """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
@@ -83,11 +83,11 @@ class Boundary:
 
     @property
     def order(self) -> Order | None:
-        """The order in force; None but on rank 0."""
+        """The order in force on rank 0; None on other ranks."""
         return self._orders.order if self._orders is not None else None
 
     def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
-        """Read the orders and requests of the run `restart` from now on; None but on rank 0. Not collective."""
+        """Read the orders and requests of the run `restart` from now on; None on ranks but rank 0. Not collective."""
         self._orders, self.requests, self._restart = orders, requests, restart
         self._told = (0, 0)
 
@@ -153,7 +153,7 @@ class Boundary:
         started = time.perf_counter()
         word, most, least = later()
         cost = self._began_s + time.perf_counter() - started
-        # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
+        # The shortest of late: a longer time is waiting for a slower rank, for which the step would wait anyway.
         self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
         if most != -least:
             raise RuntimeError(fewer_passes(self._group.rank, most - self._counted))
@@ -183,9 +183,9 @@ class Boundary:
         return max(1, min(max(round(self._cost_s / (SHARE * step_s)), enough), int(LONGEST_S / step_s)))
 
     def _asks(self, proposal: list[int]) -> bool:
-        """Return whether the others must see this rank's proposal. They know an order that was sent to them before."""
+        """Return whether other ranks must see this rank's proposal. They know an order that was sent before."""
         stop, asked, number, wanted, drain, _, look, due, plan, change, *measured = proposal
-        new = any(measured[: len(measured) // 2])  # times; what ranks hold is of no use without these
+        new = any(measured[: len(measured) // 2])  # times; the samples that ranks hold are of no use without times
         return bool(stop or asked or drain or look or due or plan or change or new) or (number, wanted) != self._told
 
     def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
@@ -223,7 +223,7 @@ class Boundary:
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """Return (stop, carry on): all ranks call it again and again while drained by order `number`.
 
-        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0 says that no
+        A newer order calls the drain off; a newer drain is obeyed at the next boundary. `over` on rank 0 says that no
         requeue will come.
         """
         order = self._order()

@@ -43,7 +43,7 @@ def start(
     fits: Callable[[int], bool] = lambda world: True,
 ) -> Run:
     """Return the run of ranks that came into their job. Collective. `fits` says whether the strategy can use N ranks,
-    and `spec_of` is called once it can. Ends the process if ranks have to start again."""
+    and `spec_of` is called once it can. Ends the process if its ranks have to start again."""
     group, blocks, leads = entered.group, entered.blocks, entered.leads
     assert isinstance(group, TorchGroup) and blocks is not None
     block, term = blocks.block, blocks.leader.term
@@ -82,11 +82,11 @@ class ChangingRanks(FixedRanks):
     def join(self) -> bool:
         run, blocks = self._run, self._blocks
         strategy, exchanges = run.settings.strategy, run.loop.exchanges
-        # A term that several blocks began before the script goes on by terms, whatever the script could do.
+        # If several blocks began a term before the script, later changes begin terms, too, whatever the script can do.
         hot = blocks.hot and exchanges.hot and (strategy is None or strategy.hot)
         if not self.joining:
             run.sizes.spec = replace(run.sizes.spec, term=self._term, hot=hot)
-            # First: an order's batch waits for all that it names, also as a term begins.
+            # First: an order's batch waits for all blocks that the order names, also as a term begins.
             run.control.boundary.members = blocks
             return False
         if not hot:
@@ -135,7 +135,7 @@ class ChangingRanks(FixedRanks):
             return
         try:
             warm_up.run(self._run.loop.exchanges, text, self._group.device, self._coming_samples)
-        except Exception as error:  # the first step is slower, and no worse
+        except Exception as error:  # the first step is only slower
             self._group.say(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
 
     def _samples(self) -> int:
@@ -198,8 +198,8 @@ class ChangingRanks(FixedRanks):
         self._group.say(f"term {plan.term} begins at step {run.progress.step}, with blocks {names}")
         run.records.bye("moved", 0, f"the next term begins with blocks {names}")
         self._machine.go(BlockState.PARTING)
-        streams.wait(self._group.device)  # a rank that is gone never ends a sum
-        self._group.maximum([0])  # nor may any end before rank 0 has spoken
+        streams.wait(self._group.device)  # a sum with a rank that is gone never ends
+        self._group.maximum([0])  # no rank may end before rank 0 has spoken
         blocks.close()
         run.keeping.let_go()
         raise SystemExit(0 if blocks.leaves else NEXT_TERM)
@@ -210,7 +210,7 @@ class ChangingRanks(FixedRanks):
         run.records.flush()
         began = time.time()  # what the device still owed was training
         run.loop.exchanges.settle()
-        if self._blocks.coming.moves:  # ranks may differ in these, and those of rank 0 count
+        if self._blocks.coming.moves:  # ranks may differ in these, and rank 0's count
             self._group.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
@@ -313,7 +313,7 @@ class ChangingRanks(FixedRanks):
         self._blocks.give_up(why)
 
     def _abandon(self, why: str) -> None:
-        """End this process while the script's thread waits for others, which the link found lost."""
+        """End this process while the script's thread waits for other ranks that the link found lost."""
 
         def end() -> None:
             with suppress(Exception):
@@ -323,7 +323,7 @@ class ChangingRanks(FixedRanks):
         self._ending.by_watch(lambda: self._give_up(why, why), end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint if this rank's model is whole and nobody else does."""
+        """Write a checkpoint if this rank's model is whole and no other rank writes."""
         run, folder, term = self._run, self._blocks.folder, self._term
         state, step = run.keeping.state, run.progress.step
         if state is None or self.joining or not self._whole or not rescue.claim(folder.path, term):

@@ -103,8 +103,8 @@ class Control:
             self._records.batch_changed(old, number)
 
     def _drain(self, number: int) -> None:
-        """Checkpoint, report it, wait for the requeue; carry on when it is called off or does not come."""
-        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        """Checkpoint, report it, wait for the requeue; carry on if the drain is called off or no requeue comes."""
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks have hardly a moment left.
         flush_files()
         if not self._keeping.save(f"for order {number}", number):
             return

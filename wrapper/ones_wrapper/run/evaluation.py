@@ -15,9 +15,9 @@ from ones_wrapper.script import gathered
 class Evaluation:
     """The share of one rank's replica, which may be iterated again; `Job.evaluate` makes it.
 
-    It moves no cursor of the training, draws none of its random numbers, and takes no time of its steps. Shares differ
-    by one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks, or batches of
-    one.
+    An evaluation moves no cursor of the training, draws none of its random numbers, and takes no time of its steps.
+    Shares differ by one sample at most. Ranks take equally many batches, unless there are fewer samples than ranks or
+    batches have one sample.
     """
 
     def __init__(self, run: Run, feed: Feed, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Hooks at the moments at which a job's ranks may change. A plain job's ranks never do, so they do nothing here."""
+"""Hooks at the moments at which a job's ranks may change. A plain job's ranks stay: these do nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ones_wrapper.run.boundary import Agreement
 
 class Unknown(int):
     """A rank or world size in a block that has not joined: equal to no number, and shown as none. It is an int all the
-    same, so that a seed may be made of it."""
+    same: a script may make a seed of it."""
 
     def __eq__(self, other: object) -> bool:
         return False

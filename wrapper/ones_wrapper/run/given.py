@@ -51,7 +51,7 @@ class Given:
 
 
 def sorted_by_kind(things: Iterable[Any]) -> Given:
-    """Return the things by kind. Raises TypeError for one of no known kind."""
+    """Return the things by kind. Raises TypeError for a thing of no known kind."""
     given = Given()
     for thing in things:
         if isinstance(thing, torch.nn.Module) and not isinstance(thing, AveragedModel):

@@ -19,7 +19,7 @@ from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Common
 
 FIRST_S = 600.0
-"""Seconds until the first checkpoint, and between checkpoints until the cost of one is known."""
+"""Seconds until the first checkpoint, and between checkpoints until a checkpoint's cost is known."""
 
 
 class Keeping:
@@ -90,7 +90,7 @@ class Keeping:
         finally:
             self._saved_at = time.monotonic()
             FLAGS.checkpoint_taken()
-            self.report_finished()  # one that was under way was waited for
+            self.report_finished()  # a checkpoint that was under way was waited for
         self._done(saved, order)
         return True
 
@@ -135,7 +135,7 @@ class Keeping:
             return
         try:
             name = self._checkpoints.rescue(state, replace(progress), refuse)
-        except Exception as error:  # the last one has to do
+        except Exception as error:  # the last checkpoint has to do
             log(f"no checkpoint could be written of step {progress.step} ({error}); the last one stays")
         else:
             log(f"{name} was written by one rank, since others are lost")

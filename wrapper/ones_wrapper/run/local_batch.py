@@ -1,9 +1,9 @@
-"""A job's largest local batch: as declared, as a strategy's formula leaves it, and as a trial showed it.
+"""A job's largest local batch: as declared, as a strategy's formula bounds it, and as a trial showed it.
 
-A formula gives the memory of activations; an allocator, workspaces and fragments take more. A local batch that runs out
-of memory in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisection, as HFTA
-(2102.02344) finds its largest number of models. Each size is tried several times: a first pass may fit and a later one
-may not.
+A formula gives the memory of activations; allocator, workspaces and fragments take more. A local batch that runs out of
+memory in training is halved (`memory.py`). A script may also ask for a probe: doubling, then bisection, as HFTA
+(2102.02344) finds its largest number of models. Each size is tried several times: a first pass may fit although a later
+pass does not.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LocalBatch:
         return self._group.world if self._by_size else 0
 
     def applied(self, spec: Spec) -> Spec:
-        """Return the spec, bounded by the largest local batch that earlier runs found on these devices; the smallest
-        rank's counts."""
+        """Return the spec, bounded by the largest local batch that earlier runs found on these devices, the smallest of
+        all ranks."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
         self.found = min((LargestBatch(*one) for one in found if one), default=None)
         return as_found(spec, self._group.world, self.found)
@@ -66,9 +66,9 @@ class LocalBatch:
     def probe(self, one_pass: Callable[[int], object], state: SavedState, unit: int, together: bool) -> LargestBatch:
         """Return the most samples of a pass; try for it if no earlier run has at this size.
 
-        `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises its error, for
-        `classify_error` with `trying`: the others may never come out of theirs, so the ranks must start again. Raises
-        MemoryError if not one unit fits.
+        `together`: ranks wait for each other in a pass. Then the first rank that runs out of memory raises its error,
+        for `classify_error` with `trying`: other ranks may never leave their pass, so the ranks must start again.
+        Raises MemoryError if not one unit fits.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
@@ -90,7 +90,7 @@ class LocalBatch:
 
 
 def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
-    """Return the largest multiple of `unit` up to `most` that fits; 0 if not even the unit does."""
+    """Return the largest multiple of `unit` up to `most` that fits; 0 if not even the unit fits."""
     most -= most % unit
     held, size = 0, min(unit, most)
     while held < size and fits(size):
@@ -108,7 +108,7 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
 @contextmanager
 def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Hold as much memory as the first steps will make. Moments count only for parameters without an optimizer's state:
-    a checkpoint that was loaded has brought it."""
+    a loaded checkpoint brings that state."""
     coming = [
         torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
         for optimizer in optimizers
@@ -125,7 +125,7 @@ def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator
 
 def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, group: Group, together: bool) -> bool:
     """Return whether passes of `samples` samples fit on all ranks. Collective. Gradients are dropped afterwards;
-    buffers and random numbers are as before. Errors of `one_pass` are raised; want of memory only if ranks wait for
+    buffers and random numbers are as before. Errors of `one_pass` are raised, but lack of memory only if ranks wait for
     each other in a pass (`together`)."""
     model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]

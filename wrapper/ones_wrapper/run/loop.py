@@ -84,8 +84,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's local batches from the cursor to the end of the present epoch; all ranks take as many.
 
-        A script may ask one batch ahead, as prefetchers do: it asks for the second before it has trained on the first.
-        A step then ends when the batch after the next is asked for, or with the epoch.
+        A script may ask one batch ahead, as prefetchers do: the script asks for the second batch before it has trained
+        on the first. A step then ends when the batch after the next is asked for, or with the epoch.
         """
         run = self._run
         if run.over and isinstance(run.loop.feed, Feed):  # `update_bn` of an average: nothing is counted
@@ -117,7 +117,7 @@ class Loader:
             self._given.append(found[0])
             if ahead and not self._asks_ahead:
                 assert run.keeping.state is not None
-                left_out = partial(self._end_pass, boundary=False)  # the script trains on the second of the two
+                left_out = partial(self._end_pass, boundary=False)  # the script trains on the second batch
                 self._doubt = AskedAhead(run.keeping.state.model, held, found[1], lambda: first.touched, left_out)
             held = found[1] if number == 0 else None
             if len(self._given) == 1:
@@ -161,8 +161,8 @@ class Loader:
             self._run.loop.first_steps.say(OUTSIDE)
 
     def coming(self, ahead: Callable[[], int], seeded: bool) -> Iterator[Pass]:
-        """Yield the epoch's remaining passes, cut again if the batch or the ranks change. `ahead` samples of it were
-        handed out and are not counted yet; `seeded` as in `Feed.batches`."""
+        """Yield the epoch's remaining passes, cut again if the batch or the ranks change. `ahead` samples were handed
+        out and are not counted yet; `seeded` as in `Feed.batches`."""
         run, epoch, feed, changed = self._run, self._run.progress.epoch, self._run.loop.feed, True
         assert feed is not None
         while changed:
@@ -176,7 +176,7 @@ class Loader:
                     break
 
     def _weighed(self, passes: Iterator[Pass]) -> Iterator[Pass]:
-        """Yield the same passes, with their tokens if the job counts them: then a step's are fetched together."""
+        """Yield the same passes, with their tokens if the job counts tokens: then fetch a step's passes together."""
         held = self._run.settings.tokens
         if held is None:
             yield from passes

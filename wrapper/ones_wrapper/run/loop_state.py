@@ -34,7 +34,7 @@ class Loop:
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
-        """True from an epoch's first pass to the end of its loop: an error of the script may then be one of a pass."""
+        """True from an epoch's first pass to the end of its loop: an error of the script may then come from a pass."""
         self.passed = -1
         """Last epoch whose batches were all handed out; -1 for none."""
         self.in_epochs = False

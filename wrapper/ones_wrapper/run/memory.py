@@ -2,7 +2,7 @@
 
 A pass that runs out of memory ends the run: after such an error the ranks are not at the same point any more, and a
 GPU's memory is in pieces. Half of the size that failed is written to the job's directory. The ranks that start again
-from the last checkpoint take no more than that per pass.
+from the last checkpoint take no more than this half per pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class DoesNotFitError(RuntimeError):
-    """One sample per pass is already too much; the message says for what, and what may help."""
+    """One sample per pass is already too much; the message names the device, and what may help."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -50,7 +50,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Return the memory of a device; 0 if it is not known. `ONES_MEMORY_BYTES` emulates another one, for tests."""
+    """Return the memory of a device; 0 if it is not known. `ONES_MEMORY_BYTES` emulates another size, for tests."""
     if emulated := os.environ.get("ONES_MEMORY_BYTES"):
         return int(emulated)
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
@@ -61,14 +61,14 @@ class LargestBatch(NamedTuple):
 
     samples: int
     gpus: int = 0
-    """World size at which it was found; 0 if that makes no difference."""
+    """World size at which the batch was found; 0 if the world size makes no difference."""
 
 
 def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
-    """Return the largest local batch that was found on such a device; None if there is none that is valid.
+    """Return the largest local batch that was found on such a device; None if there is no valid one.
 
-    It counts only while the script declares the same. Not collective: unlike devices find unlike values, and the ranks
-    must agree on the smallest.
+    The batch counts only while the script declares the same. Not collective: unlike devices find unlike values, and the
+    ranks must agree on the smallest.
     """
     path = directory / MEMORY
     try:
@@ -92,7 +92,7 @@ def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
     """Remember half of `failed_at` samples, which did not fit in a pass; return the next run's size.
 
-    Any rank may call it, also several at once: the file is replaced atomically, and never has more than another wrote
+    Any rank may call it, also several at once: the file is replaced atomically, and never by a larger number than
     before. (Two that write at the same moment may leave the larger value; that costs another try.) Raises
     `DoesNotFitError` at one sample, and OSError if the file cannot be written.
     """
@@ -116,10 +116,10 @@ def write(directory: Path, declared: int, found: LargestBatch, device: str) -> N
 def classify_error(
     error: BaseException, directory: Path, declared: int, samples: int, device: str, gpus: int = 0
 ) -> tuple[int, str] | None:
-    """Return (exit code, message) if `error`, of a pass of `samples` samples, is for want of memory; else None.
+    """Return (exit code, message) if `error`, of a pass of `samples` samples, is due to lack of memory; else None.
 
-    The code is OUT_OF_MEMORY once the smaller size is remembered: `ones-run` then starts the ranks again. It is 1 if no
-    smaller size is left, or it could not be written.
+    The code is OUT_OF_MEMORY once the smaller size is remembered: `ones-run` then starts the ranks again. The code is 1
+    if no smaller size is left, or the size could not be written.
     """
     if not is_out_of_memory(error):
         return None

@@ -1,4 +1,4 @@
-"""A stopwatch of steps, and the losses that go with them."""
+"""A stopwatch of steps, and the losses of these steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Losses:
     total: torch.Tensor | float = 0.0
     samples: torch.Tensor | float = 0.0
     nonfinite: torch.Tensor | float = 0.0
-    """Losses that were not finite numbers; they are in neither of the others."""
+    """Number of losses that were not finite; neither of the other fields has them."""
 
     def add(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
         """Add mean losses over these numbers of samples, all on one device."""
@@ -48,7 +48,7 @@ class Losses:
 
     @property
     def mean(self) -> float | None:
-        """The mean over samples; None without a finite one. Waits for the device."""
+        """The mean over samples; None without a finite loss. Waits for the device."""
         samples = float(self.samples)
         return float(self.total) / samples if samples else None
 
@@ -63,7 +63,7 @@ class Meter:
         wait: Callable[[], None] = lambda: None,
         use: DeviceUse | None = None,
     ) -> None:
-        """`wait` returns once the device did what is queued: steps that it still owes are no fast ones. `use` is the
+        """`wait` returns once the device has done all queued work: a step that is only queued is not fast. `use` is the
         device's, on the rank that reports."""
         self._use, self._every_s, self._clock, self._wait = use, every_s, clock, wait
         self._began = clock()
@@ -92,7 +92,7 @@ class Meter:
             self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out seconds since the step began that were not the step's: an evaluation in its middle."""
+        """Leave out seconds since the step began that do not belong to it, as of an evaluation in its middle."""
         self._began += seconds
         if self.watch is not None:
             self.watch.leave_out(seconds)
@@ -131,14 +131,14 @@ class Meter:
         return self._end() if self._seconds >= self._every_s else None
 
     def settle(self) -> None:
-        """Wait for the device within the interval's time, so that a checkpoint or evaluation after it need not."""
+        """Wait for the device within the interval's time, so that a following checkpoint or evaluation need not."""
         if self._latest is not None:
             began = self._clock()
             self._wait()
             self._seconds += self._clock() - began
 
     def forget(self) -> None:
-        """Drop all that is not reported yet: a device that hangs could not answer for it."""
+        """Drop all that is not reported yet: reading it would wait for a device that hangs."""
         self._latest, self._pending = None, []
         self._epoch, self._interval = Losses(), Losses()
 

@@ -1,6 +1,6 @@
 """Hints to a script's owner on things that are probably not meant.
 
-Nothing here is an error: training goes on. A call that would go wrong for sure raises one by itself.
+Nothing here raises an error: training goes on. A call that would surely go wrong raises an error itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from ones_wrapper.process.log import log
 from ones_wrapper.protocol import Spec
 
 NO_STEPS = 20
-"""Steps in a row without one of the optimizer before the hint. A gradient scaler may leave out the first."""
+"""Steps of the loop in a row without an optimizer's step before the hint. A gradient scaler may skip the first."""
 
 
 def look_at(spec: Spec) -> None:

@@ -50,7 +50,7 @@ class Records:
         """Time that one rank took for a sample in the last interval; 0 before the first."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
         before, self.failed_before = previous(directory, identity.restart) if first else (0.0, False)
-        """True if the last start ended without a bye, or with that of an error, as far as rank 0 knows."""
+        """True if the last start ended without a bye, or with an error's bye, as far as rank 0 knows."""
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._hello = partial(
             Hello,
@@ -86,7 +86,7 @@ class Records:
         return Series(self._settings.series, lambda: self._progress.run_id, self._directory)
 
     def _send_interval(self, report: Throughput | None) -> None:
-        """Send the report of an interval; log the speed in tokens, and a loss that is no number, once."""
+        """Send the report of an interval; log, once each, the speed in tokens and a loss that is no number."""
         self.send(report)
         if report is not None:
             self._sample_s = report.seconds * self._group.world / report.samples
@@ -99,7 +99,7 @@ class Records:
             log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the interval so far: no step follows, or one at another batch."""
+        """Send the interval so far: no step follows, or a step at another batch."""
         self._send_interval(self.meter.flush())
 
     def note(self, note: str) -> None:
@@ -160,7 +160,7 @@ class Records:
             progress, total, self._sizes.batch, self._sizes.lr_factor, 0 if held is None else held.total
         )
         progress.trained_s += meter.last_s
-        # Of the first step only what the change adds to it: a usual step of a minute is no pause.
+        # Of the first step only the time beyond a usual step counts: a usual step of a minute is no pause.
         self._changed(max(0.0, meter.last_s - self._sample_s * total / self._group.world))
         self._resizes.stepped(progress.step, useful, meter.last_s)
         if not self._first:
@@ -206,7 +206,7 @@ class Records:
             self.trace.ranks_changed(plan.term, self._group.rank, self._group.world, plan.generation)
 
     def stop_leading(self, note: str) -> None:
-        """End this rank's reports: another one reports from now on."""
+        """End this rank's reports: another rank reports from now on."""
         self.bye("moved", 0, note)
         self._writer = None
         self._series.close()
@@ -220,8 +220,8 @@ class Records:
         self._say_hello(checkpoint="", attempt=0, **at_once)
 
     def membership(self, plan: Plan, pause_s: float, size: int, transfer_s: float, order: Order | None) -> None:
-        """Record that these blocks train from now on; `size` bytes of state reached new ones in `transfer_s` seconds.
-        `order` is the one in force. A pause lasts until the first step ends, and is reported then."""
+        """Record that these blocks train from now on; `size` bytes of state reached new blocks in `transfer_s` seconds.
+        `order` is the order in force. A pause lasts until the first step ends, and is reported then."""
         at = self._progress.step
         restarts = tuple(member.restart for member in plan.members)
         shape = (plan.nodes, plan.ranks_per_node, plan.world)
@@ -273,6 +273,6 @@ class TraceWriter:
 
     def write(self, **line: Any) -> None:
         """Write a line: the dataset indices, `samples`, that this rank used in a step, or `begin`. A run goes on from
-        step `begin`: all that earlier runs did from there on is undone."""
+        step `begin`: all steps of earlier runs from there on are undone."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

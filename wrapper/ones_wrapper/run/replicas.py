@@ -29,14 +29,14 @@ class Division(Cut):
 
 def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLimits | None:
     """Return the limits that a strategy has in this job, with the memory of its smallest GPU. Collective. Raises
-    TypeError for an object that is no strategy, and ValueError if it cannot use the present ranks."""
+    TypeError for an object that is no strategy, and ValueError if the strategy cannot use the present ranks."""
     if strategy is None:
         return None
     if not isinstance(strategy, Strategy):
         raise TypeError(f"init: strategy={strategy!r:.60} is no ones_wrapper.strategy.Strategy")
     limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
     row = limits.at(group.world)
-    replicas = strategy.replicas(group.world)  # first: its own sentence is the better one
+    replicas = strategy.replicas(group.world)  # first: the strategy's own sentence is better
     if row is None:
         raise ValueError(limits.refusal(group.world))
     if row.replicas != replicas:
@@ -46,19 +46,19 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> StrategyLi
 
 
 def as_found(spec: Spec, world: int, found: LargestBatch | None) -> Spec:
-    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs. A
-    strategy's formula is corrected by it; without one, no pass takes more."""
+    """Return the spec with its limits for the largest local batch found by trial, perhaps at another number of GPUs.
+    This corrects a strategy's formula; without a formula, no pass takes more."""
     if found is None:
         return spec
     if spec.limits is not None:
         row = spec.limits.at(found.gpus)
         said = row.most_local(spec.limits.memory_bytes) if row else None
         if said is not None and said >= found.samples >= spec.max_local_batch:
-            return spec  # all that was declared fits, and how much more is not known
+            return spec  # all declared samples fit; how many more is not known
         corrected = spec.limits.corrected(found.gpus, found.samples)
         if corrected is not spec.limits:
             return replace(spec, limits=corrected)
-        if found.gpus != world and not _each_a_replica(spec.limits):  # else a GPU holds the same at any size
+        if found.gpus != world and not _each_a_replica(spec.limits):  # else a GPU holds as many samples at any size
             return spec
     return replace(spec, max_local_batch=min(spec.max_local_batch, found.samples))
 
@@ -72,7 +72,7 @@ def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Strateg
 
 
 def row_of(spec: Spec, world: int) -> SizeLimits:
-    """Return the limits at a world size. Raises ValueError for one that the strategy cannot use."""
+    """Return the limits at a world size. Raises ValueError for a size that the strategy cannot use."""
     if spec.limits is None:
         return SizeLimits(world, world)
     row = spec.limits.at(world)
@@ -97,8 +97,8 @@ def divide(spec: Spec, world: int, rank: int, equal: bool = False) -> Division:
 
 
 def in_force(spec: Spec, wanted: int, division: Division) -> int:
-    """Return the global batch in force if `wanted` samples are wanted. It is a multiple of the job's if one fits, and
-    of the strategy's in any case. Raises ValueError if none fits."""
+    """Return the global batch in force if `wanted` samples are wanted. The batch is a multiple of the job's divisor if
+    a multiple fits, and of the strategy's in any case. Raises ValueError if none fits."""
     most = spec.max_batch, division.max_local, spec.max_passes
     batch = clamp_batch(wanted, division.replicas, *most, lcm(spec.multiple_of, division.quantum))
     if batch % division.quantum:
@@ -123,7 +123,7 @@ def _each_a_replica(limits: StrategyLimits) -> bool:
 
 
 def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
-    """Return whether each rank is a replica, at any number of GPUs, and the strategy shows their gradients."""
+    """Return whether each rank is a replica, at any number of GPUs, and the strategy exposes their gradients."""
     if strategy is None or spec.limits is None:
         return True
     return strategy.measures_noise and _each_a_replica(spec.limits)

@@ -1,4 +1,4 @@
-"""Lines of a job's log on its resizes: one at each, and one on the speed that it brought."""
+"""Lines of a job's log on its resizes: a line at each resize, and a line on the speed that the resize brought."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ones_wrapper.protocol import MAX_LINE, Batch, Epoch, First, Hello, Membersh
 from ones_wrapper.protocol.growth import efficiency
 
 MEASURE_S = 30.0
-"""Training time before the log says what a resize brought."""
+"""Training time before the log names the speed that a resize brought."""
 _SHOWN = 16
 """Most ranks whose shares a line names."""
 _WARM_UP = 2
@@ -32,13 +32,13 @@ class Before:
     shape: str
     batch: int
     ended: float
-    """Unix time at which its last step ended, as far as it was reported."""
+    """Unix time at which the start's last reported step ended."""
     useful_per_s: float
-    """Useful samples per second at its end; 0 if it reported none."""
+    """Useful samples per second at the start's end; 0 if none were reported."""
 
 
 def before(job_dir: Path, restart: int) -> Before | None:
-    """Return the start before this one, of this run or of the one before; None if there was none that trained."""
+    """Return the start before this one, of this run or of the run before; None if no earlier start trained."""
     spec = read_spec(job_dir)
     for number in (restart, restart - 1):
         found = _before(job_dir / reports_name(number), spec.grown if spec is not None else 0)
@@ -85,7 +85,7 @@ class ResizeLog:
     def __init__(
         self, clock: Callable[[], float] = time.time, tell: Callable[[int, float, str], None] = lambda *resize: None
     ) -> None:
-        """`tell` is called with the step, the pause and the line of each resize that the log speaks of."""
+        """`tell` is called with the step, the pause and the line of each resize in the log."""
         self._clock, self._tell = clock, tell
         self._useful = self._seconds = 0.0
         """Recent useful samples, and the seconds that they took."""
@@ -131,7 +131,7 @@ class ResizeLog:
         if self._waits is not None:
             (old, new, was), self._waits = self._waits, None
             log(f"{new} trains {self._useful / self._seconds / was:.2g} times as fast as {old} did")
-        if self._seconds > 2 * MEASURE_S:  # what is long ago counts less
+        if self._seconds > 2 * MEASURE_S:  # old steps count less
             self._useful, self._seconds = self._useful / 2, self._seconds / 2
 
     def _speak(self, old: str, new: str, step: int, pause_s: float, gain: float | None, was: float) -> None:

@@ -72,7 +72,7 @@ class Run:
         self.left = 0
         """1 once the script has left the loop over epochs on any rank, 2 if it did after a signal."""
         self._signalled = -1
-        """Epoch that began after one in which a handler of the script was called."""
+        """Epoch that began after an epoch in which a handler of the script was called."""
         self.ended = False
         self._watch: stuck.Watch | None = None
         self._reason = "stopped"
@@ -99,7 +99,7 @@ class Run:
     def load(self, state: SavedState) -> None:
         """Take over the training's state, and load the newest good checkpoint into it."""
         if self.ranks.joining:
-            collect(state)  # what cannot be saved cannot be sent: better now
+            collect(state)  # state that cannot be saved cannot be sent: better now
         else:
             with self.loop.exchanges.thawed():
                 self.keeping.load(state)
@@ -229,7 +229,7 @@ class Run:
         self.ranks.stepped()
 
     def act(self) -> None:
-        """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
+        """Do what orders, signals and the job's owner ask for: the same on all ranks, at the same step boundary."""
         self.ranks.at_boundary()
         self.loop.at_boundary = True
         agreed = self.control.agree()
@@ -244,19 +244,19 @@ class Run:
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
         self._end_epoch(loss, accuracy)
-        if FLAGS.called:  # what a handler noted may end the loop within another epoch, and not much later
+        if FLAGS.called:  # a handler's note may end the loop within another epoch, and not much later
             FLAGS.called, self._signalled = False, self.progress.epoch
         if not self.left:
             self.act()
 
     def _end_epoch(self, loss: float | None, accuracy: float | None, leaves: int = 0) -> None:
         """`leaves` is 1 if the script has left the loop over epochs on this rank, 2 if it may go on at the next start.
-        If it has on any rank, it shall on all."""
+        If the script has left on any rank, it shall leave on all."""
         self.begin()
         loop, progress = self.loop, self.progress
         loop.end_open()
         at = progress.epoch, progress.step, progress.cursor
-        # First: if others are lost in the sums over the epoch's losses, it is trained all the same.
+        # First: if other ranks are lost in the sums over losses, the epoch is trained all the same.
         loop.within = False
         progress.epoch, progress.cursor = progress.epoch + 1, 0
         loop.at_boundary = True
@@ -270,7 +270,7 @@ class Run:
 
     @property
     def finished_before(self) -> bool:
-        """True if the checkpoint that was loaded is of a training that had come to its end. Not collective."""
+        """True if the loaded checkpoint is of a training that had come to its end. Not collective."""
         epochs, progress = self.sizes.spec.epochs, self.progress
         over = 0 < epochs <= progress.epoch or progress.left == epochs
         return not self.begun and bool(self.keeping.loaded) and over
@@ -284,11 +284,11 @@ class Run:
         """Finish training once the script has left the loop over epochs early, on all ranks. An epoch whose samples are
         all used counts."""
         self.loop.end_open()
-        # A handler of the script may have it leave, to go on at the next start.
+        # A handler may have the script leave, to go on at the next start.
         signalled = FLAGS.stop or FLAGS.called or self._signalled == self.progress.epoch
         self.left = 2 if signalled else 1
         if self.loop.passed == self.progress.epoch:
-            # Nothing is acted on: who joined now would find nobody in the next epoch.
+            # No request is obeyed: a block that joined now would find no rank in the next epoch.
             self._end_epoch(loss, accuracy, self.left)
         self.finish()
 
@@ -304,7 +304,7 @@ class Run:
                 self.progress.left = self.sizes.spec.epochs
             elif self.left and self.rank == 0:
                 log(mistakes.SIGNALLED)
-            self.control.boundary.finish_agreement()  # what it says comes too late
+            self.control.boundary.finish_agreement()  # its requests come too late
             self.loop.exchanges.settle()
             self.keeping.save("at the end")
         self.keeping.close()
@@ -321,7 +321,7 @@ class Run:
             log(hint)
         local_batch = self.sizes.local_batch
         samples = self.loop.part.samples if self.loop.within else local_batch.trying
-        # An evaluation that needs too much memory says nothing of the batch.
+        # An evaluation that needs too much memory says nothing about the batch.
         classified = local_batch.classify_error(error, samples) if self.loop.within or samples else None
         if classified is None:
             return self.ranks.failed(error)

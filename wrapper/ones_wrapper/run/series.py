@@ -22,7 +22,7 @@ class Series:
     once and ends the series, never the training."""
 
     def __init__(self, opened: Open | None, run_id: Callable[[], str], directory: Path) -> None:
-        """`opened` None writes nothing. `directory` is the job's, where the run's address is written for its page."""
+        """`opened` None writes nothing. The run's address is written into the job's `directory`, for the job's page."""
         self._opened, self._run_id, self._directory = opened, run_id, directory
         self._logger: Any = None
         self._now: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Series:
 
     def close(self) -> None:
         """Close the logger in a thread, since another rank leads and training goes on. At a script's end loggers close
-        by themselves."""
+        themselves."""
         self._opened = None
         for name in ("finish", "end_run", "close"):
             if end := getattr(self._logger, name, None):

@@ -1,4 +1,4 @@
-"""Settings and identity with which a run is made, and objects that all of its parts share."""
+"""Settings and identity of a run, and objects that all parts of the run share."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Identity:
     leads: bool = True
     """True if these ranks keep the job's files; new blocks of a job that trains do not."""
     name: str = ""
-    """Name of this process in a job whose ranks change: others have its rank at other times. Else empty."""
+    """Name of this process in a job whose ranks change: other processes have its rank at other times. Else empty."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Identity:

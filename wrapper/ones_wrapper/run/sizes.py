@@ -1,6 +1,6 @@
 """The batch in force, and the division of a step's samples among the ranks.
 
-The part of a run that knows no reports, orders and signals. A strategy's limits and uneven ranks come in here.
+This part of a run knows no reports, orders and signals. Here a strategy's limits and uneven ranks take effect.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepSizes:
 
     @property
     def least_step(self) -> int:
-        """Fewest samples of a step: fewer are left out at an epoch's end."""
+        """Fewest samples of a step: a smaller rest is left out at an epoch's end."""
         division = self.division
         return max(division.whole, self._loop.least * division.replicas) if self._settings.equal else 1
 
@@ -74,11 +74,11 @@ class StepSizes:
 
     @property
     def lr_factor(self) -> float:
-        """Learning rate in force over the one that the script set."""
+        """Learning rate in force over the rate that the script set."""
         return self._loop.rate.factor(self._progress, self.rated(self.batch))
 
     def admit(self) -> bool:
-        """Judge the batch in force by the noise scale, and note it in the spec; True if that changes what steps do."""
+        """Admit the batch in force by the noise scale, and note the result in the spec; True if that changes steps."""
         rate, progress = self._loop.rate, self._progress
         changed = rate.admit(progress, self.rated(self.batch))
         if (free := rate.free(progress)) != self.spec.grown:
@@ -117,14 +117,14 @@ class StepSizes:
         """Complete the spec, as the models and the `samples` of an epoch are known now."""
         spec, strategy = self.spec, self._settings.strategy
         limits = replicas.limits_again(strategy, spec, self._group)
-        # Strategies have formulas of their own for what they send.
+        # Strategies have their own formulas for the bytes that they send.
         averaged = self._loop.exchanges.gradient_bytes if limits is None else 0
         rule = self._loop.rate.rule
         spec = replace(spec, limits=limits, gradient_bytes=averaged, dataset=samples, rule=rule)
         self._found(replicas.as_found(spec, self._group.world, self.local_batch.found))
 
     def probe(self, one_pass: Callable[[int], object], state: SavedState) -> int:
-        """Return the most samples of a pass, tried unless an earlier run has; see `Job.probe`. Collective."""
+        """Return the most samples of a pass, tried unless an earlier run tried; see `Job.probe`. Collective."""
         exchanges, world = self._loop.exchanges, self._group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)
         with exchanges.trying():
@@ -163,7 +163,7 @@ class StepSizes:
             )
 
     def order(self, wanted: int, number: int | None) -> bool:
-        """Take an order's batch as the next to put in force; False, which is logged, if the strategy forbids it now."""
+        """Take an order's batch as the next to put in force; log and return False if the strategy forbids that."""
         strategy, progress = self._settings.strategy, self._progress
         if strategy is not None and strategy.batch_fixed() and wanted != progress.batch:
             self._group.say(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")

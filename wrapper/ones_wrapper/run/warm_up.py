@@ -1,7 +1,7 @@
 """A dummy step of a rank that is about to join others: it makes device, libraries and kernels ready for the first step.
 
-Its input are zeros in the shapes that the model got on other ranks, which they describe as JSON. They have as many
-samples as this rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
+Its input is zeros in the shapes that the model got on other ranks, which describe the shapes as JSON. The zeros have as
+many samples as this rank is about to have: a compiled model, cuDNN's search and CUDA graphs are ready for one shape.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Shapes:
     """Shapes of the input of each model's next forward pass in training, seen once."""
 
     def __init__(self, exchanges: Exchanges, samples: Callable[[], int]) -> None:
-        """`samples` says how many a pass has."""
+        """`samples` returns the samples of a pass."""
         self._samples = samples
         self.text = ""
         """Description of all models' input, as JSON; empty before, and if it has types that cannot be described."""
@@ -42,7 +42,7 @@ class Shapes:
         if not model.training:
             return
         self._handles[number].remove()
-        with suppress(TypeError, ValueError):  # of types of the script's own
+        with suppress(TypeError, ValueError):  # of the script's own types
             self._seen[number] = [_describe(list(args)), _describe(dict(kwargs)), _autocast(model)]
         if len(self._seen) == len(self._handles):
             text = json.dumps([self._samples(), [self._seen[number] for number in sorted(self._seen)]])
@@ -67,7 +67,7 @@ def run(exchanges: Exchanges, told: str, device: torch.device, samples: Callable
 
 
 def _autocast(model: torch.nn.Module) -> str:
-    """The type in which the script computes this pass; empty if it leaves that to the model."""
+    """The type in which the script computes this pass; empty if the script leaves that to the model."""
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
     on = torch.is_autocast_enabled(device)
     return str(torch.get_autocast_dtype(device)).removeprefix("torch.") if on else ""
