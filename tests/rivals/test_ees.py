@@ -52,12 +52,6 @@ def test_factors_are_goodput_over_that_of_the_least_size() -> None:
     assert factors[1].tolist() == pytest.approx([-math.inf, -math.inf, 1.0, 2**0.5])
 
 
-def test_the_job_that_scales_better_gets_more() -> None:
-    jobs = [job(1, model=Power(exponent=0.3)), job(2, model=Power(exponent=1.0))]
-    schedule = Ees().decide(cluster(3, 4), jobs, 0.0, seeded())
-    assert schedule.allocations[2].shape.gpus > schedule.allocations[1].shape.gpus
-
-
 def test_running_jobs_are_never_stopped_and_later_ones_wait() -> None:
     """Six jobs on four GPUs: those that run go on, the earliest of the others joins, the rest wait."""
     jobs = [job(1), job(2), job(3), *(job(i, {"n1": 1}) for i in (7, 8, 9))]

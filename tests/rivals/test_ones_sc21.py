@@ -63,17 +63,6 @@ def test_growth_skips_sizes_that_do_not_exist() -> None:
     assert gpus(decide(quick(), cluster(2), [alone])) == {1: 4}
 
 
-def test_the_largest_is_scaled_down() -> None:
-    """A job that holds everything and has run longer than the median shrinks, and newcomers start on one GPU each."""
-    view = cluster(2)
-    long = job(1, {"n1": 4}, epochs=10, to_come=200.0)
-    jobs = [long, job(2, {"n2": 1}, epochs=1), job(3), job(4)]
-    for seed in range(5):
-        found = gpus(decide(quick(), view, jobs, seed=seed))
-        assert found[3] == found[4] == 1
-        assert found.get(1, 0) <= 2, "int(2 · 4 / (100 / 55 + 1)) GPUs at the most"
-
-
 def test_running_jobs_may_be_taken_to_zero() -> None:
     """The score prefers schedules without those who have much to do: one is stopped for newcomers, and parked."""
     view = cluster(1, 2)

@@ -180,6 +180,13 @@ def test_the_leader_leaves_and_the_next_term_begins(bench: Bench) -> None:
     bench.finish()
 
 
+def test_a_block_that_nobody_wants_ends_at_once(bench: Bench) -> None:
+    bench.open(t3=(1, 1))
+    bench.wait(4)
+    assert bench.states()[3] is JobState.COMPLETED
+    assert len(bench.of(Membership)) == 1
+
+
 def test_an_order_that_is_taken_back_leaves_the_job_as_it_was(bench: Bench) -> None:
     bench.order(0, 1)
     bench.open(t1=(1, 1))
