@@ -25,10 +25,12 @@ from tests.wrapper.runs import Run, assert_exactly_once
 pytestmark = pytest.mark.slow
 
 
-def test_save_and_stop(tmp_path: Path) -> None:
-    """Protects: the first is a checkpoint in passing, the second ends the job with the code that means "do not
-    restart", after a checkpoint; both are answered once."""
-    run = Run(tmp_path, "--step-ms", "20", "--epochs", "1000", ranks=2)
+def test_save_and_stop_and_what_each_start_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint in passing, and the end with the code that means 'do not restart', after a checkpoint; both answered
+    once. The breakdown of a restart: queue, launch, import, process group, load, first step; and the counts."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "forked", False)  # with imports
+        run = Run(tmp_path, "--step-ms", "20", "--epochs", "1000", ranks=2)
     run.wait_for(Throughput)
     (tmp_path / SAVE).touch()
     passing = run.wait_for(Checkpoint)
@@ -37,13 +39,20 @@ def test_save_and_stop(tmp_path: Path) -> None:
     assert not (tmp_path / SAVE).exists() and not (tmp_path / STOP).exists()
     bye = run.of(Bye)[0]
     assert (bye.reason, bye.exit_code) == ("stopped", DONT_RESTART)
-    assert run.of(Checkpoint)[-1].step == bye.step > passing.step
-    again = Run(tmp_path, "--epochs", str(run.of(Checkpoint)[-1].epoch + 1), restart=1)
-    assert again.end() == 0, again.errors
+    last = run.of(Checkpoint)[-1]
+    assert last.step == bye.step > passing.step
+    hello, first = run.of(Hello)[0], run.of(First)
+    assert [report.step for report in first] == [1] and first[0].seconds > 0
+    assert 0 < hello.import_s <= hello.launch_s
+    assert hello.group_s > 0 and hello.queue_s == 0 and hello.attempt == 0
+    for restart in (1, 2):  # at another size, and at the same one
+        again = Run(tmp_path, "--epochs", str(last.epoch + restart), restart=restart)
+        assert again.end() == 0, again.errors
+        hello = again.of(Hello)[0]
+        assert hello.resizes == 1 and hello.queue_s > 0 and hello.load_s > 0
 
 
 def test_looks_are_rare_and_files_of_others_are_no_requests(tmp_path: Path) -> None:
-    """Protects the file system, and the job from whoever may write into a directory of it."""
     clock = [0.0]
     requests = OwnerRequests(tmp_path, clock=lambda: clock[0])
     assert requests.due() and not requests.due()
@@ -56,7 +65,7 @@ def test_looks_are_rare_and_files_of_others_are_no_requests(tmp_path: Path) -> N
 
 
 def test_the_start_before(tmp_path: Path) -> None:
-    """Protects the restart's breakdown and the count of failures: the last whole line tells."""
+    """The last whole line tells."""
     assert previous(tmp_path, 0) == (0.0, False)
     first = tmp_path / reports_name(0)
     epoch = encode_report(1, 10.0, Epoch(0, 1, 97))
@@ -69,28 +78,9 @@ def test_the_start_before(tmp_path: Path) -> None:
     assert previous(tmp_path, 0) == (0.0, False)
 
 
-def test_what_a_start_cost_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the breakdown of a restart: queue, launch, import, process group, load, first step; and the counts."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "forked", False)  # with imports
-        run = Run(tmp_path, "--epochs", "1", ranks=2)
-    assert run.end() == 0, run.errors
-    hello, first = run.of(Hello)[0], run.of(First)
-    assert [report.step for report in first] == [1] and first[0].seconds > 0
-    assert 0 < hello.import_s <= hello.launch_s
-    assert hello.group_s > 0 and hello.queue_s == 0 and hello.attempt == 0
-    second = Run(tmp_path, "--epochs", "2", restart=1)
-    assert second.end() == 0, second.errors
-    hello = second.of(Hello)[0]
-    assert hello.resizes == 1 and hello.queue_s > 0 and hello.load_s > 0
-    third = Run(tmp_path, "--epochs", "3", restart=2)
-    assert third.end() == 0, third.errors
-    assert third.of(Hello)[0].resizes == 1
-
-
 def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
-    """Protects who names too large a local batch (memory emulated): the ranks start again with half, and half of
-    that, from the last checkpoint; the batch stays, in passes; the companion is told; each sample counts once."""
+    """Memory is emulated: the ranks start again with half, and half of that, from the last checkpoint; the batch stays,
+    in passes; the companion is told; each sample counts once."""
     options = ("--batch", "48", "--max-local-batch", "32", "--max-passes", "8", "--memory", "7", "--epochs", "2")
     run = Run(tmp_path, *options, ranks=2)
     assert run.end() == 0, run.errors
@@ -104,7 +94,7 @@ def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_is_reported(tmp_path: Path) -> None:
-    """Protects: training on NaN is not hidden, neither in the reports nor in the log."""
+    """In reports and in the log."""
     run = Run(tmp_path, "--nan-at", "9", "--epochs", "4", "--step-ms", "30", ranks=2)
     assert run.end() == 0, run.errors
     epochs = run.of(Epoch)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -21,15 +20,7 @@ from ones_wrapper.launch import blocks as blocks_module
 from ones_wrapper.launch import slurm as slurm_module
 from ones_wrapper.launch.blocks import OtherBlocks
 from ones_wrapper.launch.node import Forks
-from ones_wrapper.launch.restart_policy import (
-    MOST_FORKS,
-    Action,
-    RestartLimits,
-    StartOutcome,
-    Tries,
-    decide,
-    fork_delay_s,
-)
+from ones_wrapper.launch.restart_policy import MOST_FORKS, Tries, fork_delay_s
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import HotFolder, Leader
@@ -39,7 +30,6 @@ from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.process.block import Block, own_block
 from ones_wrapper.process.exit_codes import DONT_RESTART, PEER_LOST, STOP_CODE
-from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.marks import nightly
 from tests.waiting import until
@@ -59,12 +49,11 @@ LEADER = Leader(0, "127.0.0.1", 12345, "secret", 0, 0)
 
 
 def others(job_dir: Path, task: int = 3, *, lives: bool = True, **env: str) -> OtherBlocks:
-    """What this task's `ones-run` sees; every leader lives, or none."""
+    """As this task's `ones-run` sees them; every leader lives, or none."""
     return OtherBlocks(Block(ARRAY, task, 0), job_dir, IN_ARRAY | env, lambda leader: lives)
 
 
 def leads(job_dir: Path, task: int, term: int = 0, restart: int = 0) -> HotFolder:
-    """This task has become the leader."""
     hot = HotFolder(job_dir, ARRAY)
     hot.prepare()
     assert hot.claim(replace(LEADER, term=term, task=task, restart=restart))
@@ -81,74 +70,63 @@ def members(job_dir: Path, *tasks: int, term: int = 0) -> None:
 
 
 def test_a_block_that_comes_late_has_nothing_to_do(tmp_path: Path) -> None:
-    """Protects the queue and the result: a task that Slurm starts once training is over does not train again."""
     leads(tmp_path, 0).end()
-    assert "job 7 has ended" in others(tmp_path, lives=False).not_wanted()
-    assert "job 7 has ended" in others(tmp_path, 0, lives=False).not_wanted()
-
-
-def test_a_block_that_no_order_names(tmp_path: Path) -> None:
-    """Protects a job from blocks that nobody wants, and a block that is wanted from being sent away; if the leader is
-    gone, somebody must go on, and a block that is wanted waits for nobody."""
-    hot = leads(tmp_path, 0)
-    write_order(tmp_path, Order(1, 0, blocks=(0, 2)))
-    assert "task 3 is not wanted now; wanted tasks: 0, 2" in others(tmp_path).not_wanted()
-    began = time.monotonic()
-    assert others(tmp_path, 2, lives=False).not_wanted(600.0) == ""
-    assert others(tmp_path, lives=False).not_wanted() == ""
-    assert time.monotonic() - began < 300
-    assert hot.newest() == LEADER
+    for task in (3, 0):
+        assert "job 7 has ended" in others(tmp_path, task, lives=False).not_wanted()
 
 
 def test_which_order_counts(tmp_path: Path) -> None:
-    """Protects from an older order, one of a later term than there is, another job's, and strangers' nonsense."""
-    spool = tmp_path / "spool"
-    spool.mkdir()
+    """The newest of the leader's term, from the spool too."""
+    (spool := tmp_path / "spool").mkdir()
     leads(tmp_path, 0, term=2)
     (spool / "orders-7.json").write_bytes(encode(Order(5, 2, blocks=(0, 3))))
-    (spool / "orders-8.json").write_bytes(encode(Order(9, 2, blocks=(0,))))
     write_order(tmp_path, Order(4, 2, blocks=(0,)))
-    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
     assert "not wanted" in others(tmp_path).not_wanted()
+    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
     write_order(tmp_path, Order(8, 3, blocks=(0,)))
     assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
-    (tmp_path / "orders.json").unlink()
-    (tmp_path / "orders.json").symlink_to(spool / "orders-8.json")
-    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
 
 
-def test_an_array_without_a_throttle(tmp_path: Path) -> None:
-    """Protects users who forget the throttle and have no companion: one block trains, the others say what to do, and
-    follow a block that is gone."""
-    leads(tmp_path, 0)
-    assert "--array=0-7%1" in others(tmp_path).not_wanted()
-    write_order(tmp_path, Order(1, 0, batch=32))  # names no tasks
-    assert "--array=0-7%1" in others(tmp_path).not_wanted()
-    began = time.monotonic()
-    assert others(tmp_path, lives=False).not_wanted(600.0) == ""  # the next task takes the job over
-    assert time.monotonic() - began < 300
+@pytest.mark.parametrize(
+    ("order", "task", "lives", "wait_s", "says"),
+    [
+        (Order(1, 0, blocks=(0, 2)), 3, True, 0.0, "task 3 is not wanted now; wanted tasks: 0, 2"),
+        (Order(1, 0, blocks=(0, 2)), 2, False, 600.0, ""),  # waits for nobody
+        (Order(1, 0, blocks=(0, 2)), 3, False, 0.0, ""),  # somebody must go on
+        # An array without a throttle or a companion: one block trains, and the next task follows it.
+        (None, 3, True, 0.0, "--array=0-7%1"),
+        (Order(1, 0, batch=32), 3, True, 0.0, "--array=0-7%1"),
+        (None, 3, False, 600.0, ""),
+    ],
+)
+def test_who_is_wanted_next_to_a_leader(
+    tmp_path: Path, order: Order | None, task: int, lives: bool, wait_s: float, says: str
+) -> None:
+    hot = leads(tmp_path, 0)
+    if order is not None:
+        write_order(tmp_path, order)
+    found = others(tmp_path, task, lives=lives).not_wanted(wait_s)
+    assert says in found and bool(found) == bool(says)
+    assert hot.newest() == LEADER
 
 
 def test_who_waits_for_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects from two memberships where all blocks start at once: the others let the first one lead."""
+    """Protects from two memberships if all blocks start at once."""
     monkeypatch.setattr(blocks_module, "_LOOK_S", 0.02)
     started = time.monotonic()
     assert others(tmp_path, 0).not_wanted(60.0) == ""
     assert others(tmp_path, 3, SLURM_ARRAY_TASK_MIN="3").not_wanted(60.0) == ""
-    assert time.monotonic() - started < 30
-    started = time.monotonic()
     assert others(tmp_path).not_wanted(0.3) == ""
     assert 0.3 <= time.monotonic() - started < 30
     write_order(tmp_path, Order(1, 0, blocks=(0, 3)))
     assert others(tmp_path).not_wanted(60.0) == ""  # ordered: no wait
     write_order(tmp_path, Order(2, 0, blocks=(0,)))
-    looks: list[Callable[[], object]] = [lambda: None, lambda: leads(tmp_path, 0)]
-    monkeypatch.setattr("ones_wrapper.launch.blocks.time.sleep", lambda seconds: looks.pop(0)())
+    monkeypatch.setattr("ones_wrapper.launch.blocks.time.sleep", lambda seconds: leads(tmp_path, 0))
     assert "not wanted" in others(tmp_path).not_wanted(60.0)
 
 
 def test_its_own_leader_file_is_no_other(tmp_path: Path) -> None:
-    """Protects a block whose ranks start again from taking itself for somebody else; its task's earlier start was."""
+    """Nor if its ranks start again; its task's earlier start was another."""
     leads(tmp_path, 3)
     assert not others(tmp_path).others_train()
     assert others(tmp_path).not_wanted() == ""
@@ -157,18 +135,11 @@ def test_its_own_leader_file_is_no_other(tmp_path: Path) -> None:
     assert not others(tmp_path, lives=False).others_train()
 
 
-def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
-    """Protects what a link names; the message says what to do."""
-    (tmp_path / "hot").symlink_to(tmp_path)
-    with pytest.raises(LaunchError, match="hot: is a link"):
-        others(tmp_path)
-
-
 # What is each block's own.
 
 
 def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
-    """Protects exit codes and tries: of two blocks, and of two whose numbers begin alike."""
+    """Exit codes and tries, also of two whose numbers begin alike."""
     for task, code in ((1, 5), (11, 6)):
         ExitCodes(tmp_path, 0, task).write(0, code)
         assert write_tries(tmp_path, Tries(20 + task, restarts=task), task)
@@ -187,7 +158,7 @@ def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
 
 
 def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the allocation: at once the first time, then slower, then left to `ones-run`; progress counts anew."""
+    """At once the first time, then slower, then left to `ones-run`; progress counts from the start."""
     slept: list[float] = []
     monkeypatch.setattr("ones_wrapper.launch.node.time.sleep", slept.append)
     forks = Forks(tmp_path)
@@ -206,30 +177,8 @@ def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest
     assert "ONES_NEXT_TERM" not in env
 
 
-def test_what_ones_run_makes_of_lost_peers() -> None:
-    """Protects a block from one bad hour of the network, and the allocation from one without an end."""
-    step = decide(StartOutcome(PEER_LOST, checkpoint="step-000000005"), Tries(), RestartLimits())
-    assert (step.action, step.tries.failures) == (Action.RESTART, 1)
-    assert "other blocks were lost" in step.why
-    assert decide(StartOutcome(PEER_LOST), Tries(failures=3), RestartLimits()).action is Action.END
-
-
-def test_a_block_that_always_fails_does_not_live_from_others_progress() -> None:
-    """Protects the others: each time it is lost they write a newer checkpoint, which is no progress of its own."""
-    tries, limits = Tries(), RestartLimits()
-    for number in range(1, 10):
-        end = StartOutcome(137, checkpoint=f"step-{number:09d}", steady=False)
-        step = decide(end, tries, limits)
-        if step.action is Action.END:
-            break
-        tries = step.tries
-    assert number == limits.retries + 1
-    steady = StartOutcome(137, checkpoint="step-000000099", steady=True)
-    assert decide(steady, tries, limits).tries.failures == 1
-
-
 def test_who_trains_together(tmp_path: Path) -> None:
-    """Protects the decision whether the job ends with this block: the last membership in the newest term counts."""
+    """The last membership in the newest term counts."""
     leads(tmp_path, 3, term=4)
     seen = others(tmp_path)
     assert seen.alone()
@@ -242,7 +191,6 @@ def test_who_trains_together(tmp_path: Path) -> None:
 
 
 def slurm(folder: Path, task: int = 0, scancel: str = "", **env: str) -> dict[str, str]:
-    """The environment of a block on this machine."""
     return {
         **IN_ARRAY,
         **on_node(folder, scancel=scancel),
@@ -253,24 +201,14 @@ def slurm(folder: Path, task: int = 0, scancel: str = "", **env: str) -> dict[st
 
 
 @pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job's directory, with Slurm's tools in the PATH."""
     monkeypatch.setenv("PATH", slurm(tmp_path)["PATH"])
-    job = tmp_path / "job"
-    job.mkdir()
-    yield job
+    (job := tmp_path / "job").mkdir()
+    return job
 
 
 CANCELLED = ["scancel --state=PENDING 7"]
-
-
-def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
-    """Protects the queue from blocks of a job that has ended; the others leave that to the leader."""
-    leads(seen, 3).end()
-    others(seen, 0).ended(0, False)
-    assert asked(tmp_path) == []
-    others(seen, 3).ended(0, False)
-    assert asked(tmp_path) == CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -288,8 +226,7 @@ def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_leader_that_leaves(seen: Path, tmp_path: Path, code: int, stopped: bool, reason: str, ends: bool) -> None:
-    """Protects from training anew what the script itself has ended, early say, or its owner for good; and a job that
-    trains on, whose leader moved, left, or was told to stop."""
+    """Protects from training again after the script's or owner's end, and a job that trains on."""
     leads(seen, 3)
     if reason:
         members(seen, 3)
@@ -301,7 +238,7 @@ def test_a_leader_that_leaves(seen: Path, tmp_path: Path, code: int, stopped: bo
 
 
 def test_a_script_that_fails(seen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects the queue from one failure a task; but not while others train, or where it was one of several."""
+    """Protects the queue from one failure a task; but not while others train, or if it was one of several."""
     others(seen, 0).ended(7, False)  # before it led
     assert asked(tmp_path) == CANCELLED
     assert "would fail again" in capsys.readouterr().err
@@ -314,8 +251,7 @@ def test_a_script_that_fails(seen: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_script_that_fails_as_it_loads(seen: Path, tmp_path: Path) -> None:
-    """Protects a job from one node on which its script cannot begin: the blocks have met, and no report tells of it
-    yet. Once the others are alone, it is an error of the script."""
+    """The blocks have met, and no report tells it yet. Once the others are alone, it is the script's error."""
     members(seen, 3, 0, term=4)
     hot = leads(seen, 3, term=5)
     plan = Plan(7, 5, (Member(3, 0, "a", 1, 1, 1), Member(0, 0, "b", 1, 1, 1)))
@@ -330,9 +266,11 @@ def test_a_script_that_fails_as_it_loads(seen: Path, tmp_path: Path) -> None:
 def test_a_refusal_to_cancel_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Protects the exit code: it does not change by it, whether Slurm refuses or does not answer."""
+    """The exit code does not change by it, nor by a Slurm that does not answer."""
     leads(tmp_path, 3).end()
     monkeypatch.setenv("PATH", slurm(tmp_path, scancel="echo 'Invalid user' >&2; exit 1")["PATH"])
+    others(tmp_path, 0).ended(0, False)
+    assert asked(tmp_path) == [], "the others leave it to the leader"
     others(tmp_path).ended(0, False)
     assert "waiting tasks were not cancelled (Invalid user); cancel them: scancel 7" in capsys.readouterr().err
     slurm(tmp_path, scancel="exec sleep 60")
@@ -387,8 +325,7 @@ def leading(job: Path, term: int, task: int) -> StoreClient:
 
 @pytest.mark.slow
 def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
-    """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
-    ranks; nothing is counted as a failure; and nothing is over before the script says so."""
+    """The same `ones-run`, the same launcher, new ranks; nothing is counted as a failure."""
     # A rank that goes while another still begins has that one ended too.
     run = block_of(tmp_path, f"lead()\nmeet()\nsys.exit({PEER_LOST} if fork < 2 else 0)\n", task=3, ranks=2)
     assert run.end() == 0, run.errors
@@ -417,8 +354,7 @@ exit $code
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
-    """Protects blocks of several nodes: their launchers start the ranks again each by itself, and the ranks find each
-    other; where one node's rank was killed instead, the whole block starts again by `ones-run`."""
+    """Ranks find each other again; if one node's rank was killed, the whole block starts again by `ones-run`."""
     env: dict[str, Any] = slurm(
         tmp_path, 3, SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="localhost,localhost", ONES_LAUNCHER="srun"
     )
@@ -444,7 +380,7 @@ def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [nightly(False), True])
 def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
-    """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""
+    """One rank writes a checkpoint from its memory, while the other has ended or was killed, which is counted."""
     first = "os.kill(os.getpid(), 9)" if killed else f"sys.exit({PEER_LOST})"
     text = (
         f"os.chdir({str(tmp_path)!r})\n"
@@ -454,6 +390,9 @@ def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     )
     run = block_of(tmp_path, text, ranks=2)
     assert run.end() == 0, run.errors
+    assert ("killed by signal 9; starting the ranks again" in run.errors) is killed
+    assert ("other blocks were lost" in run.errors) is not killed
+    assert read_tries(tmp_path / "job", 9, 0).restarts == killed
 
 
 LATE = """
@@ -464,8 +403,7 @@ os.register_at_fork(before=lambda: forks.append(1), after_in_child=lambda: time.
 
 
 def test_a_rank_may_end_before_another_begins(tmp_path: Path) -> None:
-    """Protects a block whose script has nothing to do: a rank that came after the others had ended waited for their
-    word until its own time was over, and failed the job."""
+    """It waited for the word of others that had ended, and failed the job."""
     (tmp_path / "late.py").write_text(LATE)
     run = block_of(tmp_path, "", ranks=2, ONES_PRELOAD="late")
     assert run.end() == 0, run.errors
@@ -473,19 +411,7 @@ def test_a_rank_may_end_before_another_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
-    """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""
-    text = f"lead()\nif env['ONES_ATTEMPT'] == '0':\n    os.kill(os.getpid(), 9) if rank else sys.exit({PEER_LOST})\n"
-    run = block_of(tmp_path, text, ranks=2)
-    assert run.end() == 0, run.errors
-    assert "killed by signal 9; starting the ranks again" in run.errors
-    assert "other blocks were lost" not in run.errors
-    assert read_tries(tmp_path / "job", 9, 0).restarts == 1
-
-
-@pytest.mark.slow
 def test_a_plain_job_has_no_others(tmp_path: Path) -> None:
-    """Protects scripts that end with that code by themselves."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\nsys.exit({PEER_LOST} if os.environ['ONES_ATTEMPT'] == '0' else 0)\n")
     run = Run(tmp_path / "job", script=script)
@@ -494,7 +420,6 @@ def test_a_plain_job_has_no_others(tmp_path: Path) -> None:
 
 
 def test_a_stop_ends_a_block_that_lost_the_others(tmp_path: Path) -> None:
-    """Protects scancel: a stop that comes while peers are lost is obeyed, and starts nothing again."""
     text = (
         "told = []\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), told.append(1)))\n"
         f"Path({str(tmp_path / 'up')!r}).touch()\nwhile not told:\n    time.sleep(0.02)\nsys.exit({PEER_LOST})\n"
@@ -527,12 +452,10 @@ sys.exit(143)
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path, reports: bool) -> None:
-    """Protects a job at its time limit, and the array's other tasks, which a requeue by the array's id would take
-    too. If its ranks wait for other blocks, or still load, the checkpoint that it would go on from is in the reports of
-    the term before."""
-    run = block_of(
-        tmp_path, TRAINS if reports else TRAINS.replace("FLAGS.armed", "after = lead()\nFLAGS.armed"), task=3
-    )
+    """A requeue by the array's id would take its other tasks too. If its ranks wait, or still load, the checkpoint that
+    it would go on from is in the reports of the term before."""
+    waits = "" if reports else "after = lead()\n"
+    run = block_of(tmp_path, TRAINS.replace("FLAGS.armed", f"{waits}FLAGS.armed"), task=3)
     until((tmp_path / "job/up3").exists)
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE, run.errors
@@ -542,7 +465,6 @@ def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path, reports: boo
 
 
 def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> None:
-    """Protects the queue: what is left of the job needs no block that was told to stop."""
     run = block_of(tmp_path, TRAINS, task=3)
     until((tmp_path / "job/up3").exists)
     board = leading(tmp_path / "job", term=1, task=0)
@@ -554,7 +476,7 @@ def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> N
 
 
 def test_blocks_of_a_job_one_after_the_other(tmp_path: Path) -> None:
-    """Protects the whole way without a companion: the first ends the job, and the next does not even import torch."""
+    """Without a companion: the first ends the job, and the next does not even import torch."""
     first = block_of(tmp_path, "server = lead()\nhot.end()\n")
     assert first.end() == 0, first.errors
     assert asked(tmp_path) == CANCELLED
@@ -569,7 +491,6 @@ def test_blocks_of_a_job_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_a_block_that_is_not_wanted_any_more_is_not_started_again(tmp_path: Path) -> None:
-    """Protects the others from a block that crashed, which the companion has replaced meanwhile."""
     text = (
         f"os.chdir({str(tmp_path)!r})\nPath('up').touch()\n"
         "while not Path('ordered').exists():\n    time.sleep(0.02)\nos.kill(os.getpid(), 9)\n"
@@ -595,16 +516,10 @@ def ones_run(folder: Path, *options: str, **env: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(
     ("asked", "given", "block"),
-    [
-        (True, None, Block(7, 3, 0)),
-        (False, "1", Block(7, 3, 0)),
-        (False, "0", None),
-        (False, None, None),
-    ],
+    [(True, None, Block(7, 3, 0)), (False, "1", Block(7, 3, 0)), (False, "0", None), (False, None, None)],
 )
 def test_the_option_and_the_variable(asked: bool, given: str | None, block: Block | None) -> None:
-    """Protects: either says that an array's tasks are blocks, and without either a sweep's tasks are jobs. Ranks are
-    told the same, whatever starts them."""
+    """Without either a sweep's tasks are jobs. Ranks are given the same, whatever starts them."""
     env = {k: v for k, v in IN_ARRAY.items() if k != "ONES_BLOCKS"}
     env |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2"}
     env |= {"ONES_BLOCKS": given} if given else {}
@@ -620,7 +535,7 @@ def test_the_option_and_the_variable(asked: bool, given: str | None, block: Bloc
 
 @pytest.mark.slow
 def test_blocks_outside_an_array(tmp_path: Path) -> None:
-    """Protects who tries the script on a workstation, or at a site that bans arrays: a plain job, and it says so."""
+    """On a workstation, or at a site that bans arrays."""
     done = ones_run(tmp_path, "--blocks", ONES_JOB_DIR=str(tmp_path / "job"))
     assert (done.returncode, done.stdout.split()[0]) == (0, "None")
     assert done.stderr.count("trains as a plain job") == 1

@@ -7,6 +7,7 @@ import py_compile
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,12 +38,11 @@ def as_stranger(ask: Callable[[], str]) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
+        with suppress(BaseException):
             if os.getuid() == 0:
                 os.setuid(NOBODY)
             os.write(write, ask().encode())
-        finally:
-            os._exit(0)
+        os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
         text = pipe.read()
@@ -51,30 +51,20 @@ def as_stranger(ask: Callable[[], str]) -> str:
 
 
 def test_a_torch_that_each_start_compiles_is_named_with_what_ends_it(torch: Path) -> None:
-    """Protects fast starts: such a start takes the processor three times as long, and nothing shows why."""
+    """Such a start takes the processor three times as long, and nothing shows why."""
     if os.getuid():
         torch.parent.chmod(0o555)
     said = as_stranger(lambda: bytecode.note({}))
     torch.parent.chmod(0o755)
-    assert f"-m compileall -q {torch.parents[1]}" in said
-    assert "5 s" in said
+    assert f"-m compileall -q {torch.parents[1]}" in said and "5 s" in said
     py_compile.compile(str(torch))
     assert as_stranger(lambda: bytecode.note({})) == ""
-
-
-def test_who_may_write_bytecode_is_told_nothing_unless_it_is_switched_off(
-    torch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Protects logs: this start leaves the bytecode for the next."""
-    assert bytecode.note({}) == ""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert bytecode.note({}) != ""
 
 
 def test_a_place_for_bytecode_that_may_not_be_looked_at_ends_no_job(
     torch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Protects a start from its own advice: PYTHONPYCACHEPREFIX may lie in somebody else's home."""
+    """PYTHONPYCACHEPREFIX may lie in somebody else's home."""
     closed = Path(torch.parents[1], "closed")
     closed.mkdir(mode=0)
     monkeypatch.setattr(sys, "pycache_prefix", str(closed / "cache"))
@@ -82,13 +72,13 @@ def test_a_place_for_bytecode_that_may_not_be_looked_at_ends_no_job(
 
 
 def test_it_is_said_once_a_job(torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects logs: neither a requeue nor a block that joins says it again."""
+    """Neither if this start leaves the bytecode for the next, nor at a requeue, nor by a block that joins."""
+    assert not bytecode.note({})
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert bytecode.note({"SLURM_RESTART_COUNT": "0"})
-    assert not bytecode.note({"SLURM_RESTART_COUNT": "1"})
-    array = {"SLURM_ARRAY_TASK_MIN": "0"}
-    assert bytecode.note({**array, "SLURM_ARRAY_TASK_ID": "0"})
-    assert not bytecode.note({**array, "SLURM_ARRAY_TASK_ID": "3"})
+    array = {"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_ID": "0"}
+    for env, said in (({}, True), ({"SLURM_RESTART_COUNT": "0"}, True), ({"SLURM_RESTART_COUNT": "1"}, False),
+                      (array, True), (array | {"SLURM_ARRAY_TASK_ID": "3"}, False)):  # fmt: skip
+        assert bool(bytecode.note(env)) is said, env
 
 
 def test_ones_run_says_it_in_the_job_s_log(

@@ -55,7 +55,6 @@ def make_deaf(folder: Path) -> None:
 
 @pytest.fixture(params=[nightly("deaf"), *[name for name in RUNTIMES if name != "deaf"]])
 def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The words of a container's command, in `tmp_path`."""
     name: str = request.param
     make_deaf(tmp_path)
     repository = Path(__file__).resolve().parents[3]
@@ -133,14 +132,12 @@ def wait_for(holds: Callable[[], object], what: str, process: subprocess.Popen[s
 
 
 def texts(tmp_path: Path, attempt: int = 1) -> list[str]:
-    """What the ranks of a start wrote, those that did."""
     return [text for path in sorted(tmp_path.glob(f"rank-?-{attempt}")) if (text := path.read_text())]
 
 
 @pytest.mark.slow
 def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: Path, start: Start) -> None:
-    """Environment, signals that the runtime keeps to itself, the script's exit code; and of a runtime that is killed
-    nothing trains on beside the second start."""
+    """Environment, signals, exit code; of a runtime that is killed nothing trains on next to the second start."""
     process = start(runtime)
     wait_for(lambda: len(texts(tmp_path, 0)) == 2, "ranks", process)
     told = texts(tmp_path, 0)[0]
@@ -161,7 +158,7 @@ def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: 
 
 
 def test_a_stop_does_not_wait_for_imports(tmp_path: Path, start: Start) -> None:
-    """Protects whoever wants the GPUs of a job that has just started. A stop that waited would reach its ranks."""
+    """A stop that waited would reach its ranks."""
     begun = tmp_path / "begun"
     (tmp_path / "torch.py").write_text(f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(300)\n")
     make_deaf(tmp_path)
@@ -174,7 +171,7 @@ def test_a_stop_does_not_wait_for_imports(tmp_path: Path, start: Start) -> None:
 
 @pytest.mark.slow
 def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:
-    """No runtime; no ones_wrapper in the image; an image that does not see the job's directory, or another version."""
+    """No runtime; no ones_wrapper in the image."""
     output = start("apptainer-is-not-there exec image.sif").communicate(timeout=180)[0]
     assert "there is no apptainer-is-not-there on this node" in output
     empty = tmp_path / "empty"
@@ -188,7 +185,6 @@ def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:
 def test_what_does_not_come_along_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The launcher inside looks first."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError, match="--env-host"):
         container.arrive({})
@@ -210,6 +206,7 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd:
     assert main(["--container", "apptainer exec image", "--backend", "mpi", "--launcher", "mpirun", "script.py"]) == 2
     assert "MPI" in capfd.readouterr().err
     monkeypatch.setenv("ONES_CONTAINER", "apptainer exec --nv 'my image.sif'")
-    assert main(["--dry-run", "script.py"]) == 0
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path / "job"))
+    assert main(["--dry-run", "script.py"]) == 0 and not (tmp_path / "job").exists()
     line = capfd.readouterr().out
     assert "ones_wrapper.launch.outside apptainer exec --nv my image.sif python3 -m ones_wrapper.launch.node" in line

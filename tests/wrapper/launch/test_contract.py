@@ -62,9 +62,7 @@ def ones_run(arguments: list[str], env: dict[str, str]) -> Started:
 
 @pytest.mark.slow
 def test_ranks_find_the_contract_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects scripts of Accelerate, Lightning and torchtitan: each variable that torchrun sets is there with its
-    meaning, `env://` works at each start, and the ranks count as torchrun's.
-    """
+    """Each variable of torchrun's has its meaning, `env://` works at each start, and ranks count as torchrun's."""
     monkeypatch.chdir(tmp_path)
     theirs, ours = (ranks(tmp_path, start) for start in (torchrun, ones_run))
     for rank, (their, our) in enumerate(zip(theirs, ours, strict=True)):
@@ -80,21 +78,14 @@ def test_ranks_find_the_contract_of_torchrun(tmp_path: Path, monkeypatch: pytest
 
 
 def test_each_block_has_a_contract_of_its_own(tmp_path: Path) -> None:
-    """Protects a script that joins torch.distributed by itself in a block: it meets the ranks of its own allocation,
-    under a name and at a port that no other block of the job has.
-    """
+    """It meets the ranks of its own allocation, under a name and at a port that no other block of the job has."""
     common = {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_ARRAY_JOB_ID": "70", "ONES_BLOCKS": "1"}
     blocks = [
-        plan(
-            common | {"SLURM_JOB_ID": job, "SLURM_ARRAY_TASK_ID": task, "SLURM_JOB_NODELIST": node},
-            "script.py",
-            [],
-            job_dir=tmp_path,
-            find=lambda name: f"/bin/{name}",
-            attempt=1,
-            retries=2,
-        ).env
-        for job, task, node in (("70", "0", "n1"), ("71", "1", "n2"))
+        plan(common | its, "script.py", [], job_dir=tmp_path, find=lambda name: name, attempt=1, retries=2).env
+        for its in (
+            {"SLURM_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_NODELIST": "n1"},
+            {"SLURM_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_NODELIST": "n2"},
+        )
     ]
     for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"):
         assert blocks[0][name] != blocks[1][name]

@@ -50,18 +50,14 @@ def start(job: Path, *arguments: str, wait_s: float = 60.0, **env: str) -> tuple
     return before_ranks(job, given, "train.py", arguments, wait_s), given
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser()
-    found.add_argument("--fixed", type=int, default=0)
-    found.add_argument("--lr", type=float, default=0.0)
-    return found
-
-
 def swept(job: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Sweep:
     for name, value in {**env, "ONES_JOB_DIR": str(job)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["train.py", *arguments])
-    return Sweep(parser())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fixed", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=0.0)
+    return Sweep(parser)
 
 
 OTHERS = FusedMember(1, ("--lr", "0.1")), FusedMember(2, ("--lr", "0.2")), FusedMember(3, ("--lr", "0.3"))
@@ -81,11 +77,8 @@ def test_a_sweep_from_the_ask_to_each_ones_exit_code(job: Path, monkeypatch: pyt
     told = decode_fusion((job / FUSION).read_bytes())
     assert (told.asks, told.members) == (False, (2, 3))
     sweep = swept(job, env, monkeypatch, "--fixed", "7", "--lr", "0.1")
-    assert {name: (args.fixed, args.lr) for name, args in sweep.members.items()} == {
-        "1": (7, 0.1),
-        "2": (7, 0.2),
-        "3": (7, 0.3),
-    }
+    its = {name: (args.fixed, args.lr) for name, args in sweep.members.items()}
+    assert its == {"1": (7, 0.1), "2": (7, 0.2), "3": (7, 0.3)}
     assert sweep.left() == []
     sweep.done("2", 3)
     two, three = job.parent / "ones-2", job.parent / "ones-3"
@@ -163,25 +156,17 @@ def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "members",
-    [
-        (),
-        OTHERS[:1],
-        OTHERS[1:],
-        (FusedMember(1, ("--lr", "9")), *OTHERS[1:]),
-        (FusedMember(1), *OTHERS[1:]),
-    ],
+    "members", [(), OTHERS[:1], OTHERS[1:], (FusedMember(1, ("--lr", "9")), *OTHERS[1:]), (FusedMember(1), *OTHERS[1:])]
 )
-def test_it_trains_alone_where_the_answer_is_not_for_it(job: Path, members: tuple[FusedMember, ...]) -> None:
+def test_it_trains_alone_where_the_answer_is_not_for_it(
+    job: Path, capsys: pytest.CaptureFixture[str], members: tuple[FusedMember, ...]
+) -> None:
+    assert (
+        start(job, "--lr", "0.1", wait_s=0.1) == (None, ENV) and "no companion has answered" in capsys.readouterr().err
+    )
     answer(job, *members)
     assert start(job, "--lr", "0.1") == (None, ENV)
     assert not decode_fusion((job / FUSION).read_bytes()).asks and not (job.parent / "ones-2").exists()
-
-
-def test_nobody_answers(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert start(job, "--lr", "0.1", wait_s=0.1) == (None, ENV)
-    assert "no companion has answered" in capsys.readouterr().err
-    assert not decode_fusion((job / FUSION).read_bytes()).asks
 
 
 def test_a_job_that_began_by_itself_is_not_taken(job: Path) -> None:
@@ -230,22 +215,20 @@ def test_the_database_is_told_what_a_member_took(job: Path, code: int) -> None:
     assert decode_report(line)[2] == Bye("error" if code else "finished", 0, code, note)
 
 
+def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
+    leave_result(job, 0)
+    (job / "reports-0.jsonl").touch()
+    assert start(job, "--lr", "0.2", wait_s=0)[0] is None
+
+
 @pytest.mark.parametrize("restart", ["0", "1"])
 def test_who_starts_again_once_its_result_is_taken_is_told_the_same(job: Path, restart: str) -> None:
-    """A loop in the batch script, or a requeue at the wrong moment: what was reported is no training of its own."""
+    """A loop in the batch script, or a requeue at the wrong moment."""
     leave_result(job, 3)
     assert start(job, "--lr", "0.2")[0] == 3
     assert start(job, "--lr", "0.2", SLURM_RESTART_COUNT=restart)[0] == 3
     assert not (job / LEFT).exists()
     assert start(job, "--lr", "0.3", wait_s=0)[0] is None, "other words"
-
-
-def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
-    (job / TAKEN).write_text('{"by": 9}')
-    (job / RESULT).write_text(json.dumps({"code": 0, "words": WORDS}))
-    assert start(job, "--lr", "0.2")[0] == 0
-    (job / "reports-0.jsonl").touch()
-    assert start(job, "--lr", "0.2")[0] is None
 
 
 def test_a_job_that_goes_on_from_checkpoints_neither_asks_nor_takes_a_result(job: Path) -> None:

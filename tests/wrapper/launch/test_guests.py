@@ -29,8 +29,6 @@ class Cut(Exception):
 
 @dataclass
 class FakeTask:
-    """A task as the fake Slurm has it."""
-
     state: str = "PENDING"
     partition: str = "gpu"
     qos: str = "normal"
@@ -60,9 +58,8 @@ class FakeSlurm:
 
     def line(self, number: int, task: FakeTask) -> str:
         waits = task.state == "PENDING"
-        reason = (
-            "JobHeldUser" if task.held else "BeginTime" if task.begin > self.now else "Resources" if waits else "None"
-        )
+        late = "BeginTime" if task.begin > self.now else "Resources"
+        reason = "JobHeldUser" if task.held else late if waits else "None"
         words = [task.state, task.partition, task.qos, task.limit, "N/A" if waits else f"{END:.0f}", reason]
         return "|".join([str(number), *words, self.comment])
 
@@ -106,7 +103,6 @@ class FakeSlurm:
         return StandingGuests(ARRAY, (1, 1), self.run, self.order, self.said.append, lambda: self.now)
 
     def starts(self) -> None:
-        """Start what may start, in the order of the tasks."""
         for task in self.tasks.values():
             running = sum(one.state == "RUNNING" for one in self.tasks.values())
             may = task.state == "PENDING" and not task.held and task.begin <= self.now
@@ -118,8 +114,8 @@ class FakeSlurm:
 
 
 def test_the_waiting_tasks_become_guests_but_one() -> None:
-    """Protects the whole: as many guests as the comment allows; the others wait in the job's own queue until the base
-    is nearly over, and nothing in a hold."""
+    """As many guests as the comment allows; the others wait in the job's own queue, not held, until the base is nearly
+    over."""
     slurm = FakeSlurm()
     assert slurm.guests().look()
     assert slurm.where() == {1: "scavenge", 2: "scavenge", 3: "scavenge", 4: "gpu", 5: "gpu"}
@@ -138,8 +134,8 @@ def test_the_waiting_tasks_become_guests_but_one() -> None:
 
 @pytest.mark.parametrize("cut", range(6))
 def test_a_launcher_may_die_between_any_two_commands(cut: int) -> None:
-    """Protects tasks from being lost or left: whatever was done, one block is in the job's own queue, Slurm starts
-    another if that ends, and the next launcher ends where the first would have."""
+    """One block is in the job's own queue, Slurm starts another if that ends, and the next launcher ends where the
+    first would have."""
     whole, slurm = FakeSlurm(), FakeSlurm(cut_after=cut)
     whole.guests().look()
     with pytest.raises(Cut):
@@ -158,7 +154,6 @@ def test_a_launcher_may_die_between_any_two_commands(cut: int) -> None:
 
 
 def test_two_launchers_at_once_do_what_one_does() -> None:
-    """Protects a job whose leader has just moved."""
     slurm = FakeSlurm()
     one, other = slurm.guests(), slurm.guests()
     one.look()
@@ -183,8 +178,7 @@ def test_the_next_base_has_no_time_limit_if_the_last_had_none() -> None:
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "COMPLETED"])
 def test_a_guest_that_slurm_cancelled_comes_back(state: str) -> None:
-    """Protects growth where a site cancels what it preempts; another task takes the place of one that its owner
-    cancelled."""
+    """Another task takes the place of one that its owner cancelled."""
     slurm = FakeSlurm()
     guests = slurm.guests()
     guests.look()
@@ -202,8 +196,7 @@ def test_a_guest_that_slurm_cancelled_comes_back(state: str) -> None:
 
 
 def test_the_next_base() -> None:
-    """Protects a job from becoming a guest as a whole: the task that was kept starts at once if the base is gone, and
-    another is kept once it runs; of those that wait as guests if there is none else."""
+    """The task that was kept starts at once if the base is gone, and another is kept then, of the guests if need be."""
     slurm = FakeSlurm(count=5)
     guests = slurm.guests()
     guests.look()
@@ -231,7 +224,7 @@ def test_the_next_base() -> None:
     ],
 )
 def test_what_slurm_refuses_is_one_sentence(why: str, goes_on: bool, moved: int) -> None:
-    """Protects the training: nothing starts that was not moved, and what was moved before is used."""
+    """Nothing starts that was not moved, and what was moved before is used."""
     slurm = FakeSlurm()
     slurm.refuses = lambda command: why if "Partition=scavenge" in command and len(slurm.commands) > moved else ""
     guests = slurm.guests()
@@ -256,7 +249,7 @@ def test_what_slurm_refuses_is_one_sentence(why: str, goes_on: bool, moved: int)
     ],
 )
 def test_how_many_become_guests(words: str, guests: int) -> None:
-    """Protects who did not ask for it, and the limits that an owner sets: the word, and room beyond the base."""
+    """Nobody's who did not ask for it, nor beyond the limits that an owner sets."""
     slurm = FakeSlurm(comment=f"ones: batch=32-256 array=blocks {words}")
     assert slurm.guests().look() is bool(guests)
     assert sum(task.partition == "scavenge" or task.qos == "low" for task in slurm.tasks.values()) == guests
@@ -264,7 +257,7 @@ def test_how_many_become_guests(words: str, guests: int) -> None:
 
 
 def test_what_squeue_prints() -> None:
-    """Protects from other forms of a time, and from a comment with bars; what is no line is passed over."""
+    """Other forms of a time, a comment with bars; what is no line is passed over."""
     text = (
         "3|RUNNING|gpu|normal|UNLIMITED|N/A|None|a|b\n1|PENDING|gpu|(null)|30:00|1764160000|Priority|(null)\nnonsense\n"
     )
@@ -304,7 +297,7 @@ def called(tmp_path: Path) -> str:
 
 
 def test_the_launcher_of_the_block_that_leads_sees_to_it(tmp_path: Path, keeper: Callable[..., GuestKeeper]) -> None:
-    """Protects from none, and from all at once: the others look at a file alone."""
+    """The others read a file alone."""
     other, leads = keeper(3), keeper()
     other.start()
     time.sleep(0.1)
@@ -320,8 +313,7 @@ def test_the_launcher_of_the_block_that_leads_sees_to_it(tmp_path: Path, keeper:
 @pytest.mark.parametrize("how", ["an order", "a spool", "no commands"])
 def test_a_companion_decides(tmp_path: Path, keeper: Callable[..., GuestKeeper], how: str,
                              monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    """Protects from two who decide, and a companion's order from being replaced; and says what to do if a node has no
-    commands of Slurm's."""
+    """Its order is not replaced; and a node without commands of Slurm's says what to do."""
     if how == "an order":
         write_order(tmp_path, Order(1_764_160_000_000, 0, blocks=(0,)))
     elif how == "a spool":
@@ -338,7 +330,7 @@ def test_a_companion_decides(tmp_path: Path, keeper: Callable[..., GuestKeeper],
 
 
 def test_a_companion_that_comes_later_takes_over(tmp_path: Path, keeper: Callable[..., GuestKeeper]) -> None:
-    """Protects its decisions: from its first order on nothing more is asked for here."""
+    """From its first order on nothing more is asked for here."""
     one = keeper()
     one.start()
     until(lambda: "ArrayTaskThrottle=0" in called(tmp_path), lambda: called(tmp_path))
@@ -351,7 +343,6 @@ def test_a_companion_that_comes_later_takes_over(tmp_path: Path, keeper: Callabl
 
 def test_commands_that_hang_do_not_keep_a_job_from_ending(tmp_path: Path, keeper: Callable[..., GuestKeeper],
                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Protects the end of a training from a controller that does not answer."""
     (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/called\nexec sleep 60\n")
     monkeypatch.setattr(guests_module, "STOP_S", 0.1)
     one = keeper()

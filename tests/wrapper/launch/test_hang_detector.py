@@ -18,8 +18,16 @@ from ones_wrapper.process.exit_codes import HUNG
 from ones_wrapper.process.standstill import Standstill
 
 
+def python(*lines: str) -> tuple[int, str, str]:
+    """The exit code, output and errors of a process of its own."""
+    code = "\n".join(("import os, signal, sys, time", "from ones_wrapper.launch import node",
+                      "from ones_wrapper.process import hang_detector as watch, hooks", *lines))  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_who_hangs() -> None:
-    """Protects ranks that have not begun, or are done, from being taken for hung."""
+    """Not ranks that have not begun, or are done."""
     board = watch.Heartbeats(3)
     assert board.hung(1e9, 5.0) == []
     board.beat(0, 100.0)
@@ -33,8 +41,7 @@ def test_who_hangs() -> None:
 
 
 def test_beats_cross_a_fork_and_cost_nothing() -> None:
-    """Protects the launcher's view of its ranks, and the step from the watch: under 5 microseconds of the processor a
-    beat."""
+    """Under 5 microseconds of the processor a beat."""
     board = watch.Heartbeats(2)
     pid = os.fork()
     if pid == 0:
@@ -50,18 +57,16 @@ def test_beats_cross_a_fork_and_cost_nothing() -> None:
 
 
 def test_rank_without_a_launcher_watches_itself() -> None:
-    """Protects MPI ranks, which nobody of ours forked."""
-    code = (
-        "import os, time\nfrom ones_wrapper.process import hang_detector as watch\n"
-        f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}))\n"
-        "time.sleep(0.8)\nprint('begins', flush=True)\nwatch.beat()\ntime.sleep(60)\n"
+    """MPI ranks, which nobody of ours forked."""
+    code, output, _ = python(
+        f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}))",
+        "time.sleep(0.8); print('begins', flush=True); watch.beat(); time.sleep(60)",
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (HUNG, "begins\n")
+    assert (code, output) == (HUNG, "begins\n")
 
 
 def test_who_stood_still_with_the_watch() -> None:
-    """Protects a job that Slurm suspended, or whose node stood still, from being taken for hung when it goes on."""
+    """A job that Slurm suspended, or whose node stood still, does not hang when it goes on."""
     still = Standstill()
     assert still.look() == 0.0
     still._last -= 3600.0
@@ -78,9 +83,8 @@ def test_who_stood_still_with_the_watch() -> None:
 
 
 def test_a_rank_that_hangs_is_found_where_jobs_are_suspended_in_turn() -> None:
-    """Protects the job's hours: a limit that began anew after each standstill would never end where Slurm's gang
-    scheduling gives jobs 30 s each, nor on a machine so busy that every look is late.
-    """
+    """A limit that began again after each standstill would never end under Slurm's gang scheduling, which gives jobs 30
+    s each, nor on a machine so busy that every look is late."""
     board, now = watch.Heartbeats(1), 1000.0
     board.beat(0, now)
     while not board.hung(now, 1800.0) and now < 10_000.0:
@@ -98,65 +102,64 @@ def test_a_rank_that_hangs_is_found_where_jobs_are_suspended_in_turn() -> None:
 
 
 def test_a_node_that_stood_still_ends_no_rank() -> None:
-    """Protects both limits of the node launcher: a rank without a step, and the time that is left after a failure."""
-    code = (
-        "import os, signal, sys, time\nfrom ones_wrapper.launch import node\n"
-        "from ones_wrapper.process import hang_detector as watch\n"
-        "ranks = node.Ranks(2, hang_s=5.0, grace_s=4.0)\n"
-        "if (rank := ranks.fork()) is not None:\n"
-        "    watch.beat()\n"
-        "    if rank == 1:\n        watch.pause(), time.sleep(0.5), os._exit(7)\n"
-        "    time.sleep(2)\n    os.write(1, b'done')\n    os._exit(0)\n"
-        "forward, looks = 0.0, []\nreal, sleep = time.monotonic, time.sleep\n"
-        "def slept(seconds):\n"
-        "    global forward\n"
-        "    sleep(seconds)\n"
-        "    looks.append(1)\n"
-        "    forward += 3600.0 * (len(looks) in (10, 50))\n"
-        "time.monotonic, time.sleep = lambda: real() + forward, slept\n"
-        "code = ranks.wait()\nassert len(looks) > 50, looks\nsys.exit(code)\n"
+    """By neither limit of the node launcher: a rank without a step, and the time that is left after a failure."""
+    code, output, errors = python(
+        "ranks = node.Ranks(2, hang_s=5.0, grace_s=4.0)",
+        "if (rank := ranks.fork()) is not None:",
+        "    watch.beat()",
+        "    if rank == 1:",
+        "        watch.pause(), time.sleep(0.5), os._exit(7)",
+        "    time.sleep(2); os.write(1, b'done'); os._exit(0)",
+        "forward, looks, real, sleep = 0.0, [], time.monotonic, time.sleep",
+        "def slept(seconds):",
+        "    global forward",
+        "    sleep(seconds); looks.append(1)",
+        "    forward += 3600.0 * (len(looks) in (10, 50))",
+        "time.monotonic, time.sleep = lambda: real() + forward, slept",
+        "code = ranks.wait()",
+        "assert len(looks) > 50, looks",
+        "sys.exit(code)",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (7, "done"), done.stderr
-    assert done.stderr.count("\n") == 1 and "local rank 1 ended with exit code 7" in done.stderr
+    assert (code, output) == (7, "done"), errors
+    assert errors.count("\n") == 1 and "local rank 1 ended with exit code 7" in errors
 
 
 @pytest.mark.parametrize("failed", [True, False])
 def test_ranks_that_wait_for_another_node_are_ended(failed: bool) -> None:
-    """Protects the time until the next start: a rank in a kernel of NCCL's answers no signal. If nobody failed, it may
-    be writing the checkpoint that a stop asks for."""
-    code = (
-        "import os, signal, sys, time\nfrom ones_wrapper.launch import node\n"
-        "from ones_wrapper.process import hooks\n"
-        f"hooks.FLAGS.armed = True\nnode.GRACE_S = 0.2\n"
-        f"ranks = node.Ranks(1, hang_s=0.0, others_failed=lambda: {failed})\n"
-        f"if ranks.fork() is not None:\n    time.sleep({60 if failed else 1.5})\n    print('wrote', flush=True)\n"
-        "    os._exit(0)\n"
-        "ranks.handle(signal.SIGTERM, None)\nranks.wait()\n"
+    """A rank in a kernel of NCCL's answers no signal. If nobody failed, it may be writing the checkpoint of a stop."""
+    _, output, errors = python(
+        "hooks.FLAGS.armed, node.GRACE_S = True, 0.2",
+        f"ranks = node.Ranks(1, hang_s=0.0, others_failed=lambda: {failed})",
+        "if ranks.fork() is not None:",
+        f"    time.sleep({60 if failed else 1.5}); print('wrote', flush=True); os._exit(0)",
+        "ranks.handle(signal.SIGTERM, None)",
+        "ranks.wait()",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == ("" if failed else "wrote\n"), done.stderr
+    assert output == ("" if failed else "wrote\n"), errors
 
 
 def test_a_rank_answers_for_itself_alone() -> None:
-    """Protects from a rank that passes signals on to others, of which one may be gone, and from one that is lost
-    between the fork and the rank's own handlers."""
-    code = (
-        "import os, signal, sys, time\nfrom ones_wrapper.launch import node\n"
-        "from ones_wrapper.process import hooks\nhooks.FLAGS.armed = True\n"
-        "ranks = node.Ranks(2, hang_s=0.0)\nsignal.signal(signal.SIGTERM, ranks.handle)\nlocal = ranks.fork()\n"
-        "if local == 0:\n    os._exit(0)\n"
-        "if local == 1:\n    while not hooks.FLAGS.stop:\n        time.sleep(0.01)\n"
-        "    print('asked', hooks.FLAGS.scripts, flush=True)\n    os._exit(0)\n"
-        "ranks._living = {pid: rank for pid, rank in ranks._living.items() if rank or os.waitpid(pid, 0) is None}\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(ranks.wait())\n"
+    """It passes no signal on to others, one of which may be gone, and loses none between the fork and its handlers."""
+    code, output, errors = python(
+        "hooks.FLAGS.armed = True",
+        "ranks = node.Ranks(2, hang_s=0.0)",
+        "signal.signal(signal.SIGTERM, ranks.handle)",
+        "local = ranks.fork()",
+        "if local == 0:",
+        "    os._exit(0)",
+        "if local == 1:",
+        "    while not hooks.FLAGS.stop:",
+        "        time.sleep(0.01)",
+        "    print('asked', hooks.FLAGS.scripts, flush=True); os._exit(0)",
+        "ranks._living = {pid: rank for pid, rank in ranks._living.items() if rank or os.waitpid(pid, 0) is None}",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "sys.exit(ranks.wait())",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "asked {}\n"), done.stderr
+    assert (code, output) == (0, "asked {}\n"), errors
 
 
 def test_a_signal_at_the_moment_of_a_ranks_end_ends_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the last checkpoint: the signal comes once the system has forgotten the rank, and the launcher not."""
+    """It comes once the system has forgotten the rank, and the launcher not."""
     ranks = node.Ranks(1, hang_s=0.0)
     ended = subprocess.Popen(["true"])
     ranks._living = {ended.pid: 0}
@@ -187,7 +190,7 @@ def test_signals_that_come_while_earlier_ones_are_passed_on(monkeypatch: pytest.
 
 
 def test_prefetch_checkpoint(tmp_path: Path) -> None:
-    """Protects a restart from reading what is not there, and from an unfinished checkpoint."""
+    """Not what is not there, nor an unfinished checkpoint."""
     assert prefetch_checkpoint(tmp_path) is None
     folder = tmp_path / "checkpoints" / "step-000000003"
     folder.mkdir(parents=True)

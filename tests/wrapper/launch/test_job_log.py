@@ -47,25 +47,18 @@ train()
 
 
 def below(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
+    """The processes that a process started, and theirs; none if it ended meanwhile."""
     found: list[int] = []
-    with suppress(FileNotFoundError):  # it ended meanwhile
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [number for child in children(task) for number in (child, *below(child))]
-    return found
-
-
-def children(task: Path) -> list[int]:
-    """Those of a thread; none if it ended meanwhile."""
     with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(child) for child in (task / "children").read_text().split()]
-    return []
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *below(child)]
+    return found
 
 
 @pytest.mark.slow
 def test_signals_to_every_process_of_a_step(tmp_path: Path) -> None:
-    """Protects the log and the last checkpoint of jobs with loader workers: Slurm sends its signals to the workers too,
-    those of the script's own DataLoaders among them, and a worker that dies ends its rank with an error."""
+    """Slurm sends its signals to loader workers too, whose end ends their rank with an error."""
     (tmp_path / "script.py").write_text(LOADERS)
     run = Run(tmp_path / "job", ranks=2, script=tmp_path / "script.py")
     run.wait_for(Epoch)

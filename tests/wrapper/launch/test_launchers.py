@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from ones_wrapper.launch import LaunchOptions, plan
-from ones_wrapper.launch.launchers import LAUNCHERS, Started
+from ones_wrapper.launch.launchers import Started
 from ones_wrapper.process.placement import LaunchError
 from tests.waiting import until
 
@@ -47,31 +47,20 @@ def words(launch: Started) -> list[str]:
     return launch.command[: launch.command.index(sys.executable)]
 
 
-def test_registry() -> None:
-    """Protects the names that the guide gives."""
-    assert list(LAUNCHERS) == ["srun", "ibrun", "mpirun", "local"]
-
-
 @pytest.mark.parametrize("listing", ["MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\n", "pmi2, pmix_v4\nnone"])
 def test_srun_starts_a_process_a_rank_for_mpi(listing: str) -> None:
-    """Protects MPI jobs: their processes must be the process manager's own, and as many as there are ranks."""
+    """MPI's processes must be the process manager's own."""
     for mpi in ("pmi2", "pmix"):
         launch = planned(LaunchOptions("srun", mpi), listing)
-        assert words(launch)[:6] == [
-            "/bin/srun",
-            "--nodes=2",
-            "--ntasks=8",
-            "--ntasks-per-node=4",
-            "--gres=gpu:4",
-            "--gpu-bind=none",
-        ]
+        srun = "/bin/srun --nodes=2 --ntasks=8 --ntasks-per-node=4 --gres=gpu:4 --gpu-bind=none"
+        assert words(launch)[:6] == srun.split()
         assert f"--mpi={mpi}" in launch.command
         assert launch.command[-2:] == ["ones_wrapper.launch.rank", "t.py"]
         assert launch.env["ONES_BACKEND"] == "mpi"
 
 
 def test_missing_mpi_plugin() -> None:
-    """Protects: Slurm's own message for it is no help."""
+    """Slurm's own message for it is no help."""
     with pytest.raises(LaunchError, match="names none, pmi2"):
         planned(LaunchOptions("srun", "pmix"), "MPI plugin types are...\n\tnone\n\tpmi2\n")
 
@@ -91,7 +80,7 @@ def test_contradictions(options: LaunchOptions, says: str) -> None:
 
 
 def test_ibrun_is_told_the_counts_of_now() -> None:
-    """Protects a resized job at TACC: ibrun sizes itself from Slurm's variables, which tell of the first shape."""
+    """ibrun sizes itself from Slurm's variables, which name the first shape."""
     node = planned(LaunchOptions("ibrun"))
     assert words(node) == ["/bin/ibrun", "-n", "2", "-o", "0"]
     assert (node.env["TACC_TASKS_PER_NODE"], node.env["IBRUN_TASKS_PER_NODE"]) == ("1", "1")
@@ -102,8 +91,10 @@ def test_ibrun_is_told_the_counts_of_now() -> None:
 
 
 def test_mpirun_of_either_kind() -> None:
-    """Protects the options, which are not the same: the ranks of a node, and what is handed on to other nodes."""
-    assert words(planned(LaunchOptions("mpirun"), HYDRA)) == ["/bin/mpirun", "-n", "2", "-ppn", "1", "-genvall"]
+    """Options differ: the ranks of a node, and what is handed on to other nodes."""
+    launch = planned(LaunchOptions("mpirun"), HYDRA)
+    assert words(launch) == ["/bin/mpirun", "-n", "2", "-ppn", "1", "-genvall"]
+    assert not {"PMI_RANK", "PMIX_SERVER_URI", "OMPI_COMM_WORLD_SIZE"} & set(launch.env), "left of an older start"
     intel = "Intel(R) MPI Library for Linux* OS, Version 2021.11"
     assert words(planned(LaunchOptions("mpirun", backend="mpi"), intel))[:5] == ["/bin/mpirun", "-n", "8", "-ppn", "4"]
     env = JOB | {"NCCL_IB_HCA": "mlx5", "TORCH_NCCL_DESYNC_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
@@ -117,12 +108,6 @@ def test_mpirun_of_either_kind() -> None:
         planned(LaunchOptions("mpirun"), "mpirun of another kind")
 
 
-def test_nothing_of_an_older_start_is_left() -> None:
-    """Protects from ranks that take a variable of the batch script's own surroundings for theirs."""
-    launch = planned(LaunchOptions("mpirun"), HYDRA)
-    assert not {"PMI_RANK", "PMIX_SERVER_URI", "OMPI_COMM_WORLD_SIZE"} & set(launch.env)
-
-
 SCRIPT = """
 import os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ONES_ATTEMPT")
@@ -134,42 +119,41 @@ sys.exit(7 if os.environ["RANK"] == "1" and "fail" in sys.argv else 0)
 """
 
 
-def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """`ones-run` outside Slurm with the MPI beside this Python."""
-    (folder / "script.py").write_text(SCRIPT)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PMI"))}
-    clean |= {"PATH": f"{MPIRUN.parent}:{os.environ['PATH']}", "ONES_JOB_DIR": str(folder / "job"), **env}
-    command = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
+    clean |= {"PATH": f"{folder}:{MPIRUN.parent}:{os.environ['PATH']}", "ONES_JOB_DIR": str(folder / "job")}
+    command = [sys.executable, "-m", "ones_wrapper.launch", "--ranks-per-node=2", *arguments]
+    return subprocess.Popen(command, env=clean, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    (folder / "script.py").write_text(SCRIPT)
+    process = begin(folder, *arguments)
+    output, errors = process.communicate(timeout=180)
+    return process.returncode, output, errors
 
 
 @needs_mpirun
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "start",
-    [
-        lambda folder, *a: run(folder, "--ranks-per-node=2", "--backend=mpi", "script.py", *a),
-        lambda folder, *a: run(folder, "--ranks-per-node=2", "--launcher=mpirun", "script.py", *a),
-        lambda folder, *a: run(folder, "--ranks-per-node=2", "script.py", *a),
-    ],
-    ids=["mpi", "node launcher under mpirun", "local"],
+    "options", [["--backend=mpi"], ["--launcher=mpirun"], []], ids=["mpi", "node launcher", "local"]
 )
-def test_ranks_know_their_place(tmp_path: Path, start: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """Protects every way to start: the same variables, the arguments, and the exit code of the rank that failed."""
-    done = start(tmp_path, "x")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 0 2 0 0 True x", "1 2 1 2 0 0 True x"]
-    assert start(tmp_path, "fail").returncode == 7
+def test_ranks_know_their_place(tmp_path: Path, options: list[str]) -> None:
+    """The same variables, the arguments, and the exit code of the rank that failed."""
+    code, output, errors = run(tmp_path, *options, "script.py", "x")
+    assert code == 0, errors
+    assert sorted(output.splitlines()) == ["0 2 0 2 0 0 True x", "1 2 1 2 0 0 True x"]
+    assert run(tmp_path, *options, "script.py", "fail")[0] == 7
 
 
 @needs_mpirun
 @pytest.mark.nightly
 def test_killed_mpi_rank_starts_again(tmp_path: Path) -> None:
-    """Protects MPI jobs from one bad moment: a killed rank leaves no word, and mpirun has codes of its own."""
-    done = run(tmp_path, "--ranks-per-node=2", "--backend=mpi", "script.py", "killed")
-    assert done.returncode == 0, done.stderr
-    assert "killed by signal 9; starting the ranks again" in done.stderr
-    assert {"0 2 0 2 0 1 True killed", "1 2 1 2 0 1 True killed"} <= set(done.stdout.splitlines())
+    """A killed rank leaves no word, and mpirun has codes of its own."""
+    code, output, errors = run(tmp_path, "--backend=mpi", "script.py", "killed")
+    assert code == 0 and "killed by signal 9; starting the ranks again" in errors
+    assert {"0 2 0 2 0 1 True killed", "1 2 1 2 0 1 True killed"} <= set(output.splitlines())
 
 
 IBRUN = """#!/bin/bash
@@ -196,30 +180,16 @@ raise SystemExit(143)
 @needs_mpirun
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("launcher", "backend"),
-    [("mpirun", "mpi"), ("ibrun", "gloo"), ("mpirun", "gloo"), ("ibrun", "mpi")],
+    ("launcher", "backend"), [("mpirun", "mpi"), ("ibrun", "gloo"), ("mpirun", "gloo"), ("ibrun", "mpi")]
 )
 def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, backend: str) -> None:
-    """Protects the checkpoint at a stop: each launcher hands on another signal, dies of a third, and ibrun is a
-    shell script.
-    """
+    """Each launcher hands on another signal, dies of a third, and ibrun is a shell script."""
     (tmp_path / "ibrun").write_text(IBRUN)
     (tmp_path / "ibrun").chmod(0o755)
     (tmp_path / "stops.py").write_text(STOPS)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PMI"))}
-    clean |= {"PATH": f"{tmp_path}:{MPIRUN.parent}:{os.environ['PATH']}", "ONES_JOB_DIR": str(tmp_path / "job")}
-    options = ["--launcher", launcher, "--backend", backend, "--ranks-per-node=2", "stops.py"]
-    command = [sys.executable, "-m", "ones_wrapper.launch", *options]
-    with subprocess.Popen(command, env=clean, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with begin(tmp_path, "--launcher", launcher, "--backend", backend, "stops.py") as process:
         until(lambda: len(list(tmp_path.glob("up?"))) == 2)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=180)
     assert sorted(line for line in output.splitlines() if "stopped" in line) == ["stopped 0", "stopped 1"]
     assert process.returncode == 143
-
-
-def test_dry_run(tmp_path: Path) -> None:
-    """Protects those who look before they leap: what would be started, and nothing is."""
-    done = run(tmp_path, "--dry-run", "script.py", "--lr", "1")
-    assert done.stdout.split() == [sys.executable, "-m", "ones_wrapper.launch.node", "script.py", "--lr", "1"]
-    assert not (tmp_path / "job").exists()

@@ -27,8 +27,7 @@ def reports(folder: Path) -> list[Report]:
 
 
 def test_the_first_optimizer_is_counted(tmp_path: Path) -> None:
-    """A report at the end of the first step, and one whenever an interval has passed; a second optimizer is another's
-    business; there is no spec, by which a companion would think that it can be resized."""
+    """At the end of the first step and once an interval; there is no spec, by which it could be resized."""
     now = iter(range(100))
     env = ENV | {"ONES_JOB_DIR": str(tmp_path), "ONES_SPOOL": "/spool"}
     hook = plain_steps.PlainSteps(env, lambda: float(next(now)))
@@ -45,7 +44,6 @@ def test_the_first_optimizer_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_fork_of_the_rank_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the numbers of reports where a script trains in processes that it forks, each with a hook of its own."""
     hook = plain_steps.PlainSteps(ENV | {"ONES_JOB_DIR": str(tmp_path)})
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)

@@ -51,7 +51,7 @@ def open_mpi(rank: int, size: int, local: int, local_size: int) -> dict[str, str
     ids=["srun", "hydra", "open mpi", "pmix alone", "mvapich", "srun inside ibrun"],
 )
 def test_last_rank_of_four(env: dict[str, str]) -> None:
-    """Protects the ranks' numbers under every process manager: each has names of its own."""
+    """Every process manager has names of its own."""
     place = own_placement(PLAN | env)
     assert place == Placement(3, 4, 1, 2, 1, 2)
     assert place.env() == {
@@ -68,7 +68,7 @@ def test_last_rank_of_four(env: dict[str, str]) -> None:
 
 
 def test_node_launchers() -> None:
-    """Protects the torch backend: one task a node, numbered by its starter; outside Slurm there is one node."""
+    """One task a node, numbered by its starter; outside Slurm there is one node."""
     assert own_node(PLAN | srun(1, 2, 0)) == 1
     assert own_node(PLAN | hydra(1, 2, 0, 1)) == 1
     assert own_node({"ONES_NODES": "1", "ONES_GPUS_PER_NODE": "2", "PMI_RANK": "5"}) == 0
@@ -93,6 +93,6 @@ def test_not_as_planned(env: dict[str, str], says: str) -> None:
 
 
 def test_two_node_launchers_on_one_node() -> None:
-    """Protects a node from ranks that share its GPUs while another node is idle."""
+    """Ranks would share its GPUs while another node is idle."""
     with pytest.raises(LaunchError, match="this node has 2 processes, not 1"):
         own_node(PLAN | hydra(1, 2, 1, 2))

@@ -47,19 +47,14 @@ class Compose:
 
 
 def test_an_ordinary_job_is_left_alone() -> None:
-    """Protects everybody else: no false alarm from our own handlers, nor from the defaults."""
     assert requeue_conflict({}) == ""
     FLAGS.install()
     assert requeue_conflict({"SLURM_JOB_ID": "7", "SUBMITIT_EXECUTOR": "local"}) == ""
 
 
-def test_submitit_by_its_environment() -> None:
-    """Protects jobs whose ranks are not submitit's own process: its handlers are not in them."""
+def test_submitit() -> None:
+    """By its environment, in ranks that are not its own process, and by its handler of any signal."""
     assert "SUBMITIT_EXECUTOR=slurm" in requeue_conflict({"SUBMITIT_EXECUTOR": "slurm"})
-
-
-def test_submitit_by_its_handler() -> None:
-    """Protects a script that submitit calls directly, whatever signal it was told to use."""
     signal.signal(signal.SIGUSR2, method("submitit.core.job_environment", "checkpoint_and_try_requeue"))
     assert "checkpoint_and_try_requeue handles SIGUSR2" in requeue_conflict({})
 
@@ -68,33 +63,20 @@ LIGHTNING = [f"{package}.trainer.connectors.signal_connector" for package in ("p
 
 
 @pytest.mark.parametrize("module", LIGHTNING)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_lightning_by_its_handler(module: str, number: signal.Signals) -> None:
-    """Protects against Lightning's requeue, under both of its names and any signal; the message says what to write."""
-    signal.signal(number, Compose(method(module, "_slurm_sigusr_handler_fn")))
-    assert "SLURMEnvironment(auto_requeue=False)" in requeue_conflict({})
-
-
-@pytest.mark.parametrize("module", LIGHTNING)
-def test_lightning_behind_our_handlers(module: str) -> None:
-    """Protects the order in which it really comes: ours have SIGUSR1 then, and it composes SIGTERM alone."""
+def test_lightning(module: str) -> None:
+    """Under any signal; behind our handlers, where it composes SIGTERM alone; not if its requeue is switched off."""
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        before = signal.signal(number, Compose(method(module, "_slurm_sigusr_handler_fn")))
+        assert "SLURMEnvironment(auto_requeue=False)" in requeue_conflict({})
+        signal.signal(number, before)
     FLAGS.install()
-    notifier, bypass = method(module, "_sigterm_notifier_fn"), method(module, "_sigterm_handler_fn")
-    signal.signal(signal.SIGTERM, Compose(notifier, bypass, signal.getsignal(signal.SIGTERM)))
-    assert "Lightning" in requeue_conflict({})
-
-
-@pytest.mark.parametrize("module", LIGHTNING)
-def test_lightning_with_its_requeue_switched_off(module: str) -> None:
-    """Protects those who did what the message says."""
-    FLAGS.install()
-    notifier = method(module, "_sigterm_notifier_fn")
-    signal.signal(signal.SIGTERM, Compose(notifier, signal.getsignal(signal.SIGTERM)))
-    assert requeue_conflict({}) == ""
+    ours, notifier = signal.getsignal(signal.SIGTERM), method(module, "_sigterm_notifier_fn")
+    for more, said in (([method(module, "_sigterm_handler_fn")], True), ([], False)):
+        signal.signal(signal.SIGTERM, Compose(notifier, *more, ours))
+        assert ("Lightning" in requeue_conflict({})) is said
 
 
 def test_handlers_that_hold_themselves() -> None:
-    """Protects the start of a run from looking for ever."""
     handler = Compose()
     handler.signal_handlers = [handler, handler]
     signal.signal(signal.SIGUSR1, handler)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutco
 from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.process.exit_codes import (
     CRASHED,
+    DEVICE_FAILED,
     DONT_RESTART,
     HUNG,
     OUT_OF_MEMORY,
@@ -31,77 +33,74 @@ from tests.wrapper.runs import Run, assert_exactly_once, children
 pytestmark = pytest.mark.slow
 
 STEP_5, STEP_9 = "step-000000005", "step-000000009"
-KILLED = 137
+KILLED, OVER = 137, 128 + signal.SIGUSR2
+END, RESTART, REQUEUE = Action
+FIRST, LIMITS = Tries(), RestartLimits()
 
 
-def action(end: StartOutcome, tries: Tries = Tries(), limits: RestartLimits = RestartLimits()) -> Action:
-    return decide(end, tries, limits).action
+def ended(code: int, checkpoint: str = STEP_5, ours: bool = True, **more: Any) -> StartOutcome:
+    """Ranks that made a checkpoint."""
+    return StartOutcome(code, checkpoint=checkpoint, ours=ours, **more)
 
 
-def test_want_of_memory_costs_no_try() -> None:
-    """Protects a batch that is far too large: each halving is progress, and there are few of them."""
-    step = decide(StartOutcome(OUT_OF_MEMORY), Tries(0, failures=3), RestartLimits())
-    assert (step.action, step.tries) == (Action.RESTART, Tries(0, restarts=1, failures=3, halvings=1))
-    assert action(StartOutcome(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
-
-
-@pytest.mark.parametrize("code", [*CRASHED, HUNG, OUT_OF_MEMORY])
-def test_crashes_are_tried_again(code: int) -> None:
-    """Protects a week of training from one bad moment of one node."""
-    assert action(StartOutcome(code, checkpoint=STEP_5, ours=True)) is Action.RESTART
-    assert action(StartOutcome(code)) is Action.RESTART  # from the beginning: nothing is lost by it
-
-
-@pytest.mark.parametrize("code", [0, 1, 7, 130, STOP_CODE, DONT_RESTART])
-def test_the_scripts_own_word_ends_the_job(code: int) -> None:
-    """Protects the allocation: what failed by itself would fail again, and a stop is meant."""
-    assert action(StartOutcome(code, checkpoint=STEP_5, ours=True)) is Action.END
-
-
-@pytest.mark.parametrize("code", [STOP_CODE, KILLED, HUNG, 128 + signal.SIGUSR2])
-def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
-    """Protects jobs longer than their time limit."""
-    end = StartOutcome(code, warned=True, checkpoint=STEP_5, ours=True)
-    step = decide(end, Tries(3), RestartLimits())
-    assert (step.action, step.tries) == (Action.REQUEUE, Tries(3, requeues=1, requeued_at=STEP_5))
-    assert "requeue 1 of 20" in step.why and STEP_5 in step.why
+def warned(code: int = STOP_CODE, **more: Any) -> StartOutcome:
+    return ended(code, warned=True, **more)
 
 
 @pytest.mark.parametrize(
-    ("end", "tries", "says"),
+    ("end", "tries", "action", "says"),
     [
-        (StartOutcome(STOP_CODE, warned=True), Tries(), "made no checkpoint"),
-        (StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5), Tries(), "made no checkpoint and loaded none"),
-        (
-            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
-            Tries(0, 20, ""),
-            "--requeues allows no more",
-        ),
-        (
-            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
-            Tries(0, 1, STEP_5),
-            "no newer checkpoint than",
-        ),
-        (
-            StartOutcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True, no_requeue="no scontrol"),
-            Tries(),
-            "no scontrol",
-        ),
+        # One bad moment of one node does not cost a week of training.
+        *[(ended(code), FIRST, RESTART, f"again from {STEP_5}") for code in (*CRASHED, HUNG, PEER_LOST)],
+        (ended(KILLED, ""), FIRST, RESTART, "from the beginning"),
+        (ended(PEER_LOST, ""), Tries(failures=3), END, "other blocks were lost"),
+        # A batch that is far too large: each halving is progress, and there are few of them.
+        (ended(OUT_OF_MEMORY), Tries(failures=3), RESTART, "with smaller passes"),
+        (ended(OUT_OF_MEMORY, ""), Tries(failures=3, halvings=1000), END, "again and again"),
+        # One bad card, left to others if it fails again.
+        (ended(DEVICE_FAILED, ""), FIRST, RESTART, "a GPU failed; starting the ranks again"),
+        (ended(DEVICE_FAILED), Tries(failures=1, failed_at=STEP_5), REQUEUE, "failed again"),
+        (ended(DEVICE_FAILED, "", no_requeue="no Slurm job"), Tries(failures=1), RESTART, "try 2"),
+        (ended(DEVICE_FAILED, "", no_requeue="no Slurm job"), Tries(failures=3), END, "a GPU failed"),
+        (ended(DEVICE_FAILED, stopped=True), FIRST, END, ""),
+        # The script's own word: what failed by itself would fail again, and a stop is meant.
+        *[(ended(code), FIRST, END, "") for code in (0, 1, 7, 130, STOP_CODE, DONT_RESTART)],
+        # A job longer than its time limit, unless it would train the same steps for ever.
+        *[(warned(code), FIRST, REQUEUE, f"requeue 1 of 20, to go on from {STEP_5}")
+          for code in (STOP_CODE, KILLED, HUNG, OVER)],
+        (warned(checkpoint=""), FIRST, END, "made no checkpoint"),
+        (warned(ours=False), FIRST, END, "made no checkpoint and loaded none"),
+        (warned(), Tries(0, 20, ""), END, "--requeues allows no more"),
+        (warned(), Tries(0, 1, STEP_5), END, "no newer checkpoint than"),
+        (warned(no_requeue="no scontrol"), FIRST, END, "no scontrol"),
+        # scancel, Slurm's own requeue and the companion's: a second requeue would cut off the next run.
+        (warned(stopped=True), FIRST, END, ""),
+        (ended(KILLED, stopped=True), FIRST, END, ""),
+        (ended(KILLED, drained=True), FIRST, END, ""),
+        (warned(DONT_RESTART), FIRST, END, ""),
     ],
-)
-def test_no_requeue_that_leads_nowhere(end: StartOutcome, tries: Tries, says: str) -> None:
-    """Protects the queue from a job that trains the same steps for ever, and says why it ended."""
-    step = decide(end, tries, RestartLimits())
-    assert step.action is Action.END and says in step.why
+)  # fmt: skip
+def test_what_follows(end: StartOutcome, tries: Tries, action: Action, says: str) -> None:
+    step = decide(end, tries, LIMITS)
+    assert step.action is action and says in step.why
 
 
-def test_nobody_is_requeued_against_a_stop_or_twice() -> None:
-    """Protects scancel, Slurm's own requeue, and the companion's: a second requeue would cut off the next run."""
-    good = {"checkpoint": STEP_5, "ours": True}
-    assert action(StartOutcome(STOP_CODE, stopped=True, warned=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(StartOutcome(KILLED, stopped=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(StartOutcome(KILLED, drained=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(StartOutcome(DONT_RESTART, warned=True, **good)) is Action.END  # type: ignore[arg-type]
+def test_what_is_counted() -> None:
+    lacked = decide(ended(OUT_OF_MEMORY), Tries(failures=3), LIMITS)
+    assert lacked.tries == Tries(restarts=1, failures=3, halvings=1)
+    assert decide(warned(), Tries(3), LIMITS).tries == Tries(3, requeues=1, requeued_at=STEP_5)
+
+
+def test_a_block_that_always_fails_does_not_live_from_others_progress() -> None:
+    """Each time it is lost the others write a newer checkpoint, which is no progress of its own."""
+    tries = FIRST
+    for number in range(1, 10):
+        step = decide(ended(KILLED, f"step-{number:09d}", steady=False), tries, LIMITS)
+        if step.action is END:
+            break
+        tries = step.tries
+    assert number == LIMITS.retries + 1
+    assert decide(ended(KILLED, "step-000000099"), tries, LIMITS).tries.failures == 1
 
 
 @given(
@@ -110,9 +109,7 @@ def test_nobody_is_requeued_against_a_stop_or_twice() -> None:
     st.integers(0, 6),
 )
 def test_tries_are_bounded(ends: list[tuple[int, bool, int]], retries: int, requeues: int) -> None:
-    """Protects the allocation and the queue, whatever happens in whatever order: no more requeues than allowed,
-    never two without progress, and no more crashes in a row than allowed without progress.
-    """
+    """No more requeues than allowed, never two without progress, nor more crashes in a row than allowed."""
     tries, limits, step, row = Tries(), RestartLimits(retries, requeues), 1, 0
     asked, last = 0, -1
     for code, warned, gained in ends:
@@ -120,25 +117,26 @@ def test_tries_are_bounded(ends: list[tuple[int, bool, int]], retries: int, requ
         row = 0 if gained else row
         name = f"step-{step:09d}"
         following = decide(StartOutcome(code, warned=warned, checkpoint=name, ours=True), tries, limits)
-        if following.action is Action.RESTART:
+        if following.action is RESTART:
             row += 1
             assert row <= retries
-        elif following.action is Action.REQUEUE:
+        elif following.action is REQUEUE:
             asked += 1
             assert step > last
             last = step
         assert following.delay_s <= 30
-        if following.action is not Action.END:
+        if following.action is not END:
             tries = following.tries
     assert asked <= requeues and asked == tries.requeues
 
 
 def test_cause() -> None:
-    """Protects the decision from consequences: errors of ranks that lost their peer, and our own kills."""
+    """Protects the decision from errors of ranks that lost their peer, and from our own kills."""
     assert explaining_code([]) == explaining_code([0, 0]) == 0
     assert explaining_code([1, 137, 1]) == 137
     assert explaining_code([1, HUNG, 137]) == HUNG
     assert explaining_code([137, DONT_RESTART]) == DONT_RESTART
+    assert explaining_code([1, 134, DEVICE_FAILED]) == DEVICE_FAILED
     assert explaining_code([STOP_CODE, 7, 1]) == 7
     assert explaining_code([0, STOP_CODE]) == STOP_CODE
     for cause in (7, KILLED, HUNG, DONT_RESTART, STOP_CODE):
@@ -147,7 +145,7 @@ def test_cause() -> None:
 
 
 def test_tries_are_kept_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Protects the count from another job in the same directory, and from a damaged file; nothing is tried without."""
+    """Not of another job in the same directory, nor of a damaged file; nothing is tried without."""
     assert read_tries(tmp_path, 3) == Tries(3)
     assert write_tries(tmp_path, Tries(3, 2, STEP_5))
     assert read_tries(tmp_path, 3) == Tries(3, 2, STEP_5)
@@ -160,7 +158,7 @@ def test_tries_are_kept_for_one_job(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_the_reports_tell(tmp_path: Path) -> None:
-    """Protects from requeues without a checkpoint of this run, and from requeueing what the companion drained."""
+    """Protects from requeues without a checkpoint of this run, and of what the companion drained."""
     hello = Hello(1, 1, 1, 8, 1.0, 8, 8, 9, 1, 0, 0, 0, STEP_5)
     lines = [hello, Checkpoint(STEP_9, 0, 0, 9, 1, 0.1), Bye("drained", 9, 143)]
     text = b"".join(encode_report(n, 0.0, line) for n, line in enumerate(lines, 1))
@@ -183,9 +181,7 @@ def ranks_of(run: Run) -> list[int]:
 
 
 def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
-    """Protects the whole way: a rank dies, the others are ended, all start again within the same `ones-run` from
-    the last checkpoint, and each sample has been used once in what counts.
-    """
+    """All start again within the same `ones-run`, and each sample that counts was used once."""
     hurry = tmp_path / "hurry"
     run = Run(tmp_path, "--step-ms", "300", "--epochs", "16", "--hurry", str(hurry), ranks=2)
     run.wait_for(Throughput)
@@ -210,7 +206,6 @@ def script(folder: Path, text: str) -> Path:
 
 
 def test_tries_without_progress_end(tmp_path: Path) -> None:
-    """Protects the allocation from a script that always crashes; the exit code says how."""
     crashing = script(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)\n")
     run = Run(tmp_path / "job", script=crashing, ONES_RETRIES="1")
     assert run.end() == 139
@@ -220,9 +215,6 @@ def test_tries_without_progress_end(tmp_path: Path) -> None:
 
 
 def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
-    """Protects the job's time: a rank that stands still is found, its stack is in the log, and training is tried
-    again.
-    """
     hanging = script(
         tmp_path,
         "def stands_still():\n    time.sleep(600)\n"
@@ -242,14 +234,10 @@ def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
 
 
 def slurm(folder: Path, scontrol: str = "") -> dict[str, str]:
-    """The environment of job 7 on this machine."""
     return {**on_node(folder, scontrol=scontrol), "SLURM_JOB_ID": "7"}
 
 
-def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> None:
-    """Protects a job at its time limit: checkpoint, requeue, counted; then a second warning before any progress
-    requeues nothing; a refusal by Slurm is said and not counted.
-    """
+def test_the_time_limit_requeues_and_a_refusal_is_not_counted(tmp_path: Path) -> None:
     env, job = slurm(tmp_path), tmp_path / "job"
     run = Run(job, "--step-ms", "30", "--epochs", "1000", **env)
     run.wait_for(Hello)
@@ -260,35 +248,27 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     assert f"requeue 1 of 20, to go on from {saved.name}" in run.errors
     assert read_tries(job, 7) == Tries(7, requeues=1, requeued_at=saved.name)
 
-    nothing = script(tmp_path, "while True:\n    time.sleep(0.1)\n")
-    second = Run(job, restart=1, script=nothing, **env)
-    ranks_of(second)
+    env = slurm(tmp_path, scontrol="echo 'Job requeue disabled' >&2; exit 1")
+    second = Run(job, "--step-ms", "30", "--epochs", "1000", restart=1, **env)
+    second.wait_for(Hello)
     time.sleep(0.5)
     second.signal(signal.SIGUSR2)
     assert second.end() == STOP_CODE
-    assert "made no checkpoint and loaded none" in second.errors
-    assert asked(tmp_path) == ["scontrol requeue 7"]
-
-    env = slurm(tmp_path, scontrol="echo 'Job requeue disabled' >&2; exit 1")
-    third = Run(job, "--step-ms", "30", "--epochs", "1000", restart=2, **env)
-    third.wait_for(Hello)
-    time.sleep(0.5)
-    third.signal(signal.SIGUSR2)
-    assert third.end() == STOP_CODE
-    assert "Job requeue disabled" in third.errors
+    assert "Job requeue disabled" in second.errors
     assert read_tries(job, 7).requeues == 1
 
 
 def test_ranks_that_do_not_end_in_time_are_requeued_without(tmp_path: Path) -> None:
-    """Protects the last durable checkpoint's worth: Slurm's end of the job would leave it TIMEOUT, not requeued."""
+    """Slurm's end of the job would leave it TIMEOUT, not requeued."""
     job = tmp_path / "job"
-    done = Run(job, "--epochs", "1", **slurm(tmp_path))
-    assert done.end() == 0, done.errors
-    reports = (job / "reports-0.jsonl").read_bytes()
+    (job / "checkpoints" / STEP_5).mkdir(parents=True)
+    (job / "checkpoints" / STEP_5 / "manifest.json").write_text("{}")
+    (job / ".job").write_text("7\n")  # its own directory, from a run before
+    loaded = Checkpoint(STEP_5, 0, 0, 5, 1, 0.1)
+    (job / "reports-1.jsonl").write_bytes(encode_report(1, 0.0, loaded))
     deaf = script(
         tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
     )
-    (job / "reports-1.jsonl").write_bytes(reports)  # as if this run had loaded it
     end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 30)}
     run = Run(job, restart=1, script=deaf, **slurm(tmp_path), **end)
     ranks_of(run)

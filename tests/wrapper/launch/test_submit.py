@@ -32,7 +32,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_function_is_submitted_and_returns(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects the comment, options in place of ours, closures, the ranks that keep nothing, and who may read it."""
+    """The comment, options in place of ours, closures, the ranks that keep nothing, and who may read it."""
     factor = 3
     job = ones_wrapper.submit(lambda x, y: factor * x + y, 2, y=1, gpus="2-8", batch="32-256", options={"time": "9"})
     asked = (slurm / "asked").read_text().splitlines()
@@ -51,7 +51,7 @@ def test_a_function_is_submitted_and_returns(slurm: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_in_the_queue_is_waited_for(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects who narrows `squeue` by its variables, which would hide the job."""
+    """Variables that narrow `squeue` would hide the job."""
     (slurm / "squeue").write_text('#!/bin/sh\ntest -n "$SQUEUE_PARTITION" || echo 7\n')
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
     monkeypatch.setattr(submit, "LATE_S", 0.0)

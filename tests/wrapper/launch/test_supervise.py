@@ -36,9 +36,8 @@ exit 0
 def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     """`ones-run` in job 7 on one node with two GPUs."""
     (tmp_path / "bin").mkdir()
-    srun = tmp_path / "bin" / "srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
+    (tmp_path / "bin/srun").write_text(SRUN)
+    (tmp_path / "bin/srun").chmod(0o755)
     (tmp_path / "script.py").write_text(script)
     # Unbuffered output of two ranks would mix within a line.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PYTHONUNBUFFERED"))} | {
@@ -49,14 +48,8 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
         "SLURM_GPUS_ON_NODE": "2",
         "SLURM_NTASKS": "1",
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "ones_wrapper.launch", "script.py"],
-        cwd=tmp_path,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = [sys.executable, "-m", "ones_wrapper.launch", "script.py"], subprocess.PIPE
+    return subprocess.Popen(command, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_stop_does_not_wait_for_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,22 +67,23 @@ def test_a_stop_does_not_wait_for_imports(tmp_path: Path, monkeypatch: pytest.Mo
     assert begun.exists() and process.returncode == STOP_CODE, errors
 
 
+STOPS = """
+import os, sys, time
+from pathlib import Path
+from ones_wrapper.process.hooks import FLAGS
+FLAGS.armed = True
+Path("up" + os.environ["RANK"]).touch()
+while not FLAGS.stop:
+    time.sleep(0.01)
+print("checkpoint of rank", os.environ["RANK"], flush=True)
+sys.exit(5 * (os.environ["RANK"] == "1"))
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, nightly(signal.SIGUSR2)])
 def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals) -> None:
-    """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks. And what Slurm and
-    dependencies see: the script's code, where srun's own tells of the tasks it killed."""
-    script = (
-        "import os, sys, time\n"
-        "from pathlib import Path\n"
-        "from ones_wrapper.process.hooks import FLAGS\n"
-        "FLAGS.armed = True\n"
-        "Path('up' + os.environ['RANK']).touch()\n"
-        "while not FLAGS.stop:\n"
-        "    time.sleep(0.01)\n"
-        "print('checkpoint of rank', os.environ['RANK'], flush=True)\n"
-        "sys.exit(5 * (os.environ['RANK'] == '1'))\n"
-    )
-    process = start(tmp_path, script)
+    """srun must not get the SIGTERM that makes it kill the ranks; the exit code is the script's."""
+    process = start(tmp_path, STOPS)
     until(lambda: len(list(tmp_path.glob("up*"))) == 2)
     process.send_signal(number)
     output, errors = process.communicate(timeout=180)
@@ -100,7 +94,7 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """Protects the last checkpoint from a signal that comes while the launcher is being started."""
+    """While the launcher is being started."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
     supervisor._handle(number, None)
@@ -109,7 +103,7 @@ def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects `ones-run`, whose signal comes after the launcher's end was collected and before that is noted."""
+    """After its end was collected and before that is noted."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
     supervisor._launch = Started([], {}, launcher="srun")

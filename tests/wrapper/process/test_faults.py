@@ -6,16 +6,15 @@ import pytest
 import torch.distributed as dist
 
 from ones_wrapper.launch.errors import is_consequence
-from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutcome, Tries, decide, script_failed
+from ones_wrapper.launch.restart_policy import script_failed
 from ones_wrapper.membership.meeting import is_peer_lost
-from ones_wrapper.process.exit_codes import DEVICE_FAILED, USAGE_ERROR, explaining_code
+from ones_wrapper.process.exit_codes import DEVICE_FAILED, USAGE_ERROR
 from ones_wrapper.process.faults import ConfigurationError, Fault, fault_of
 from ones_wrapper.process.hooks import exit_code_of
 from ones_wrapper.run.memory import is_out_of_memory
 
 DEVICE, CONFIGURATION, PEER, SCRIPT = Fault
 CODES = {DEVICE: DEVICE_FAILED, CONFIGURATION: USAGE_ERROR, PEER: 1, SCRIPT: 1}
-AT = "step-000000005"
 NCCL = "NCCL error in: NCCLUtils.cpp:94, "
 TEXTS = [
     ("CUDA error: uncorrectable ECC error encountered", DEVICE),
@@ -57,42 +56,10 @@ def test_each_class_has_its_end(text: str, fault: Fault) -> None:
 
 
 def test_what_is_configured_wrongly_ends_with_a_sentence() -> None:
-    assert exit_code_of(ConfigurationError("2 ranks of this node see 1 GPUs")) == (
-        USAGE_ERROR,
-        "ConfigurationError: 2 ranks of this node see 1 GPUs",
-    )
+    said = "2 ranks of this node see 1 GPUs"
+    assert exit_code_of(ConfigurationError(said)) == (USAGE_ERROR, f"ConfigurationError: {said}")
 
 
 def test_memory_that_nccl_lacks_is_memory() -> None:
     """Protects the first all-reduce after a probe that filled the card: a smaller batch helps."""
     assert is_out_of_memory(RuntimeError(NCCL + "unhandled cuda error\nFailed to CUDA calloc 536870912 bytes"))
-
-
-@pytest.mark.parametrize(
-    ("end", "tries", "action", "says"),
-    [
-        (StartOutcome(DEVICE_FAILED), Tries(), Action.RESTART, "a GPU failed; starting the ranks again"),
-        (
-            StartOutcome(DEVICE_FAILED, checkpoint=AT, ours=True),
-            Tries(failures=1, failed_at=AT),
-            Action.REQUEUE,
-            "failed again",
-        ),
-        (StartOutcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"), Tries(failures=1), Action.RESTART, "try 2"),
-        (
-            StartOutcome(DEVICE_FAILED, no_requeue="this is not a Slurm job"),
-            Tries(failures=3),
-            Action.END,
-            "a GPU failed",
-        ),
-        (StartOutcome(DEVICE_FAILED, stopped=True), Tries(), Action.END, ""),
-    ],
-)
-def test_a_card_that_fails_twice_is_left_to_others(end: StartOutcome, tries: Tries, action: Action, says: str) -> None:
-    """Protects a job from one bad card, and from restarts on it."""
-    step = decide(end, tries, RestartLimits())
-    assert step.action is action and says in step.why
-
-
-def test_a_failed_card_explains_the_others() -> None:
-    assert explaining_code([1, 134, DEVICE_FAILED]) == DEVICE_FAILED
