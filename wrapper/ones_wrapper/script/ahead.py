@@ -1,7 +1,7 @@
 """Distinguish a script that asks for its batches ahead from one that left a batch out.
 
-Both ask for a second batch before a backward pass. A script that asks ahead then trains on the earlier batch, a script
-that left a batch out on the later one. The model's inputs tell them apart.
+Both ask for a second batch before a backward pass. A script that asks ahead then trains on the earlier batch; a script
+that left a batch out trains on the later batch. The model's inputs show which.
 """
 
 from __future__ import annotations

@@ -23,14 +23,14 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def shown(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the first and last trained parameter, whose hooks notice backward passes; a model may not use both."""
+    """Return the first and last trained parameter, whose hooks notice backward passes; a model may use only one."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
     return list({id(p): p for p in (*trained[:1], *trained[-1:])}.values())
 
 
 def is_plain(optimizer: torch.optim.Optimizer) -> bool:
     """Return True if an optimizer's state is carried as plain data, since torch.distributed.checkpoint cannot fill it.
-    It wraps another, its `state_dict` differs from torch's, or its `step` needs a closure or sparse gradients."""
+    Such an optimizer wraps another, has a `state_dict` unlike torch's, or needs a closure or sparse gradients."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return True
     if stepper(optimizer) is not optimizer or not {"state", "param_groups"} <= set(optimizer.state_dict()):
@@ -40,7 +40,7 @@ def is_plain(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return an optimizer's state, and the state of the optimizer that it wraps, unless its own includes that."""
+    """Return an optimizer's state, and the wrapped optimizer's unless the first includes that."""
     found, inner = [optimizer.state_dict()], stepper(optimizer)
     if inner is not optimizer and "state" in found[0] and inner.state is not optimizer.state:
         found.append(inner.state_dict())

@@ -2,8 +2,8 @@
 
 A rank that skips a loss, or makes one micro-batch less, is at its next step boundary while the others wait for its
 gradients. Each rank counts the exchanges of gradients that it began. A rank without progress writes its counts to a
-file in the job's directory, and reads the others' files. A rank that completed as many steps with fewer exchanges logs
-its line and ends with an error.
+file in the job's directory, and reads the others' files. A rank that completed equally many steps with fewer exchanges
+logs its line and ends with an error.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ones_wrapper.script.line import line
 
 PREFIX = ".at-rank-"
 LOOKS = 60
-"""Looks, one a second, at which all ranks wait at different places before that counts as for ever: a network may pause
-for tens of seconds."""
+"""Looks, one a second, after which ranks that wait at different places count as stuck: a network may pause for tens of
+seconds."""
 STILL_S = 4.0
 """Seconds without progress after which a rank writes its counts; three of its steps if these take longer."""
 ALL = "All ranks must make the same ones: skip on all or on none of them, `if job.any(bad): continue`"
