@@ -186,7 +186,7 @@ def trained_but_ignored(group: Group) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (no_such_module, "no submodule of those"),
+        (no_such_module, "no submodule that this selects"),
         (copies_alone, "mesh (2, 1) does not shard over the 2 ranks"),
         (trained_but_ignored, "ignored_params"),
     ],

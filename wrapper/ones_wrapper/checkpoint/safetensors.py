@@ -186,7 +186,7 @@ def whole(parts: Iterable[TensorPart]) -> tuple[int, ...]:
         # Only parts whose rows reach down to this part's can overlap it: few, if ranks hold blocks of rows.
         near = [other for other in near if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
         if any(_overlap(part, other) for other in near):
-            raise ValueError(f"{part.path} is there twice in part")
+            raise ValueError(f"a part of {part.path} is there twice")
         near.append(part)
     if sum(math.prod(part.shape) for part in ordered) != math.prod(size):
         raise ValueError(f"{first.path} is there only in part")

@@ -93,7 +93,7 @@ class EndTimer:
     def _run(self) -> None:
         while time.monotonic() < self._at:
             time.sleep(_POLL_S)
-        log("the device hangs, or a checkpoint takes too long; the rank ends without it")
+        log("the device hangs, or a checkpoint takes too long; the rank ends without waiting")
         self._end(self._code)
 
 

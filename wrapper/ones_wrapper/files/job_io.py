@@ -47,7 +47,7 @@ def not_ours(path: Path) -> str:
     if not stat.S_ISDIR(state.st_mode):
         return "is not a directory; move it away"
     if state.st_uid != os.geteuid():
-        return f"belongs to user {state.st_uid}, not to you; choose another"
+        return f"belongs to user {state.st_uid}, not to you; choose another directory"
     if not os.access(path, os.W_OK | os.X_OK):
         return "is not writable; chmod u+rwx it"
     return ""

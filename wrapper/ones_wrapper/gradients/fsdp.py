@@ -145,5 +145,5 @@ def _chosen(model: torch.nn.Module, modules: Choice | None) -> list[torch.nn.Mod
     else:
         found = [module for module in below if modules(module)]
     if not found:
-        raise ValueError(f"modules: {type(model).__name__} has no submodule of those to shard")
+        raise ValueError(f"modules: {type(model).__name__} has no submodule that this selects")
     return found

@@ -142,7 +142,7 @@ class Rate:
         if not progress.noise_low:
             return f"{text}, momentum as it is: the gradient noise scale is not known yet"
         most = bound(self.rule, self._base, progress.noise_low)
-        return f"{text}, momentum as it is: by the gradient noise scale no more than {most:.0f} samples are as good"
+        return f"{text}, momentum as it is: by the gradient noise scale a step of over {most:.0f} samples gains less"
 
 
 def _scale_buffers(optimizer: torch.optim.Optimizer, old: float, new: float) -> None:

@@ -25,8 +25,8 @@ METRICS = (
     "the batch. Step it once an epoch, after that loop: `scheduler.step(loss)`"
 )
 EPOCH = (
-    "scheduler.step(...): inside the loop over batches a schedule follows progress, which no number of the "
-    "script's can. Write `scheduler.step()`, and give {name} its lengths in steps rather than epochs: "
+    "scheduler.step(...): inside the loop over batches a schedule follows progress, and takes no number. "
+    "Write `scheduler.step()`, and give {name} its lengths in steps rather than epochs: "
     "`epochs * len(loader)`"
 )
 UNWRAPPED = (

@@ -92,7 +92,7 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
                 ReportWriter(job_dir, restart).send(Bye("error" if code else "finished", 0, code, note))
         return code
     with suppress(FileExistsError), (job_dir / LEFT).open("x"):
-        log(f"job {taken.get('by')} was to train this one and has no result for it: it trains by itself", "ones-run")
+        log(f"job {taken.get('by')} was to train this job and has no result: this job trains by itself", "ones-run")
     return None
 
 
@@ -112,11 +112,11 @@ def _ask(
         told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "program": program}
         replace_small(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
     except OSError as error:
-        log(f"{path}: {error.strerror}; it trains by itself", "ones-run")
+        log(f"{path}: {error.strerror}; this job trains by itself", "ones-run")
         return []
     if rows:
         log(
-            f"it trains {len(rows) - 1} others of its sweep: {', '.join(str(row.job_id) for row in rows[1:])}",
+            f"this job trains {len(rows) - 1} others of its sweep: {', '.join(str(row.job_id) for row in rows[1:])}",
             "ones-run",
         )
     return rows
@@ -130,7 +130,7 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
         if order is not None and order.members is not None:
             return order.members
         time.sleep(0.2)
-    log(f"no companion has answered in {wait_s:.0f} s: it trains by itself", "ones-run")
+    log(f"no companion has answered in {wait_s:.0f} s: this job trains by itself", "ones-run")
     return ()
 
 
@@ -142,7 +142,7 @@ def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Seque
     own = list(named[0].arguments)
     fixed = list(words[: len(words) - len(own)])
     if not own or [*fixed, *own] != list(words):
-        log("its arguments are not those that Slurm has, or not the script's last: it trains by itself", "ones-run")
+        log("Slurm has other arguments, or they are not the script's last: this job trains by itself", "ones-run")
         return []
     rows = []
     for one in named:

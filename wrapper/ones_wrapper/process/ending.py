@@ -97,7 +97,7 @@ def _end_late(steps: deque[Callable[[], None]], ending: threading.Lock, code: in
     """End the process if one of its steps takes too long; the remaining steps are still taken."""
     time.sleep(LONGEST_S)
     with ending:
-        log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without it")
+        log(f"a thread or an exit handler of the script took more than {LONGEST_S:g} s; the rank ends without waiting")
         _take(steps)
         os._exit(code)
 

@@ -185,12 +185,12 @@ def describe_error(error: BaseException) -> str:
 
 
 _SUBMITIT = (
-    "submitit requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Submit a batch "
+    "submitit requeues this job by itself ({sign}), and slurm-ones would, too: only one may. Submit a batch "
     "script that calls ones-run with sbatch; where this job was merely submitted from one of submitit's, unset "
     "SUBMITIT_EXECUTOR in its script"
 )
 _LIGHTNING = (
-    "Lightning requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Switch "
+    "Lightning requeues this job by itself ({sign}), and slurm-ones would, too: only one may. Switch "
     "Lightning's off: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
 )
 _HANDLERS = {("submitit", "checkpoint_and_try_requeue"): _SUBMITIT} | {
