@@ -7,6 +7,7 @@ is trained through resizes; the traces say how often each sample of each epoch w
 from __future__ import annotations
 
 import difflib
+import linecache
 import os
 import re
 import sys
@@ -109,6 +110,7 @@ def start(text: str, sizes: tuple[int, ...], stops: tuple[int, ...]) -> int | No
             raise Resized
 
     Run.act = acts  # type: ignore[method-assign]
+    linecache.cache["recipe"] = len(text), None, text.splitlines(keepends=True), "recipe"
     sys.argv = ["recipe"]
     try:
         exec(compile(text, "recipe", "exec"), {"__name__": "__main__"})

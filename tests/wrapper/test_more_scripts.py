@@ -20,7 +20,8 @@ from torch import nn
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
-from ones_wrapper.script.line import _ranges, variables
+from ones_wrapper.script.line import variables
+from ones_wrapper.script.source import ranges
 from tests.wrapper.test_scripts import Loop, Numbers, logged
 
 START = "SLURM_RESTART_COUNT"
@@ -463,7 +464,7 @@ def test_conditions_on_the_rank(test: str, asks: bool, tmp_path: Path) -> None:
     one, both = tmp_path / "one.py", tmp_path / "both.py"
     one.write_text(f"x = 1\nif {test}:\n    x = 2\n    x = 3\n")
     both.write_text(f"if {test}:\n    print(job.mean(1, 1))\nelse:\n    job.mean(1, 1)\n")
-    assert (_ranges(str(one)), _ranges(str(both))) == ([(3, 4)] if asks else [], [])
+    assert (ranges(str(one)), ranges(str(both))) == ([(3, 4)] if asks else [], [])
 
 
 def test_a_look_at_variables_keeps_nothing_alive() -> None:

@@ -24,10 +24,13 @@ def test_a_diff_of_something_else_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp_tutorial", *(nightly(name) for name in RECIPES if name != "ddp_tutorial")])
-def test_a_recipe_loses_and_repeats_nothing(name: str) -> None:
-    """Protects the samples of scripts as people have them, through two resizes in mid-epoch."""
+def test_a_recipe_loses_and_repeats_nothing(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects the samples of scripts as people have them, through two resizes in mid-epoch, and people from hints at
+    what is right."""
     recipe = RECIPES[name]
     if recipe.missing:
         pytest.skip(f"needs {recipe.needs}")
     found = measure(recipe)
     assert (found["lost"], found["repeated"]) == (0, 0)
+    hints = [line for line in capfd.readouterr().err.splitlines() if "(recipe:" in line or "resize" in line]
+    assert hints == []

@@ -32,7 +32,6 @@ from ones_wrapper.run.changing import start
 from ones_wrapper.run.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run.run import Run
 from ones_wrapper.run.settings import RunSettings, checked_spec
-from ones_wrapper.script import gathered
 from ones_wrapper.strategy import Strategy
 
 _run: Run | None = None
@@ -139,7 +138,6 @@ def init(
     if noise_scale and noise_may_be_measured(strategy, run.sizes.spec):
         run.loop.noise = NoiseScale(group)
     _run, _entered = run, None
-    gathered.watch(run.batch_shares if strategy is None and not settings.equal else None)
     return Job(run)
 
 

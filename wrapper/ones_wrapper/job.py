@@ -36,6 +36,11 @@ from ones_wrapper.script.first_steps import averages
 from ones_wrapper.script.line import left_on_purpose
 from ones_wrapper.strategy import Strategy
 
+TWO = (
+    "loader: a job trains on one dataset: to train on two, make one Dataset whose item holds a sample of each; to "
+    "evaluate on another take job.evaluate or an ordinary DataLoader"
+)
+
 
 class Job:
     """One run of an elastic training job, as its script sees it. Made by `init`."""
@@ -340,7 +345,7 @@ class Job:
         beginning of an epoch.
         """
         if self._run.loop.feed is not None:
-            raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
+            raise RuntimeError(TWO)
         if taken := {"batch_size", "sampler", "batch_sampler", "generator"} & set(options):
             raise ValueError(f"loader: {', '.join(sorted(taken))} cannot be given; ones.init holds the batch")
         self._run.loop.seed = seed

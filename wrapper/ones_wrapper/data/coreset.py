@@ -159,7 +159,6 @@ class Chosen:
     """A weighted subset of a dataset: the samples' indices and weights."""
 
     indices: Ints
-    """Indices in the dataset, ascending."""
     weights: Floats
     """Weight of each sample; the mean is 1."""
 
@@ -169,7 +168,6 @@ class _Part:
     kind: int
     members: Ints
     count: int
-    """Number of samples to choose from the whole class."""
 
 
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:

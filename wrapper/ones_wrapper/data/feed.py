@@ -61,13 +61,11 @@ class AccumulationStep:
     """One accumulation step: a forward and backward pass of a step on the ranks of one replica."""
 
     share: Share
-    """The replica's part of the step."""
     start: int
     """Position, within the epoch, of the pass's first sample."""
     samples: int
     """Samples of the pass; 0 for a pass on a borrowed sample, whose gradient has weight 0."""
     index: int
-    """Number of the pass within the step, from 0."""
     count: int
     """Passes of the step, the same on all ranks."""
     largest: int
@@ -177,13 +175,11 @@ class Cut:
     """Samples of a step over all replicas, except an epoch's last step."""
     replicas: int
     replica: int
-    """Number of the replica, from 0."""
     max_local: int
     """Most samples of a pass."""
     unit: int = 1
     """Divisor of all shares and passes, except those of an epoch's last step."""
     uneven: Shares | None = None
-    """Shares by speed; None for even shares."""
     least: int = 1
     """Fewest samples of a share that is not empty."""
     whole: int = 1

@@ -34,7 +34,6 @@ class TrainingProgress:
     failures: int = 0
     """Starts that ended without notice or by an error and were followed by another start."""
     trained_s: float = 0.0
-    """Seconds that the job has trained."""
     lr_peaks: list[float] = field(default_factory=list)
     """Largest learning rate that the script has set so far, for each optimizer."""
     momentum_power: float = 1.0

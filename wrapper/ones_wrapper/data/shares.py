@@ -20,7 +20,6 @@ class Shares:
     speeds: tuple[float, ...]
     """Speed of each rank, above 0; only their ratios count."""
     most: tuple[int, ...]
-    """Samples that each rank holds in a pass."""
 
     def samples(self, total: int, passes: int) -> tuple[int, ...]:
         """Return each rank's samples in a step of `total` samples, in at most `passes` passes.

@@ -101,7 +101,6 @@ class Uneven:
         """`most` is the number of samples that this rank holds in a pass."""
         self.watch = OwnTime(device)
         self.shares: Shares | None = None
-        """Shares in force; None while they are even."""
         self.most = most
         self.ranks_changed()
 

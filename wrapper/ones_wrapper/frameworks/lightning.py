@@ -94,14 +94,12 @@ class ElasticStrategy(ParallelStrategy):
         self._job: Job | None = None
         self._said = False
         self._given: list[Any] = []
-        """DataLoaders that Lightning found to train on."""
         self._asking = False
         """True while Lightning asks for the training data or its length."""
         self._passes: list[Pass] = []
         self._local: Any = None
         """Samples of a pass after the first, on the device."""
         self._checkpoint: Any = None
-        """Path of Lightning's own checkpoint from which the script asked to resume; None for none."""
 
     @property
     def job(self) -> Job:
@@ -186,7 +184,6 @@ class ElasticStrategy(ParallelStrategy):
         return self.job.ddp(model, **self._ddp) if self._fitting else model
 
     def _refuse(self, trainer: Any) -> None:
-        """Check the Trainer's arguments. Raises ValueError for those that contradict an elastic job."""
         for name, (needed, why) in REFUSED.items():
             if (found := getattr(trainer, name)) != needed:
                 raise ValueError(f"Trainer({name}={found!r}): an elastic job cannot do that; {why}")
@@ -316,7 +313,6 @@ class ElasticStrategy(ParallelStrategy):
         return accumulation.stepping()
 
     def _on_device(self, local: Any) -> Any:
-        """Prepare the samples of the first pass as Lightning's loop does."""
         module = self.lightning_module
         assert module is not None
         # A private name: it asks the module or the datamodule, whichever has the hook.

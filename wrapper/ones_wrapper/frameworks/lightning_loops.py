@@ -58,7 +58,6 @@ class Carried:
         return {name: value for name, value in checkpoint.items() if name not in self._begun()}
 
     def _begun(self) -> dict[str, Any]:
-        """Entries that Lightning's own checkpoints begin with."""
         return {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -87,9 +87,7 @@ class Steps:
         self._run = job._run
         self._loader = loader
         self._data: Iterator[Pass] | None = None
-        """Data of the present epoch, at the batch in force."""
         self._within = False
-        """True if an epoch was begun that has not ended."""
         self._pending: AccumulationStep | None = None
         """The last pass of a step that was handed out and has not ended."""
 

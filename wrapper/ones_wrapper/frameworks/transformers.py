@@ -47,7 +47,6 @@ class Trainer(transformers.Trainer):
     """A Trainer whose job may be resized while it trains."""
 
     steps: Steps
-    """The job's steps, once training has begun."""
 
     def __init__(self, *args: Any, elastic: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """`elastic` are keywords of `ones.init`; all else is the Trainer's. Raises ValueError for arguments that
@@ -65,7 +64,6 @@ class Trainer(transformers.Trainer):
         self._elastic = elastic
         self._job: Job | None = None
         self._part: AccumulationStep | None = None
-        """Accumulation step that is computed now; None outside of a pass."""
         self._schedule: Any = None
         self._carried = _Carried(self)
         # After the Trainer's own callback, which checks the steps first, and before all others.

@@ -302,11 +302,11 @@ class DdpExchange(Exchange):
             return
         for buffer in model.module.buffers():
             dist.broadcast(buffer.detach(), 0)
-        before, model.require_forward_param_sync = model.require_forward_param_sync, False
+        model.broadcast_buffers = False  # `require_forward_param_sync` would be set again by a forward with gradients
         try:
             yield
         finally:
-            model.require_forward_param_sync = before
+            model.broadcast_buffers = True
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Communication hook: turn the bucket into the mean over all samples, in place."""
@@ -341,8 +341,8 @@ class DdpExchange(Exchange):
 
 _SCRIPTS = vars(torch.nn.Module()).keys() - {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 """Names of a module's attributes that a script can change, such as hooks and mode."""
-_CONTEXTS = {"require_forward_param_sync", "require_backward_grad_sync"}
-"""Names of attributes that are set around passes, as by DDP's `no_sync`."""
+_CONTEXTS = {"broadcast_buffers", "forward_sync_buffers", "require_forward_param_sync", "require_backward_grad_sync"}
+"""Names of attributes that are set around passes, as by DDP's `no_sync`; torch renamed the first to the second."""
 
 
 def scaled(gradient: torch.Tensor, numerator: float, denominator: float) -> torch.Tensor:

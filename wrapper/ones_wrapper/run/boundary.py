@@ -68,7 +68,6 @@ class Boundary:
     def __init__(self, group: Group, flags: Flags) -> None:
         self._group, self._flags = group, flags
         self._later: Callable[[], list[int]] | None = None
-        """Returns the result of the agreement under way; None if there is none."""
         self._proposed: list[int] = []
         self._began_s = self._held_since = 0.0
         self._counted = 0
@@ -77,7 +76,6 @@ class Boundary:
         self.members: Blocks | None = None
         """The job's blocks, which take part in the agreement; None in a plain job."""
         self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
-        """Returns this rank's measured speed: `Uneven.proposal`."""
         self.lead(None, None, 0)
         self.ranks_changed(0, 0)
 
@@ -211,7 +209,6 @@ class Boundary:
         ]
 
     def _agreed(self, proposal: list[int]) -> Agreement:
-        """The agreement that all ranks make of the maximum of their proposals."""
         stop, asked, number, wanted, drain, interval, look, due, plan, change, *measured = proposal
         # While a change of ranks is under way nobody waits longer than needed.
         self._skip = 0 if plan else interval - 1

@@ -246,7 +246,6 @@ class ChangingRanks(FixedRanks):
         raise SystemExit(0)
 
     def _ranks_changed(self, change: Change) -> None:
-        """Adapt all parts of the run to its new ranks. Not collective."""
         run, plan, world = self._run, change.plan, self._group.world
         progress, sizes, records, boundary = run.progress, run.sizes, run.records, run.control.boundary
         applied, answered = change.rest.get("orders") or (boundary.applied, boundary.answered)

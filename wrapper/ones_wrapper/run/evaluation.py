@@ -9,7 +9,7 @@ from typing import Any
 from ones_wrapper.data.feed import AccumulationStep, Feed
 from ones_wrapper.process import hang_detector
 from ones_wrapper.run.run import Run
-from ones_wrapper.script import gathered
+from ones_wrapper.script import calls
 
 
 class Evaluation:
@@ -24,7 +24,6 @@ class Evaluation:
         self._run, self._feed, self._batch = run, feed, batch
 
     def __len__(self) -> int:
-        """Batches of this rank."""
         return len(self._parts())
 
     def _parts(self) -> list[AccumulationStep]:
@@ -43,9 +42,9 @@ class Evaluation:
                 f"batches of {self._batch} are not as many batches for each of {replicas} ranks: take batch=2 or more, "
                 "and a dataset with a sample for each rank"
             )
-        first, parts = run.loop.first_steps, self._parts()
-        first.together("job.evaluate")
-        gathered.evaluates(gathered.BatchShares(sum(part.samples for part in parts), True, first.say))
+        parts = self._parts()
+        run.loop.first_steps.together("job.evaluate")
+        calls.evaluates(sum(part.samples for part in parts))
         try:
             with exchanges.evaluating():
                 for local in self._feed.fetch(parts):

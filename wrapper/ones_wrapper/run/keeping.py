@@ -31,14 +31,11 @@ class Keeping:
         self._group, self._checkpoints, self._settings = common.group, checkpoints, common.settings
         self._progress, self._loop, self._records = common.progress, common.loop, records
         self.state: SavedState | None = None
-        """The training's state; None until the script registered it."""
         self.files = KeptFiles(first)
         self.loaded = self.note = ""
         """Name of the checkpoint that was loaded, and a note on its oddities; empty for none."""
         self.load_s = 0.0
-        """Seconds that the last `load` took."""
         self.writing = False
-        """True while a checkpoint is written in the background."""
         self._saved: TrainingProgress | None = None
         self._saved_at = time.monotonic()
         self._stall_s: float | None = None

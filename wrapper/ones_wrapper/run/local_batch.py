@@ -44,9 +44,7 @@ class LocalBatch:
         self.found: LargestBatch | None = None
         """Smallest result of any rank's trials; None without one."""
         self.trying = 0
-        """Samples of the passes that a probe is trying; 0 for none."""
         self._by_size = spec.limits is not None
-        """True if the largest local batch depends on the world size."""
 
     @property
     def _gpus(self) -> int:

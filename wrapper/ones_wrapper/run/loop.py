@@ -52,7 +52,6 @@ class Loader:
         """Passes that were handed out and have not ended: one, or two if the script asks ahead."""
         self._pass = ExitStack()
         self._asks_ahead = False
-        """True once the script was seen to ask for its batches ahead."""
         self._doubt: AskedAhead | None = None
 
     @property
@@ -140,7 +139,6 @@ class Loader:
             self.leave(early=False)
 
     def _settle(self) -> None:
-        """Decide which of two batches was trained on first."""
         if self._doubt is None:
             return
         ahead = len(self._given) == 2
@@ -210,7 +208,6 @@ class Loader:
             self._begin_pass()
 
     def _end_open(self) -> None:
-        """End what was asked for ahead, and trained on after the loader's last batch."""
         self._run.loop.end_open = lambda: None
         while self._given:
             self._end_pass(boundary=False)

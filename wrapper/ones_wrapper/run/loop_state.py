@@ -38,7 +38,6 @@ class Loop:
         self.passed = -1
         """Last epoch whose batches were all handed out; -1 for none."""
         self.in_epochs = False
-        """True if the script goes by `Job.epochs`."""
         self.end_open: Callable[[], None] = lambda: None
         """Ends the last step of an epoch, if the script asked for its batches ahead."""
         self.ahead = False
@@ -52,9 +51,7 @@ class Loop:
         """True at a step boundary, where model, optimizer and progress agree. Stays true if other ranks are lost there,
         since a checkpoint can be written."""
         self.unused = False
-        """True if no optimizer stepped in the last step."""
         self.still = 0
-        """Steps in a row in which no optimizer stepped."""
         self.begun_before = 0
         """Number of gradient exchanges in all completed steps."""
 

@@ -69,7 +69,6 @@ class Meter:
         self._began = clock()
         self._left = WARM_UP
         self._latest: Callable[..., Throughput] | None = None
-        """Makes the report of the interval, given its time and its losses."""
         self._samples = self._tokens = 0
         self._seconds = 0.0
         self.step_s = 0.0

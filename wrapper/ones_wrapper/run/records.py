@@ -45,7 +45,6 @@ class Records:
         self._change: tuple[str, Membership, float | None] | None = None
         """The shape before the last change, its report and the gain expected of it, until its first step ends."""
         self._after: list[Report] = []
-        """Reports held back until the change's own report is sent."""
         self._sample_s = 0.0
         """Time that one rank took for a sample in the last interval; 0 before the first."""
         self._earlier = resize_log.before(directory, identity.restart) if first else None
@@ -67,7 +66,6 @@ class Records:
         self._writer = ReportWriter(directory, identity.restart) if first else None
         self._warned = self._left = self._first = False
         self._told = False
-        """True once the log has the speed in tokens since the ranks changed."""
         self.trace = TraceWriter.of(env, identity.restart, group.rank, group.world, identity.name)
 
     # -- reports ------------------------------------------------------------------------------------------------------

@@ -88,7 +88,6 @@ class ResizeLog:
         """`tell` is called with the step, the pause and the line of each resize in the log."""
         self._clock, self._tell = clock, tell
         self._useful = self._seconds = 0.0
-        """Recent useful samples, and the seconds that they took."""
         self._warm_up = _WARM_UP
         self._starts: tuple[Before, str, float | None] | None = None
         self._waits: tuple[str, str, float] | None = None

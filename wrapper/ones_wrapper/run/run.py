@@ -37,7 +37,7 @@ from ones_wrapper.run.meter import Losses
 from ones_wrapper.run.records import Records
 from ones_wrapper.run.settings import Common, Identity, RunSettings
 from ones_wrapper.run.sizes import StepSizes
-from ones_wrapper.script import gathered, stuck
+from ones_wrapper.script import calls, stuck
 from ones_wrapper.script.first_steps import FirstSteps
 from ones_wrapper.script.optimizers import stepper
 
@@ -131,6 +131,8 @@ class Run:
             optimizer.register_step_pre_hook(before_step)
         its = list(state.optimizers.values())
         self.loop.first_steps = FirstSteps(self.group.rank == 0, state.model, its, state.extras.values())
+        gathers = self.settings.strategy is None and not self.settings.equal
+        calls.watch(self.loop.first_steps, self.batch_shares, gathers)
 
     def begin(self) -> None:
         """Begin training and say hello: before the first step everything is known. Later calls do nothing."""
@@ -193,13 +195,13 @@ class Run:
         fingerprint.check(mine, before, where)
         return before or mine
 
-    def batch_shares(self) -> gathered.BatchShares | None:
+    def batch_shares(self) -> calls.BatchShares | None:
         """Return the ranks' shares of the present pass; None outside of training. Not collective."""
         loop, state = self.loop, self.keeping.state
         if not loop.within or state is None or not state.model.training:
             return None
         alike = loop.part.share.total % self.sizes.division.replicas == 0 and self.sizes.shares is None
-        return gathered.BatchShares(loop.part.samples, alike, loop.first_steps.say)
+        return calls.BatchShares(loop.part.samples, alike)
 
     def watch_others(self) -> None:
         """Start a thread that finds ranks with fewer backward passes than others. Not collective."""

@@ -14,7 +14,6 @@ Open = Callable[[str], Any]
 """Makes a logger: given the job's run id, a W&B run, a SummaryWriter, the module mlflow with its run begun, or an
 object with Lightning's `log_metrics`."""
 _NAMES = {"gpus": "world", "batch": "batch", "lr_factor": "lr_factor"}
-"""Names of series, each with the field of a report that it follows."""
 
 
 class Series:

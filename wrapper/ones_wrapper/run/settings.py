@@ -25,11 +25,8 @@ class RunSettings:
     strategy: Strategy | None = None
     uneven: bool = False
     equal: bool = False
-    """True if all ranks get equally many samples in each pass."""
     series: Open | None = None
-    """Makes the logger that gets the run's sizes as series."""
     tokens: Callable[[Any], Any] | None = None
-    """Returns the tokens that a local batch holds, if means are over them."""
 
 
 def checked_spec(
@@ -90,6 +87,5 @@ class Common:
     settings: RunSettings
     directory: Path
     spool: Path | None
-    """Spool from which orders come besides the directory, if any."""
     progress: TrainingProgress
     loop: Loop

@@ -32,7 +32,6 @@ class StepSizes:
         self.local_batch = LocalBatch(common.directory, spec, group)
         self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank, settings.equal)
-        """Division of samples, as this rank sees it."""
         if note := replicas.look_at(self.spec, group.world):
             self._group.say(note)
         self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None

@@ -1,23 +1,32 @@
-"""Counts and best values that a script keeps in plain variables, which no checkpoint holds."""
+"""Counts, best values and collections that a script keeps in plain variables, which no checkpoint holds."""
 
 from __future__ import annotations
 
 import dis
+import random
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
 from ones_wrapper.script.line import is_script, variables
+from ones_wrapper.script.source import renewed
 
 _STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_FAST_LOAD_FAST")
 _BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
 _NUMBERS = (int, float, type(None))
 
 
-def counts(frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]) -> str:
-    """Return the names of numbers that the script's code counts up by a constant or names best, up to five: in frames,
-    and in objects that they or the models hold. Left out are objects whose ids are `carried`, and `known` names."""
+def counts(
+    frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
+) -> list[str]:
+    """Return the names of numbers that the script's code counts up by a constant or names best: in frames, and in
+    objects that they or the models hold. Left out are objects whose ids are `carried`, and `known` names."""
     things, found = list(models), []
     for frame in frames:
         values = variables(frame)
@@ -28,7 +37,36 @@ def counts(frames: Iterable[FrameType], models: Iterable[Any], carried: Collecti
         codes = [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
         names = (name for code in codes for name in _kept(code) if type(own.get(name)) in _NUMBERS and name in own)
         found += [f"{kind.__name__}.{name}" for name in names]
-    return ", ".join([one for one in dict.fromkeys(found) if one not in known][:5])
+    return [one for one in dict.fromkeys(found) if one not in known]
+
+
+def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
+    """Return lengths of the script's lists, queues and dicts, and states of its random generators, by name. Left out
+    are ids in `carried`, what a loop makes again and again, and lists of numbers in an object of the script."""
+    found = {}
+    for frame in frames:
+        for name, value in variables(frame).items():
+            if type(value) in _HELD and not name.startswith("__") and not renewed(frame.f_code.co_filename, name):
+                found[name] = value
+            elif is_script(getattr(getattr(type(value), "__init__", None), "__code__", None)):
+                held = getattr(value, "__dict__", {}).items()
+                found |= {f"{type(value).__name__}.{at}": it for at, it in held if type(it) in _HELD and _arrays(it)}
+    return {name: str(_HELD[type(it)](it)) for name, it in found.items() if id(it) not in carried}
+
+
+_HELD: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys((list, dict, deque), len),
+    torch.Generator: lambda one: one.get_state().tolist(),
+    np.random.Generator: lambda one: one.bit_generator.state,
+    random.Random: lambda one: one.getstate(),
+}
+"""Functions that tell whether a thing of this type has changed."""
+
+
+def _arrays(held: Any) -> bool:
+    """Return False for a list of single numbers."""
+    last = held[-1:] if type(held) is list else []
+    return not last or any(getattr(one, "ndim", 0) for one in tree_leaves(last))
 
 
 def _kept(code: CodeType) -> Iterator[str]:

@@ -6,14 +6,17 @@ Rank 0 logs each finding once, with the script's line and a remedy. Training goe
 from __future__ import annotations
 
 import gc
+import io
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules import module as registers
 from torch.nn.parallel import DistributedDataParallel
@@ -22,8 +25,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
-from ones_wrapper.script.counts import counts
-from ones_wrapper.script.line import by_rank, frames, line, variables
+from ones_wrapper.script import source
+from ones_wrapper.script.counts import collected, counts
+from ones_wrapper.script.line import frames, is_script, line, place, variables
 from ones_wrapper.script.optimizers import INNER, shown, stepper
 
 LOOK = 20
@@ -50,6 +54,7 @@ AVERAGE = (
 )
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
+_BUFFER = re.compile(r"[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
 """Attributes in which wrappers (ours, frameworks') and schedulers hold registered objects."""
 _SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR|[Nn]oam")
@@ -66,8 +71,13 @@ COPY = (
     "resize. Give it to job.prepare, together with model and optimizer, or to accelerator.register_for_checkpointing"
 )
 COUNTS = (
-    "{names}{line}: what the script counts in variables of its own begins again at each resize. Keep it in a dict that "
-    "job.prepare carries (`kept = {{'best': 0.0}}`), and count steps by job.base_steps"
+    "{names}{line}: what the script counts, collects or draws by variables of its own begins again at each resize, "
+    "and in a new block. Keep it in a dict that job.prepare carries (`kept = {{'best': 0.0, 'replay': []}}`), alike on "
+    "all ranks; count steps by job.base_steps, and draw by the global random generators"
+)
+EMPTIED = (
+    "{name} is open for writing from its beginning, so each start empties it: job.open({name!r}) goes on after a "
+    "resize, with the lines up to the checkpoint"
 )
 RATE = (
     "the script sets the learning rate at each step{line}, and no schedule is registered: take job.base_steps as the "
@@ -85,6 +95,19 @@ GROWN = (
 OVER = (
     "{name}.load_state_dict was called after job.prepare or job.register{line}: once the job has a checkpoint of its "
     "own, that checkpoint counts. Load weights before job.prepare, and leave out the script's own resume"
+)
+HOOKED = (
+    "a hook on a parameter's gradient sees one rank's part of the batch{line}. What is not linear (clamp, norm) then "
+    "differs with the number of GPUs: change gradients after backward, under `if job.updates:`"
+)
+CUT = (
+    "data is cut by rank and world size{line}: what a rank leaves out, none uses after a resize. Give job.prepare, "
+    "job.loader and job.evaluate the whole dataset or stream on all ranks; they cut it, at any number of GPUs"
+)
+COUNTER = (
+    "`{test}`{line} counts from 0 again after a resize, and in a new block, while other ranks are further on. So it "
+    "holds at other steps, or on some ranks only: take job.progress.step, which is the same on all ranks, and for "
+    "shorter epochs a smaller dataset"
 )
 _FEW = 100
 """Most objects of one class that are searched; of samples there may be millions."""
@@ -117,9 +140,7 @@ class FirstSteps:
         for parameter in self._shown:
             parameter.register_post_accumulate_grad_hook(self._accumulated)
         self.touched = False
-        """True if a backward pass was made since `begin`."""
         self.skipped = False
-        """True if the ranks agreed to leave the step out."""
         self._steps = 0
         self._said: set[str] = set()
         self._model = model
@@ -129,15 +150,14 @@ class FirstSteps:
         for kind in ("module", "parameter", "buffer") if optimizers else ():
             getattr(registers, f"register_module_{kind}_registration_hook")(self._registers)
         self.counts_by_job = False
-        """True once the script asked for `Job.base_steps`."""
+        self._collected: dict[str, Any] = {}
+        """Lengths and states of the script's collections and random generators after the first step."""
         self._rates: list[list[float]] = []
-        """Learning rates after each of a run's first steps."""
         self.loads: list[str] = []
         """Sentences on states that the script loaded by itself after registration."""
         self._watches = self._watch_loads()
 
     def _watch_loads(self) -> list[Any]:
-        """Return the handles of hooks on models and optimizers that fill `loads`."""
         loads, modules = self.loads, list(self._model.modules())
         optimizers = [stepper(one) for one in self._optimizers]
         watched = {id(one) for one in (*modules, *optimizers)}
@@ -168,13 +188,13 @@ class FirstSteps:
 
     def together(self, name: str) -> None:
         """Log a finding if the script calls `name` under a condition on the rank: all ranks must call it together."""
-        if self._speaks and by_rank():
+        if self._speaks and source.by_rank():
             self.say(TOGETHER.replace("{name}", name))
 
     def _evaluates(self, model: torch.nn.Module, args: Any) -> None:
         if not model.training and self._evaluation is not None:
             self._evaluation.remove()
-            if by_rank():
+            if source.by_rank():
                 self.say(TOGETHER.replace("{name}", "a forward pass of a model with buffers"))
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
@@ -202,9 +222,11 @@ class FirstSteps:
         if not self._speaks or self._steps > LOOK:
             return
         self._rates.append([group["lr"] for one in self._optimizers for group in one.param_groups])
-        if self._steps == FORGOTTEN_AT and self._forward is not None:
-            self._forward.remove()
-            with suppress(Exception):  # other packages' objects may fail at any look
+        with suppress(Exception):  # other packages' objects may fail at any look
+            if self._steps == 1:
+                self._collected = collected(frames(sys._getframe(1)), ())
+            if self._steps == FORGOTTEN_AT and self._forward is not None:
+                self._forward.remove()
                 for text in self._forgotten():
                     log(text)
         known = (hasattr(one, "scheduler") or _SCHEDULE.search(type(one).__name__) for one in self._carried)
@@ -228,13 +250,16 @@ class FirstSteps:
         modules = [
             one for it in (self._model, *parts, *held) if isinstance(it, torch.nn.Module) for one in it.modules()
         ]
-        carried = {id(one) for one in (*parts, *held, *modules)}
+        plain = [one for one in held if isinstance(one, dict)]
+        carried = {id(one) for one in (*parts, *held, *modules, *(it for one in plain for it in one.values()))}
         copied = {type(one): [p.shape for p in one.parameters()] for one in _inside(self._model)}
         seen: Counter[int] = Counter()
         found = []
         for thing in gc.get_objects():
             kind = type(thing)
             seen[id(kind)] += 1
+            if kind is io.TextIOWrapper and not thing.closed and _empties(thing):
+                found.append(EMPTIED.format(name=thing.name))
             if seen[id(kind)] > _FEW or id(thing) in carried or not (kind in copied or _stateful(kind)):
                 continue
             if what := self._lost(thing):
@@ -246,9 +271,23 @@ class FirstSteps:
         for name, value in (pair for frame in stack for pair in variables(frame).items()):
             if type(value) in (list, tuple, dict) and id(value) not in carried and self._has_shapes(_flat([value])):
                 found.append(FORGOTTEN.format(name=name, what="may have a state", call="register_for_checkpointing"))
-        known = [name for one in held if isinstance(one, dict) for name in one]
-        if not self._saves and (names := counts(stack, self._model.modules(), carried, known)):
-            found.append(COUNTS.format(names=names, line=line()))
+        known = [name for one in plain for name in one]
+        now, before = collected(stack, carried), self._collected
+        names = [
+            *counts(stack, self._model.modules(), carried, known),
+            *(it for it in now if now[it] != before.get(it, now[it])),
+        ][:5]
+        if names and not self._saves:
+            found.append(COUNTS.format(names=", ".join(names), line=line()))
+        hooked = any(
+            p._backward_hooks for one in self._optimizers for group in one.param_groups for p in group["params"]
+        )
+        found += [HOOKED.format(line=line())] if hooked else []
+        cut = {path: source.cut(path) for path in sorted(source.files(stack))}
+        found += [CUT.format(line=place(path, number)) for path, number in cut.items() if number]
+        for frame in stack:
+            if counted := source.counter(path := frame.f_code.co_filename, frame.f_lineno):
+                found.append(COUNTER.format(test=counted[0], line=place(path, counted[1])))
         return list(dict.fromkeys(found))
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
@@ -263,11 +302,12 @@ class FirstSteps:
         return ("has a state", "register_for_checkpointing") if lost else None
 
     def _is_average(self, thing: Any) -> bool:
-        """Return True if an object is an average of weights: by its class's name, or by tensors in the shapes of all
-        trained parameters."""
-        held = _flat((vars(thing) if hasattr(thing, "__dict__") else {}).values())
-        if _AVERAGE.search(type(thing).__name__):
-            return any(isinstance(one, (torch.Tensor, torch.nn.Module)) for one in held)
+        """Return True if an object is an average of weights or a script's buffer: by its class's name, or by tensors in
+        the shapes of all trained parameters."""
+        held, kind = _flat((vars(thing) if hasattr(thing, "__dict__") else {}).values()), type(thing)
+        own = any(is_script(getattr(one, "__code__", None)) for one in vars(kind).values())
+        if _AVERAGE.search(kind.__name__) or (own and _BUFFER.search(kind.__name__)):
+            return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
@@ -280,6 +320,11 @@ class FirstSteps:
         own = {id(one) for p in trained for one in (p, p.grad)}
         its = Counter(one.shape for one in tensors if id(one) not in own)
         return Counter(p.shape for p in trained) <= its
+
+
+def _empties(file: io.TextIOWrapper) -> bool:
+    """Return True if a file was emptied when it was opened."""
+    return getattr(file, "mode", "")[:1] == "w" and isinstance(file.name, str) and Path(file.name).is_file()
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:

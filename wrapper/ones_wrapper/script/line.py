@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dis
 import inspect
-import linecache
-import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
-_MAIN = re.compile(r"main_process$|is_main$|is_master$|global_zero$")
-_RANK = re.compile(r"(?:^|[_.])(?<!lora_)rank(\(\))?$")
 _OURS = str(Path(__file__).parents[1])
 _DROPS = {dis.opmap[name] for name in ("POP_TOP", "POP_ITER") if name in dis.opmap}
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
@@ -24,7 +18,17 @@ _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib"
 
 def is_script(code: CodeType | None) -> TypeGuard[CodeType]:
     """Return True for code of the script, rather than of this or an installed package."""
-    return code is not None and not code.co_filename.startswith(("<", _OURS, *_LIBRARIES))
+    return code is not None and is_script_file(code.co_filename)
+
+
+def is_script_file(path: str) -> bool:
+    """Return True for a file of the script, as `is_script`."""
+    return not path.startswith(("<", _OURS, *_LIBRARIES))
+
+
+def is_ours(code: CodeType, room: str = "/") -> bool:
+    """Return True for code of this package, in this folder of it."""
+    return code.co_filename.startswith(_OURS + room)
 
 
 def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]:
@@ -41,7 +45,12 @@ def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]
 def line(frame: FrameType | None = None, deep: int = 0) -> str:
     """Return the script's innermost line, as ` (train.py:12)`; empty for none. `frame` and `deep` as in `frames`."""
     found = next(frames(frame or sys._getframe(1), deep), None)
-    return f" ({Path(found.f_code.co_filename).name}:{found.f_lineno})" if found is not None else ""
+    return place(found.f_code.co_filename, found.f_lineno) if found is not None else ""
+
+
+def place(path: str, number: int) -> str:
+    """Return a line of a file, as ` (train.py:12)`."""
+    return f" ({Path(path).name}:{number})"
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -54,36 +63,6 @@ def variables(frame: FrameType) -> dict[str, Any]:
         for name in [one for one in local if one not in arguments]:
             del local[name]
     return found
-
-
-def by_rank() -> bool:
-    """Return True if a line of the script's call stack is under an `if` that asks for the rank."""
-    return any(
-        first <= frame.f_lineno <= last
-        for frame in frames(sys._getframe(1))
-        for first, last in _ranges(frame.f_code.co_filename)
-    )
-
-
-@cache
-def _ranges(path: str) -> list[tuple[int, int]]:
-    """Return the first and last lines that depend on the rank in a file of the script."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return []
-    asks = [one for one in ast.walk(tree) if isinstance(one, ast.If) and any(map(_asks, ast.walk(one.test)))]
-    return [(one.body[0].lineno, one.body[-1].end_lineno or 0) for one in asks if not one.orelse]
-
-
-def _asks(node: ast.AST) -> bool:
-    """Return True for `rank == 0`, `rank != 0`, `not rank`, and names such as `is_main_process`."""
-    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
-        zero = node.comparators[0].value == 0 and isinstance(node.ops[0], (ast.Eq, ast.NotEq))
-        return zero and bool(_RANK.search(ast.unparse(node.left).lower()))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return bool(_RANK.search(ast.unparse(node.operand).lower()))
-    return bool(_MAIN.search(getattr(node, "attr", getattr(node, "id", ""))))
 
 
 def script() -> str:

@@ -96,7 +96,6 @@ class Watch:
         self._main = threading.main_thread().ident
         self._stop = threading.Event()
         self._written: Standpoint | None = None
-        """Content of this rank's file; None if there is none."""
         self._forget()
         threading.Thread(target=self._run, name="ones-places", daemon=True).start()
 

@@ -1,0 +1,196 @@
+"""What scripts do besides the documented loop, third part: whole scripts, whose text is read."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from ones_wrapper import testing
+from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.script.source import counter, cut, ranges
+from tests.wrapper.test_more_scripts import START
+from tests.wrapper.test_scripts import Loop, Numbers, logged
+
+BEGIN = """
+import random
+import os
+from collections import deque
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+import ones_wrapper as ones
+job = ones.init(batch=4, epochs=2)
+data = TensorDataset(torch.rand(12, 2))
+other = DataLoader(TensorDataset(torch.rand(8, 2)), batch_size=4)
+net = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), 0.01)
+"""
+PREPARE = "model, optimizer, loader = job.prepare(net, optimizer, data)\n"
+STEP = "optimizer.zero_grad(); loss = model(x).square().mean(); loss.backward(); optimizer.step()\n"
+LOOP = f"for epoch in job.epochs():\n    for (x,) in loader:\n        {STEP}"
+COUNTED = f"for epoch in job.epochs():\n    for i, (x,) in enumerate(loader):\n        {STEP}"
+STREAM = """
+whole = data
+class Stream(IterableDataset):
+    def skip(self, n):
+        return [(whole[i][0],) for i in PART][n:]
+    def __iter__(self):
+        return iter(self.skip(0))
+"""
+MEMORY = """
+class ReplayMemory:
+    def __init__(self):
+        self.items = deque(maxlen=100)
+memory = ReplayMemory()
+"""
+
+
+def scripted(text: str, path: Path) -> None:
+    path.write_text(text)
+    os.chdir(path.parent)
+    runpy.run_path(str(path), run_name="__main__")
+
+
+SECOND, CUT, EVERYWHERE = "a second DataLoader", "data is cut by rank and world size", "is made by all ranks"
+COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is open for writing from its beginning"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PREPARE + LOOP.replace("(x,) in loader", "(x,), (u,) in zip(loader, other)"), SECOND),
+        (PREPARE + "endless = iter(other)\n" + LOOP + "        next(endless, None)\n", SECOND),
+        (PREPARE + LOOP + "    model.eval()\n    for (u,) in other:\n        net(u)\n    model.train()\n", ""),
+        (PREPARE + LOOP + "        with torch.no_grad():\n            [net(u) for (u,) in other]\n", ""),
+        (STREAM.replace("PART", "range(job.rank, 12, job.world)") + "data = Stream()\n" + PREPARE + LOOP, CUT),
+        (PREPARE + LOOP + "    torch.save(net.state_dict(), 'last.pt')\n", EVERYWHERE),
+        (PREPARE + LOOP + "    with open('log.txt', mode='a') as log:\n        log.write('a')\n", EVERYWHERE),
+        (PREPARE + LOOP + "    name = f'{job.rank}.pt'\n    torch.save(net.state_dict(), name)\n", ""),
+        (PREPARE + LOOP + "    if job.rank == 0:\n        torch.save(net.state_dict(), 'last.pt')\n", ""),
+        ("log = open('log.csv', 'w') if job.rank == 0 else None\n" + PREPARE + LOOP, EMPTIED),
+        (PREPARE + COUNTED + "        if i % 3 == 0:\n            job.evaluate(data)\n", COUNTER),
+        (PREPARE + COUNTED + "        if i % 3 == 0:\n            print(loss.item())\n", ""),
+        (MEMORY + PREPARE + LOOP + "        memory.items.append(x)\n", "ReplayMemory.items (train.py:"),
+        (MEMORY.replace("deque(maxlen=100)", "torch.zeros(9, 2)") + PREPARE + LOOP, "ReplayMemory has a state"),
+        ("own = torch.Generator()\n" + PREPARE + LOOP + "        torch.rand(1, generator=own)\n", "own (train.py:"),
+        ("own = torch.Generator()\ntorch.rand(1, generator=own)\n" + PREPARE + LOOP, ""),
+        ("net.bias.register_hook(lambda g: g.clamp(-1, 1))\n" + PREPARE + LOOP, "a hook on a parameter's gradient"),
+        ("history = []\n" + PREPARE + LOOP + "        history.append(loss.item())\n", COLLECTED),
+        ("kept = {'history': []}\n" + PREPARE.replace("data", "kept, data").replace(" loader", " kept, loader")
+         + LOOP + "        kept['history'].append(1)\n", ""),
+        (PREPARE + LOOP.replace("    for", "    losses = []\n    for", 1) + "        losses.append(1)\n", ""),
+    ],
+)  # fmt: skip
+def test_what_a_resize_would_change_is_said_before_it(
+    text: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Protects the result of a script that goes well on one GPU."""
+    _, log = logged(partial(scripted, BEGIN + text, tmp_path / "train.py"), capfd)
+    lines = [line for line in log.splitlines() if not line.startswith("ones: init")]
+    assert len(lines) == bool(said), log
+    assert said in log
+
+
+@pytest.mark.parametrize(
+    ("line", "cuts"),
+    [
+        ("mine = files[rank::world_size]", True),
+        ("mine = files[job.rank * per : (job.rank + 1) * per]", True),
+        ("data = data.shard(num_shards=accelerator.num_processes, index=accelerator.process_index)", True),
+        ("mine = [one for i, one in enumerate(files) if i % world == dist.get_rank()]", True),
+        ("mine = np.array_split(files, world)[rank]", True),
+        ("stream = islice(stream, r, None, int(os.environ['WORLD_SIZE']))", True),
+        ("stream = split_dataset_by_node(stream, *where)", True),
+        ("begin = r * per; mine = files[begin : begin + per]", True),
+        ("dist.init_process_group(rank=rank, world_size=world)", False),
+        ("print(f'{rank} of {world}'.split())", False),
+        ("low = u[:, :rank]", False),
+        ("sampler = DistributedSampler(data, num_replicas=world, rank=rank)", False),
+        ("mine = files[1:world]", False),
+    ],
+)
+def test_data_cut_by_rank_and_world_size(line: str, cuts: bool, tmp_path: Path) -> None:
+    path = tmp_path / "data.py"
+    path.write_text(f"world = dist.get_world_size()\nr = int(os.environ['RANK'])\nper = len(files) // world\n{line}\n")
+    assert cut(str(path)) == (4 if cuts else 0)
+
+
+def test_what_follows_a_return_of_other_ranks_depends_on_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def save():\n    if rank != 0:\n        return\n    x = 1\n    y = 2\n")
+    assert sorted(ranges(str(tmp_path / "a.py"))) == [(3, 3), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("loop", "test", "act", "found"),
+    [
+        ("step, batch in enumerate(loader)", "(step + 1) % n == 0", "evaluate(model)", "(step + 1) % n == 0"),
+        ("step in range(100)", "not step % n", "target.load_state_dict(net.state_dict())", "not step % n"),
+        ("i, x in enumerate(loader)", "i >= args.steps", "break", "i >= args.steps"),
+        ("x in islice(loader, 100)", "x", "print(x)", "islice(loader, 100)"),
+        ("x in loader", "bad", "break", ""),
+        ("step, batch in enumerate(loader, job.progress.step)", "step % n == 0", "evaluate(model)", ""),
+        ("batch in loader", "step % n == 0", "evaluate(model)", ""),
+        ("step, batch in enumerate(loader)", "step % n == 0", "print(step)", ""),
+    ],
+)
+def test_counters_of_loops(loop: str, test: str, act: str, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(f"for {loop}:\n    if {test}:\n        {act}\n")
+    assert (counter(str(path), 1) or ("", 0))[0] == found
+
+
+# -- what remains after a signal, and after layers froze ---------------------------------------------------------------
+
+
+def stops_long_after_a_signal() -> int | None:
+    FLAGS.tested = False
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    loop = Loop(epochs=6)
+    first = os.environ[START] == "0"
+    for epoch in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+            if first and loop.job.progress.step == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+        if epoch == 3:
+            break
+    testing.put(loop.job.progress.step)
+    return 1 if first else None
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_early_stop_long_after_a_signal_is_the_end(ranks: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """Protects a finished training from going on at its next start, since a handler was called epochs before."""
+    put, log = logged(stops_long_after_a_signal, capfd, ranks)
+    assert put == [20] * (ranks + 1)
+    assert "the next start trains on" not in log
+
+
+def freezes_in_an_evaluation() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    loop = Loop(model=net, epochs=2)
+    seen = []
+    for epoch in loop.job.epochs():
+        for batch in loop.loader:
+            loop.step(batch)
+        loop.model.eval()
+        for _, x, _ in loop.job.evaluate(Numbers(7), batch=1):
+            net[0].requires_grad_(epoch == 1)
+            loop.model(x)
+            seen.append(loop.model.broadcast_buffers)
+        seen.append(loop.model.broadcast_buffers)
+        loop.model.train()
+    testing.put((seen, loop.weights))
+
+
+def test_settings_within_an_evaluation_survive_layers_that_freeze() -> None:
+    """Protects ranks with unequally many batches to evaluate, with gradients, from waiting for each other's buffers."""
+    (first, weights), (second, others) = (one.value for one in testing.run(freezes_in_an_evaluation, ranks=2))
+    assert first == ([False] * 4 + [True]) * 2 and second == ([False] * 3 + [True]) * 2
+    assert weights == others

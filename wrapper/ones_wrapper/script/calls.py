@@ -1,0 +1,138 @@
+"""Checks of the script's calls in training: of collectives, of a second DataLoader, of writing one file on all ranks.
+
+Gathering a batch fails if ranks have different numbers of samples: gloo aborts a rank and returns memory's old content
+on another; NCCL hangs, or reads beyond the tensor.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ones_wrapper.script.first_steps import FirstSteps
+from ones_wrapper.script.line import is_ours, is_script, line
+from ones_wrapper.script.source import by_rank, names_rank
+
+NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
+"""Collectives of torch.distributed that need the same number of rows from all ranks."""
+_MODE = re.compile(r"[rbt+]*[wax][bt+]*|r[bt]*\+[bt]*")
+"""Modes by which a file is opened for writing."""
+_LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
+
+MAY = (
+    "{name}{line} gathers the samples of a batch. Ranks may have unequally many at another number of GPUs or "
+    "in an epoch's last step: write ones.init(shares='equal')"
+)
+EVALUATED = (
+    "{name}{line} gathers what job.evaluate gave, and ranks may have unequally many samples of it: pad it, take "
+    "all_gather_object, or put sums together by job.mean"
+)
+CANNOT = (
+    "{name}{line} gathers the samples of a batch, and ranks have unequally many of this step ({samples} here): write "
+    "ones.init(shares='equal')"
+)
+SECOND = (
+    "a second DataLoader{line} feeds the training: each rank walks all of it, so more GPUs use its samples more often, "
+    "and a resize begins it again. Make one Dataset whose item holds a sample of each, `first[i], "
+    "second[random.randrange(len(second))]`: what an item draws stays the same at any number of GPUs"
+)
+EVERYWHERE = (
+    "{name}{line} is made by all ranks, which write one file at the same time: put it under `if job.rank == 0:`, or "
+    "name the file by job.rank"
+)
+
+
+class BatchShares(NamedTuple):
+    """Number of this rank's samples in a pass, compared with other ranks'."""
+
+    samples: int
+    alike: bool
+
+
+_first = FirstSteps(False, torch.nn.Module(), [], [])
+_shares: Callable[[], BatchShares | None] = type(None)
+_evaluated = -1
+
+
+def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: bool) -> None:
+    """Check the script's calls from now on. `shares` returns the ranks' shares of the present pass, None outside of
+    training; with `gathers` they must fit collectives."""
+    global _first, _shares
+    _first, _shares = first, shares
+    for name in NAMES if gathers else ():
+        _watched(dist, name, _gathers)
+    _watched(_BaseDataLoaderIter, "__next__", _fetches)
+    for owner, name in ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"), (builtins, "open")):
+        _watched(owner, name, _writes)
+
+
+def evaluates(samples: int) -> None:
+    """Note this rank's share of the samples to evaluate on."""
+    global _evaluated
+    _evaluated = samples
+
+
+def _watched(owner: Any, name: str, look: Callable[[str, tuple[Any, ...], FrameType], None]) -> None:
+    """Have `look` called with the name, the arguments and the caller before each call of a function, which a script may
+    have imported by its name."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, "looked_at"):
+        return
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        look(name, (*args, *options.values()), sys._getframe(1))
+        return original(*args, **options)
+
+    call.looked_at = True  # type: ignore[attr-defined]
+    for place in [owner, *sys.modules.values()]:
+        if getattr(place, "__dict__", {}).get(name) is original:
+            setattr(place, name, call)
+
+
+def _gathers(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
+    shares = None if caller.f_globals.get("__name__", "").startswith(_LIBRARIES) else _shares()
+    tensors = [one for one in given if isinstance(one, torch.Tensor) and one.ndim]
+    if shares is None:
+        if is_script(caller.f_code) and any(len(one) == _evaluated for one in tensors):
+            _first.say(EVALUATED.replace("{name}", name))
+    # Of one dimension are figures, too, as many as there are samples by chance.
+    elif any(one.ndim > 1 and len(one) == shares.samples for one in tensors):
+        if not shares.alike:
+            raise RuntimeError(CANNOT.format(name=name, line=line(), samples=shares.samples))
+        _first.say(MAY.replace("{name}", name))
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _fetches(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
+    if _shares() is not None and torch.is_grad_enabled():
+        known = (one.f_code for one in _stack(caller) if is_ours(one.f_code) or is_script(one.f_code))
+        if is_script(next(known, None)):
+            _first.say(SECOND)
+
+
+def _writes(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
+    if not is_script(caller.f_code):
+        return
+    reads = name == "open" and not any(isinstance(one, str) and _MODE.fullmatch(one) for one in given[1:])
+    named = any(isinstance(one, (str, os.PathLike)) for one in given)
+    caches = any(is_ours(one.f_code, "/data/") for one in _stack(caller))  # what one rank's samples are made from
+    if reads or caches or not named or by_rank(caller) or names_rank(caller.f_code.co_filename, caller.f_lineno):
+        return
+    _first.say(EVERYWHERE.replace("{name}", name))

@@ -1,0 +1,173 @@
+"""The script's text: lines under a condition on the rank, data cut by the rank, acts by a number that a loop counts."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from types import FrameType
+from typing import Any, TypeGuard
+
+from ones_wrapper.script.line import frames, is_script_file
+
+_MAIN = re.compile(r"main_process$|is_main$|is_master$|global_zero$")
+_RANK = re.compile(r"(?:^|[_.])(?<!lora_)rank(\(\))?$")
+_OWN = re.compile(r"(?:^|_)(?<!lora_)rank$|^process_index$", re.IGNORECASE)
+_WORLD = re.compile(r"(?:^|_)world(?:_size)?$|^num_(?:replicas|processes)$", re.IGNORECASE)
+_CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNORECASE)
+_BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
+"""Functions of data libraries that cut a stream by rank and world size."""
+_COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|Path|get\w*)$")
+"""Functions whose result stands for the rank if their argument does."""
+_ACTS = re.compile(r"eval|valid|(?:^|[._])test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
+"""Calls that change the training, or that all ranks make together; printing and logging are no matter."""
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    """Return a file's syntax tree; empty if the file cannot be parsed."""
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def by_rank(frame: FrameType | None = None) -> bool:
+    """Return True if a line of the script's call stack is under an `if` that asks for the rank."""
+    return any(
+        first <= one.f_lineno <= last
+        for one in frames(frame or sys._getframe(1))
+        for first, last in ranges(one.f_code.co_filename)
+    )
+
+
+@cache
+def ranges(path: str) -> list[tuple[int, int]]:
+    """Return the first and last lines that depend on the rank in a file of the script."""
+    found = []
+    for node in ast.walk(_tree(path)):
+        if _by_rank(node):
+            found.append((node.body[0].lineno, _end(node)))
+        held: Any = getattr(node, "body", None)
+        body: list[ast.stmt] = held if isinstance(held, list) else []
+        for one in body[:-1]:
+            if _by_rank(one) and isinstance(one.body[-1], (ast.Return, ast.Continue)):
+                found.append((_end(one) + 1, _end(body[-1])))
+    return found
+
+
+def _by_rank(node: ast.AST) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and not node.orelse and any(map(_asks, ast.walk(node.test)))
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _asks(node: ast.AST) -> bool:
+    """Return True for `rank == 0`, `rank != 0`, `not rank`, and names such as `is_main_process`."""
+    if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
+        zero = node.comparators[0].value == 0 and isinstance(node.ops[0], (ast.Eq, ast.NotEq))
+        return zero and bool(_RANK.search(ast.unparse(node.left).lower()))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return bool(_RANK.search(ast.unparse(node.operand).lower()))
+    return bool(_MAIN.search(_name(node)))
+
+
+def _name(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def _words(*nodes: ast.AST | None) -> set[str]:
+    held = (
+        getattr(one, name, None)
+        for node in nodes
+        if node
+        for one in ast.walk(node)
+        for name in ("id", "attr", "arg", "value")
+    )
+    return {word for word in held if isinstance(word, str)}
+
+
+@cache
+def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
+    """Return the words of a file that match, and the variables that are computed from them."""
+    known = {word for word in _words(_tree(path)) if pattern.search(word)}
+    assigned = [one for one in ast.walk(_tree(path)) if isinstance(one, ast.Assign)]
+    for one in 2 * assigned:  # twice, for variables that are computed from variables
+        computed = not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))
+        if computed and known & _words(one.value):
+            known |= {_name(target) for target in one.targets} - {""}
+    return known
+
+
+@cache
+def names_rank(path: str, line: int) -> bool:
+    """Return True if a call in this line is given something that differs by rank, such as a file's name."""
+    calls = (one for one in ast.walk(_tree(path)) if isinstance(one, ast.Call) and one.lineno <= line <= _end(one))
+    return any(_standing(path, _OWN) & _words(*one.args, *one.keywords) for one in calls)
+
+
+def cut(path: str) -> int:
+    """Return the first line of a file that takes a rank's part of data by rank and world size; 0 for none."""
+    own, world = _standing(path, _OWN), _standing(path, _WORLD)
+
+    def cuts(node: ast.AST) -> bool:
+        rank: list[ast.AST | None] = []
+        if isinstance(node, ast.Slice):
+            rank = [node.lower]
+        elif isinstance(node, ast.Compare) and any(isinstance(one, ast.Mod) for one in ast.walk(node.left)):
+            rank = [*node.comparators]
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+            rank = [node.slice]
+        elif isinstance(node, ast.Call) and _CUTS.search(_name(node.func)):
+            rank = [*node.args, *node.keywords]
+        return bool(own & _words(*rank) and world & _words(node)) or _name(node) in _BY_NODE
+
+    return min((getattr(node, "lineno", 0) for node in ast.walk(_tree(path)) if cuts(node)), default=0)
+
+
+def files(stack: Iterable[FrameType]) -> set[str]:
+    """Return the script's files: those of its call stack, and those from which these import."""
+    found = set()
+    for frame in stack:
+        names = (getattr(it, "__module__", getattr(it, "__name__", "")) for it in frame.f_globals.values())
+        held = [sys.modules.get(name) for name in names if isinstance(name, str)]
+        found |= {frame.f_code.co_filename, *(getattr(one, "__file__", None) or "<none>" for one in held)}
+    return {path for path in found if is_script_file(path)}
+
+
+def counter(path: str, line: int) -> tuple[str, int] | None:
+    """Return what a loop around this line counts by itself, and where: an `i % n` by which it acts at times, or the
+    count at which it ends; None if there is none."""
+    for loop in ast.walk(_tree(path)):
+        if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
+            continue
+        iterated, names = _words(loop.iter), _words(loop.target)
+        if "islice" in iterated:
+            return ast.unparse(loop.iter), loop.lineno
+        if not {"enumerate", "range", "count"} & iterated or {"progress", "base_steps"} & iterated:
+            continue
+        for one in (one for one in ast.walk(loop) if isinstance(one, ast.If) and names & _words(one.test)):
+            periods = (
+                part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+            )
+            if any(isinstance(part, ast.Break) for part in one.body):
+                return ast.unparse(one.test), one.lineno
+            if any(names & _words(part.left) for part in periods) and any(map(_acts, ast.walk(one))):
+                return ast.unparse(one.test), one.lineno
+    return None
+
+
+def _acts(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(_ACTS.search(ast.unparse(node.func)))
+
+
+def renewed(path: str, name: str) -> bool:
+    """Return True if a loop in this file assigns to the variable again and again."""
+    loops = (one for one in ast.walk(_tree(path)) if isinstance(one, (ast.For, ast.While)))
+    stored = (part for one in loops for part in ast.walk(one) if isinstance(part, ast.Name))
+    return any(part.id == name and isinstance(part.ctx, ast.Store) for part in stored)
