@@ -316,6 +316,16 @@ def test_a_job_fills_no_database(site: Site) -> None:
     assert lines_per_job(1) == MAX_LINES and lines_per_job(2_000) * 2_000 <= 128_000 and lines_per_job(10**6) > 0
 
 
+def test_reports_that_jump_ahead(site: Site) -> None:
+    """A number that no run can have reached is not believed, and so shuts nobody out: it can be written again."""
+    (site.folder / REPORTS).write_bytes(line(1) + line(2**50))
+    site.look()
+    assert site.stored(7) == 1
+    (site.folder / REPORTS).write_bytes(line(1) + line(2))
+    site.look()
+    assert site.stored(7) == 2
+
+
 @pytest.mark.parametrize(
     "words",
     [b"[" * 10_000, b'{"a":' * 3_000, b"9" * 5_000, b'"' + b"\xff" * 200, b'{"base_batch": 1e999}', b"\0" * 100,
