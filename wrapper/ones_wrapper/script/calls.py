@@ -1,7 +1,7 @@
 """Checks of the script's calls in training: of collectives, of a second DataLoader, of writing one file on all ranks.
 
-Gathering a batch fails if ranks have different numbers of samples: gloo aborts a rank and returns memory's old content
-on another; NCCL hangs, or reads beyond the tensor.
+Gathering a batch fails if ranks have different numbers of samples: gloo aborts a rank and returns old memory on
+another; NCCL hangs, or reads beyond the tensor.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _gathers(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
     if shares is None:
         if is_script(caller.f_code) and any(len(one) == _evaluated for one in tensors):
             _first.say(EVALUATED.replace("{name}", name))
-    # Of one dimension are figures, too, as many as there are samples by chance.
+    # Tensors of one dimension may be figures, by chance as many as samples.
     elif any(one.ndim > 1 and len(one) == shares.samples for one in tensors):
         if not shares.alike:
             raise RuntimeError(CANNOT.format(name=name, line=line(), samples=shares.samples))

@@ -26,7 +26,7 @@ def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
     """Return the names of numbers that the script's code counts up by a constant or names best: in frames, and in
-    objects that they or the models hold. Left out are objects whose ids are `carried`, and `known` names."""
+    objects that frames or models hold. Objects whose ids are `carried`, and `known` names, are left out."""
     things, found = list(models), []
     for frame in frames:
         values = variables(frame)

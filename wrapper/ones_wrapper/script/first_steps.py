@@ -33,7 +33,7 @@ from ones_wrapper.script.optimizers import INNER, shown, stepper
 LOOK = 20
 """Number of a run's first steps that are checked for gradients which no optimizer used."""
 FORGOTTEN_AT = 2
-"""Step after which the script's objects are searched; objects made late in the loop's first turn exist by then."""
+"""Step after which the script's objects are searched; by then objects made late in the loop's first turn exist."""
 
 UNUSED = (
     "the step{line} ended with gradients that no optimizer used: a script that accumulates by hand loses its place "
@@ -110,7 +110,7 @@ COUNTER = (
     "shorter epochs a smaller dataset"
 )
 _FEW = 100
-"""Most objects of one class that are searched; of samples there may be millions."""
+"""Most objects of one class that are searched: samples may be millions."""
 _LONG = 10_000
 """Longest list or dict that is searched."""
 
@@ -162,7 +162,7 @@ class FirstSteps:
         optimizers = [stepper(one) for one in self._optimizers]
         watched = {id(one) for one in (*modules, *optimizers)}
 
-        def loaded(thing: Any, *_: Any) -> None:  # a function, which copies of the model have, too
+        def loaded(thing: Any, *_: Any) -> None:  # a function, which copies of the model keep
             text = OVER.format(name=type(thing).__name__, line=line())
             if id(thing) in watched and text not in loads:
                 loads.append(text)
@@ -201,7 +201,7 @@ class FirstSteps:
         self.touched = True
 
     def _registers(self, module: torch.nn.Module, name: str, thing: Any) -> None:
-        if id(module) in self._inner:  # rather than in a loss function that is made in each step
+        if id(module) in self._inner:  # and not in a loss function that is made in each step
             known = name in module._parameters or name in module._buffers
             self._grown = self._grown or not (known or module._modules.get(name) is thing)
 
@@ -222,7 +222,7 @@ class FirstSteps:
         if not self._speaks or self._steps > LOOK:
             return
         self._rates.append([group["lr"] for one in self._optimizers for group in one.param_groups])
-        with suppress(Exception):  # other packages' objects may fail at any look
+        with suppress(Exception):  # other packages' objects may fail when read
             if self._steps == 1:
                 self._collected = collected(frames(sys._getframe(1)), ())
             if self._steps == FORGOTTEN_AT and self._forward is not None:
@@ -311,8 +311,8 @@ class FirstSteps:
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
     def _has_shapes(self, held: list[Any]) -> bool:
-        """Return True if these hold a tensor of the shape of each trained parameter, besides parameters and gradients
-        themselves."""
+        """Return True if `held` has a tensor of the shape of each trained parameter, besides parameters and
+        gradients."""
         trained = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
@@ -332,7 +332,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """Return values, with lists and dicts replaced by their items; those of data, which are longer, stay whole."""
+    """Return values, with lists and dicts replaced by their items; long ones, as of data, stay whole."""
     found: list[Any] = []
     for one in values:
         inner = isinstance(one, (list, tuple, dict)) and len(one) <= _LONG
@@ -358,7 +358,7 @@ def averages(others: Iterable[Any], batch: int) -> list[str]:
 
 
 def _stateful(kind: type) -> bool:
-    """Return True if this type may have a state to carry: torch's, or a class of the script and of packages."""
+    """Return True if this type may have a state to carry: a class of torch, of the script or of packages."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
     known = {*_FRAMEWORKS, *sys.stdlib_module_names}

@@ -58,7 +58,7 @@ def variables(frame: FrameType) -> dict[str, Any]:
     code, local = frame.f_code, frame.f_locals
     found = {**frame.f_globals, **local}
     if sys.version_info < (3, 13) and code.co_flags & inspect.CO_OPTIMIZED:
-        # The frame keeps that dict, and with it a step's tensors, as long as the function runs.
+        # The frame keeps `f_locals`, and so a step's tensors, as long as the function runs.
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         for name in [one for one in local if one not in arguments]:
             del local[name]

@@ -21,7 +21,7 @@ _CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNOREC
 _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that cut a stream by rank and world size."""
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|Path|get\w*)$")
-"""Functions whose result stands for the rank if their argument does."""
+"""Functions whose result differs by rank if their argument does."""
 _ACTS = re.compile(r"eval|valid|(?:^|[._])test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Calls that change the training, or that all ranks make together; printing and logging are no matter."""
 
@@ -36,7 +36,7 @@ def _tree(path: str) -> ast.Module:
 
 
 def by_rank(frame: FrameType | None = None) -> bool:
-    """Return True if a line of the script's call stack is under an `if` that asks for the rank."""
+    """Return True if a line of the script's call stack is under an `if` that tests the rank."""
     return any(
         first <= one.f_lineno <= last
         for one in frames(frame or sys._getframe(1))
