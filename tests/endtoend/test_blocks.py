@@ -165,6 +165,7 @@ def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("site", ["gres owner", "old owner whole"], indirect=True)
 def test_a_job_outlives_the_drain_of_its_node(site: Site) -> None:
     """A block elsewhere takes over, and the drained node is free."""
     training = Training(site, 200)

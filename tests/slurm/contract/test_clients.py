@@ -28,14 +28,19 @@ def test_version_and_config(site: Site) -> None:
     assert config["SlurmUser"].startswith("slurm(")
 
 
-def test_nodes_in_a_reservation_are_unusable(site: Site) -> None:
-    """A job that is resized onto reserved nodes would wait for ever."""
-    create = ("scontrol", "create", "reservation", "ReservationName=maint", "StartTime=now", "Duration=10")
-    site.cluster.run([*create, "Users=root", "Nodes=n3,n4"], user="root")
+def _seen_beside(site: Site, start: str, nodes: str) -> Snapshot:
+    """What a client sees while these nodes are reserved from then on."""
+    create = ("scontrol", "create", "reservation", "ReservationName=maint", f"StartTime={start}", "Duration=10")
+    site.cluster.run([*create, "Users=root", f"Nodes={nodes}"], user="root")
     try:
-        seen = site.owner.snapshot()
+        return site.owner.snapshot()
     finally:
         site.cluster.run(["scontrol", "delete", "ReservationName=maint"], user="root")
+
+
+def test_nodes_in_a_reservation_are_unusable(site: Site) -> None:
+    """A job that is resized onto reserved nodes would wait for ever."""
+    seen = _seen_beside(site, "now", "n3,n4")
     (found,) = seen.reservations
     assert (found.name, found.node_names) == ("maint", ("n3", "n4"))
     assert found.end_time - found.start_time == 600
@@ -45,14 +50,8 @@ def test_nodes_in_a_reservation_are_unusable(site: Site) -> None:
 
 def test_a_reservation_of_tomorrow_closes_nothing_today(site: Site) -> None:
     """Only an active reservation takes nodes away."""
-    create = ("scontrol", "create", "reservation", "ReservationName=later", "StartTime=now+1day", "Duration=10")
-    site.cluster.run([*create, "Users=root", "Nodes=n3"], user="root")
-    try:
-        seen = site.owner.snapshot()
-    finally:
-        site.cluster.run(["scontrol", "delete", "ReservationName=later"], user="root")
-    assert [r.name for r in seen.reservations] == ["later"]
-    assert _unusable(seen) == set()
+    seen = _seen_beside(site, "now+1day", "n3")
+    assert [r.name for r in seen.reservations] == ["maint"] and _unusable(seen) == set()
 
 
 def test_leaf_switches_of_nodes(site: Site) -> None:
