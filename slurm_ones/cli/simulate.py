@@ -366,7 +366,7 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
     """Carry out all runs as jobs of the site's Slurm."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
-    from slurm_ones.simulate.study.kept import StudyFolder
+    from slurm_ones.simulate.study.runs import StudyFolder
 
     folder = StudyFolder(directory.absolute())
     jobs = StudyJobs(folder.jobs, parse_sbatch(sbatch))

@@ -68,9 +68,8 @@ def study(
 
     Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
     """
-    from slurm_ones.simulate.study.kept import StudyFolder, run_kept
     from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
-    from slurm_ones.simulate.study.runs import summarize
+    from slurm_ones.simulate.study.runs import StudyFolder, parts_of, run_all, summarize
     from slurm_ones.simulate.study.stretch import plan_of, recorded, stretch_of
 
     check_outputs(figures, html)
@@ -104,10 +103,10 @@ def study(
     workers = processes or os.cpu_count() or 1
     folder = StudyFolder((directory or html.with_suffix(".runs")).absolute())
     with folder.locked():
-        done = len(folder.done(plan))
+        done = len(folder.done(parts_of(plan)))
         if done:
             inform(f"{done} of {all_runs} runs were done before ({folder.root})")
-        runs = shown(all_runs - done, lambda on_progress: run_kept(plan, workers, folder, on_progress))
+        runs = shown(all_runs - done, lambda on_progress: run_all(plan, workers, on_progress, folder))
     found = ElasticityStudy(read, stretch, curves, plan, summarize(plan, runs), runs)
     print_table(
         ["jobs elastic", "recorded", *(summary.label for summary in found.summaries)],

@@ -19,9 +19,8 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import Outcome
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.spec import ClusterSpec
-from slurm_ones.simulate.study.kept import parts_of
 from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, rows
-from slurm_ones.simulate.study.runs import StudyRun, run_all, summarize
+from slurm_ones.simulate.study.runs import StudyRun, parts_of, run_all, summarize
 from slurm_ones.simulate.study.stretch import (
     INTERVAL_S,
     KINDS,

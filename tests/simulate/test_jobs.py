@@ -16,12 +16,11 @@ import submitit
 
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.spec import ClusterSpec
-from slurm_ones.simulate.study import kept
+from slurm_ones.simulate.study import runs as kept
 from slurm_ones.simulate.study.jobs import TRIES, SeenJob, SentAs, StudyJobs, StudyQueue, Waits
-from slurm_ones.simulate.study.kept import StudyFolder, parts_of, run_part
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.study.present import as_json
-from slurm_ones.simulate.study.runs import RunProgress, StudyRun, run_all, summarize
+from slurm_ones.simulate.study.runs import RunProgress, StudyFolder, StudyRun, parts_of, run_all, run_part, summarize
 from slurm_ones.slurm.client import Refused, SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.simulate import test_study

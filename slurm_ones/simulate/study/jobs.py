@@ -21,9 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.study.kept import StudyFolder, StudyPart, parts_of, run_part
 from slurm_ones.simulate.study.plan import StudyPlan
-from slurm_ones.simulate.study.runs import THREADS, OnProgress, RunProgress, StudyRun
+from slurm_ones.simulate.study.runs import (
+    THREADS,
+    OnProgress,
+    RunProgress,
+    StudyFolder,
+    StudyPart,
+    StudyRun,
+    parts_of,
+    run_part,
+)
 from slurm_ones.slurm.client import SlurmError, SlurmMissing, Unreachable
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState

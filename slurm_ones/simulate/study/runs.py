@@ -1,16 +1,29 @@
-"""Runs of a study: each contender on every seed's workload, in parallel processes."""
+"""Runs of a study: each contender on every seed's workload, in parallel processes, kept in a directory.
+
+Each result is a file, written atomically and named by a digest of everything that determines it. These are the plan,
+the contender, the seed, the workload's files, the code and the numerical libraries. If any of them changes, the part is
+run again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
 import multiprocessing
 import os
-import queue
+import pickle
+import platform
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from slurm_ones.simulate import BadInput
@@ -29,10 +42,15 @@ from slurm_ones.simulate.study.figures import (
 from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
-POLL_S = 0.2
-"""Seconds between two checks of the processes' progress."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that limit the threads of numerical libraries."""
+FORMAT = 3
+"""Version of the file format, part of every digest."""
+REPORT_S = 1.0
+"""Least seconds between two progress reports of a part."""
+OURS = ("slurm_ones", "ones_db", "ones_wrapper")
+LIBRARIES = ("numpy", "scipy")
+"""Packages whose versions may change the last digits of a result."""
 
 NO_BOUNDS: Mapping[int, Bound] = {}
 
@@ -72,62 +90,287 @@ class RunProgress:
 OnProgress = Callable[[RunProgress], None]
 
 
+@dataclass(frozen=True)
+class StudyPart:
+    """Part of a study: one contender on one seed."""
+
+    contender: Contender
+    seed: int
+    key: str
+    """Digest of everything that determines the result, and the name of the result's file."""
+
+    @property
+    def label(self) -> str:
+        """Name of the part shown to users."""
+        return f"{self.contender.label}, seed {self.seed}"
+
+
+def parts_of(plan: StudyPlan) -> list[StudyPart]:
+    """Return all parts, in the order of `run_all`. Reads the workload's files and the code."""
+    common = repr((FORMAT, replace(plan, contenders=(), seeds=()), _files(plan), _code(), _libraries()))
+    found = []
+    for contender, seed in plan.runs():
+        # Only the first seed keeps what is drawn.
+        own = repr((contender, _module(contender.policy), seed, seed == plan.seeds[0]))
+        found.append(StudyPart(contender, seed, hashlib.sha256(f"{common}\n{own}".encode()).hexdigest()[:24]))
+    return found
+
+
+def _files(plan: StudyPlan) -> str:
+    profiles, workload = plan.source.profiles, Path(plan.source.workload)
+    found = [_digest(workload.parent, [workload])] if workload.is_file() else []
+    if profiles is not None:
+        found.append(_digest(profiles, [path for path in profiles.rglob("*") if path.is_file()]))
+    return " ".join(found)
+
+
+@lru_cache
+def _code() -> str:
+    """Return a digest of our packages' sources, since several checkouts may have the same version."""
+    found: list[str] = []
+    for package in OURS:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            found.append(_digest(Path(folder), [p for p in Path(folder).rglob("*") if p.suffix in (".py", ".npz")]))
+    return " ".join(found)
+
+
+def _module(policy: str) -> str:
+    name, colon, _ = policy.partition(":")
+    spec = importlib.util.find_spec(name) if colon else None
+    return _digest(Path(spec.origin).parent, [Path(spec.origin)]) if spec is not None and spec.origin else ""
+
+
+def _digest(folder: Path, paths: Iterable[Path]) -> str:
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        data = path.read_bytes()
+        found.update(f"{path.relative_to(folder).as_posix()!r} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def _libraries() -> list[str]:
+    found = [platform.python_version()]
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return found
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """Directory of a study, visible to all its processes. Several studies may use it, one after the other."""
+
+    root: Path
+
+    @property
+    def jobs(self) -> Path:
+        """Directory of the jobs' scripts and logs."""
+        return self.root / "jobs"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Context of sole use of the folder. Raises `BadInput` if it is in use, open to others, or not writable."""
+        try:
+            for folder in ("", "results", "progress", "sent", "jobs"):
+                (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
+                _check_ours(self.root / folder)
+            file = (self.root / ".lock").open("a")
+        except OSError as error:
+            raise BadInput(f"--directory: {self.root} cannot be written: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise BadInput(
+                    f"--directory: another study works in {self.root}: wait for it, or name another"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            yield
+
+    def result(self, part: StudyPart) -> StudyRun | None:
+        """Return a part's run; None if there is no readable result."""
+        try:
+            key, run = pickle.loads(self._result(part).read_bytes())
+        except Exception:  # whatever a damaged pickle raises
+            return None
+        return run if key == part.key and isinstance(run, StudyRun) else None
+
+    def put_result(self, part: StudyPart, run: StudyRun) -> None:
+        """Store a part's result atomically."""
+        _write(self._result(part), pickle.dumps((part.key, run)))
+
+    def drop_result(self, part: StudyPart) -> None:
+        """Remove a part's result, so that it is run again."""
+        self._result(part).unlink(missing_ok=True)
+
+    def done(self, parts: Iterable[StudyPart]) -> dict[str, StudyRun]:
+        """Return the runs that ended without error, by their parts' keys."""
+        runs = {part.key: self.result(part) for part in parts}
+        return {key: run for key, run in runs.items() if run is not None and run.outcome is not None}
+
+    def progress(self, part: StudyPart) -> RunProgress | None:
+        """Return a part's last progress report; None if there is none."""
+        try:
+            found = json.loads((self.root / "progress" / f"{part.key}.json").read_text(encoding="utf-8"))
+            return RunProgress(part.contender.label, part.seed, float(found[0]), int(found[1]), int(found[2]))
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+
+    def put_progress(self, part: StudyPart, progress: RunProgress) -> None:
+        """Write a part's progress report; losing one is harmless."""
+        words = json.dumps([float(progress.simulated_s), progress.ended, progress.jobs])
+        with contextlib.suppress(OSError):
+            _write(self.root / "progress" / f"{part.key}.json", words.encode())
+
+    def sent(self) -> dict[tuple[str, int], str]:
+        """Return the key of each part that was ever sent, by its jobs' name and its index in their array."""
+        found = {}
+        for path in sorted((self.root / "sent").glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                keys = json.loads(path.read_text(encoding="utf-8"))
+                found.update({(path.stem, index): str(key) for index, key in enumerate(keys)})
+        return found
+
+    def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
+        """Record, before sending, the name by which the next command finds these parts in Slurm."""
+        _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
+
+    def drop_sent(self, name: str) -> None:
+        """Forget parts recorded under this name, which were not sent."""
+        (self.root / "sent" / f"{name}.json").unlink(missing_ok=True)
+
+    def _result(self, part: StudyPart) -> Path:
+        return self.root / "results" / f"{part.key}.pkl"
+
+
+def _check_ours(folder: Path) -> None:
+    """Raise `BadInput` if others may write to the folder, as jobs and results are unpickled from it."""
+    info = folder.stat()
+    if info.st_uid != os.geteuid():
+        raise BadInput(
+            f"--directory: {folder} belongs to uid {info.st_uid}, who could decide what your jobs run: name another"
+        )
+    if info.st_mode & 0o022:
+        raise BadInput(
+            f"--directory: others may write {folder}, and so decide what your jobs run: see whether anybody has, and "
+            "chmod go-w it, or name another"
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file atomically; concurrent readers find the old or the new content."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def run_all(
     plan: StudyPlan,
     processes: int,
     on_progress: OnProgress = lambda progress: None,
-    known: Mapping[tuple[str, int], StudyRun] | None = None,
-    on_run: Callable[[StudyRun], None] = lambda run: None,
+    folder: StudyFolder | None = None,
 ) -> list[StudyRun]:
     """Run all contenders and seeds of a plan in parallel processes. If a policy crashes, only that run is lost.
 
-    Only outcomes of the first seed keep segments and goodput, which are drawn. Runs in `known`, by label and seed, are
-    reused; `on_run` is called with every other run as it ends.
+    Only outcomes of the first seed keep segments and goodput, which are drawn. Results in the `folder` are reused, and
+    new ones added; it must be `locked`. Without it results are kept in memory only.
     """
-    runs, tasks = dict(known or {}), list(plan.runs())
-    left = [(contender, seed) for contender, seed in tasks if (contender.label, seed) not in runs]
-
-    def ended_as(run: StudyRun) -> None:
-        runs[run.label, run.seed] = run
-        on_run(run)
-        on_progress(RunProgress(run.label, run.seed, finished=True))
-
-    if min(processes, len(left)) <= 1:
-        for contender, seed in left:
-            ended_as(attempt(plan, contender, seed, on_progress))
-    else:
-        _in_processes(plan, left, processes, on_progress, ended_as)
-    return [runs[contender.label, seed] for contender, seed in tasks]
+    parts = parts_of(plan)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = StudyFolder(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-ones-"))))
+            stack.enter_context(folder.locked())
+        runs = folder.done(parts)
+        left = [part for part in parts if part.key not in runs]
+        if min(processes, len(left)) > 1:
+            found = _in_processes(plan, left, processes, folder, on_progress)
+        else:
+            found = ((part, attempt(plan, part.contender, part.seed, on_progress)) for part in left)
+        for part, run in stack.enter_context(contextlib.closing(found)):
+            runs[part.key] = run
+            # What cannot be kept, as on a full disk, is only run again.
+            with contextlib.suppress(OSError):
+                folder.put_result(part, run)
+            on_progress(RunProgress(run.label, run.seed, finished=True))
+    return [runs[part.key] for part in parts]
 
 
 def _in_processes(
-    plan: StudyPlan,
-    tasks: Sequence[tuple[Contender, int]],
-    processes: int,
-    on_progress: OnProgress,
-    ended_as: Callable[[StudyRun], None],
-) -> None:
+    plan: StudyPlan, parts: Sequence[StudyPart], processes: int, folder: StudyFolder, on_progress: OnProgress
+) -> Generator[tuple[StudyPart, StudyRun]]:
+    """Yield each part with its run, as it ends."""
     context = multiprocessing.get_context("spawn")
-    reported = context.Queue()
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(
-            min(processes, len(tasks)), mp_context=context, initializer=_start_worker, initargs=(reported,)
-        ) as pool,
+        ProcessPoolExecutor(min(processes, len(parts)), mp_context=context, initializer=_be_quiet) as pool,
     ):
-        futures = {pool.submit(_run_in_worker, plan, *task): task for task in tasks}
+        futures = {pool.submit(_reporting, plan, part, folder): part for part in parts}
         try:
             going: set[Future[StudyRun]] = set(futures)
             while going:
-                ended, going = wait(going, timeout=POLL_S)
-                with contextlib.suppress(queue.Empty):
-                    while True:
-                        on_progress(reported.get_nowait())
-                for future in ended:
-                    ended_as(_result(future, *futures[future]))
+                ended, going = wait(going, timeout=REPORT_S, return_when=FIRST_COMPLETED)
+                for part in [futures[future] for future in (*ended, *going) if future.running() or future.done()]:
+                    if (progress := folder.progress(part)) is not None:
+                        on_progress(progress)
+                yield from ((futures[future], _result(future, futures[future])) for future in ended)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _be_quiet() -> None:
+    # Output of native libraries (HiGHS prints) would appear in the midst of the progress bar.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _reporting(plan: StudyPlan, part: StudyPart, folder: StudyFolder) -> StudyRun:
+    """Run a part in a process of its own, which reports its progress in the folder."""
+    sent, latest = 0.0, RunProgress(part.contender.label, part.seed)
+    folder.put_progress(part, latest)  # in place of what a killed command left there
+
+    def on_progress(progress: RunProgress) -> None:
+        nonlocal sent, latest
+        now, latest = time.monotonic(), progress
+        if now - sent >= REPORT_S:
+            sent = now
+            folder.put_progress(part, progress)
+
+    run = attempt(plan, part.contender, part.seed, on_progress)
+    folder.put_progress(part, latest)
+    return run
+
+
+def _result(future: Future[StudyRun], part: StudyPart) -> StudyRun:
+    error = future.exception()
+    if isinstance(error, BadInput):
+        raise error
+    if error is not None:
+        return StudyRun(part.contender.label, part.seed, error=f"its process died: {error}")
+    return future.result()
+
+
+def run_part(plan: StudyPlan, key: str, root: Path) -> None:
+    """Run a part here, in a Slurm job. Raises RuntimeError if plan, code or libraries are not the sender's."""
+    part = {part.key: part for part in parts_of(plan)}.get(key)
+    if part is None:
+        raise RuntimeError(
+            "this node has another version of slurm-ones, Python, numpy or scipy than this part's sender, "
+            "or the workload's files or the code have changed since: start the study again"
+        )
+    folder = StudyFolder(root)
+    if folder.result(part) is None:  # else Slurm started the job again after its end
+        folder.put_result(part, _reporting(plan, part, folder))
 
 
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
@@ -159,42 +402,6 @@ def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPro
     if seed != plan.seeds[0]:
         outcome = replace(outcome, segments=(), goodput=())
     return StudyRun(contender.label, seed, outcome)
-
-
-_reported: multiprocessing.Queue[RunProgress] | None = None
-"""Queue through which a worker process reports its progress."""
-
-
-def _start_worker(reported: multiprocessing.Queue[RunProgress]) -> None:
-    global _reported
-    _reported = reported
-    # Output of native libraries (HiGHS prints) would appear in the midst of the progress bar.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-
-
-def _run_in_worker(plan: StudyPlan, contender: Contender, seed: int) -> StudyRun:
-    sent = 0.0
-
-    def on_progress(progress: RunProgress) -> None:
-        # Seldom, so that little is left unread when the run ends.
-        nonlocal sent
-        now = time.monotonic()
-        if _reported is not None and now - sent > POLL_S:
-            sent = now
-            _reported.put(progress)
-
-    return attempt(plan, contender, seed, on_progress)
-
-
-def _result(future: Future[StudyRun], contender: Contender, seed: int) -> StudyRun:
-    error = future.exception()
-    if isinstance(error, BadInput):
-        raise error
-    if error is not None:
-        return StudyRun(contender.label, seed, error=f"its process died: {error}")
-    return future.result()
 
 
 @contextlib.contextmanager
