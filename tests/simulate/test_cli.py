@@ -124,7 +124,7 @@ def test_a_workload_from_a_file(tmp_path: Path) -> None:
     write_workload(work, ["a,0,huge,1,32"])
     code, _, err = call(*options)
     assert code == 2 and "Traceback" not in err
-    assert f"{work}: line 2, column application: 'huge' has no profile; there are net" in err
+    assert f"{work}: line 2: column application: 'huge' has no profile; there are net" in err
 
 
 @pytest.mark.parametrize(

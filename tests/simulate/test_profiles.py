@@ -60,14 +60,14 @@ def test_efficiency_follows_the_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("placements.csv", "4,16,1.01", "4,16,fast", r"placements.csv: line 6, column step_time: 'fast' is no"),
-        ("placements.csv", "4,16,1.01", "4,16,inf", r"line 6, column step_time: 'inf' is not finite"),
-        ("placements.csv", "4,16,1.01", "4,16,-1", r"line 6, column step_time: '-1' is negative"),
-        ("placements.csv", "4,16,1.01", "4o,16,1.01", r"line 6, column placement: '4o' is not GPUs per node"),
+        ("placements.csv", "4,16,1.01", "4,16,fast", r"placements.csv: line 6: column step_time: 'fast' is no"),
+        ("placements.csv", "4,16,1.01", "4,16,inf", r"line 6: column step_time: 'inf' is not a number"),
+        ("placements.csv", "4,16,1.01", "4,16,-1", r"line 6: column step_time: '-1' is negative"),
+        ("placements.csv", "4,16,1.01", "4o,16,1.01", r"line 6: column placement: '4o' is not GPUs per node"),
         ("placements.csv", "step_time", "seconds", r"line 1: no column step_time"),
         ("placements.csv", "1,256,", "2,256,", r"too few points"),
         ("validation-64.csv", "200,200", "100,200", r"progress does not rise"),
-        ("validation-64.csv", "300,300,0.3,1.0", "300,300,0.3,nan", r"-64.csv: line 4, column grad_sqr: 'nan'"),
+        ("validation-64.csv", "300,300,0.3,1.0", "300,300,0.3,nan", r"-64.csv: line 4: column grad_sqr: 'nan'"),
     ],
 )
 def test_bad_profiles_name_file_line_and_column(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
@@ -90,13 +90,13 @@ def test_a_profile_of_one_node_alone_is_too_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("b,1,nut,4,64", r"line 3, column application: 'nut' has no profile; there are net"),
-        ("b,-1,net,4,64", r"line 3, column time: '-1' is negative"),
-        ("b,nan,net,4,64", r"line 3, column time: 'nan' is not finite"),
-        ("a,1,net,4,64", r"line 3, column name: 'a' is there twice"),
-        ("b,1,net,0,64", r"line 3, column num_replicas: 0 is not a whole number above 0"),
-        ("b,1,net,4,6.5", r"line 3, column batch_size: 6.5 is not a whole number"),
-        ("b,1,net,4,", r"line 3, column batch_size: '' is not a number"),
+        ("b,1,nut,4,64", r"line 3: column application: 'nut' has no profile; there are net"),
+        ("b,-1,net,4,64", r"line 3: column time: '-1' is negative"),
+        ("b,nan,net,4,64", r"line 3: column time: 'nan' is not a number"),
+        ("a,1,net,4,64", r"line 3: column name: 'a' is there twice"),
+        ("b,1,net,0,64", r"line 3: column num_replicas: 0 is not a whole number above 0"),
+        ("b,1,net,4,6.5", r"line 3: column batch_size: 6.5 is not a whole number"),
+        ("b,1,net,4,", r"line 3: column batch_size: '' is not a number"),
     ],
 )
 def test_bad_workloads_name_file_line_and_column(tmp_path: Path, row: str, message: str) -> None:

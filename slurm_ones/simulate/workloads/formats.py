@@ -9,7 +9,6 @@ site's own table has the columns `PLAIN`.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -33,6 +32,7 @@ from slurm_ones.simulate.workloads.trace import (
     lines,
     number,
     opened,
+    table,
 )
 from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.sacct import ENDS, FIELDS, OWN, RESTARTS, AccountingRow, BadRow, Rejected, Sacct, parse_row
@@ -111,26 +111,6 @@ def read_swf(path: Path) -> Trace:
     return found.trace("each processor is read as a GPU: SWF knows no GPUs", gpus_per_node=each)
 
 
-def _table(path: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`."""
-    texts, line = lines(path), 1
-    try:
-        _, head = next(texts)
-        names = [name.strip() for name in next(csv.reader([head]))]
-        for line, text in texts:
-            if not text.strip():
-                continue
-            # One line at a time: none of these traces has a line break in a field.
-            values = next(csv.reader([text], strict=True))
-            if len(values) != len(names):
-                bad(path, line, f"has {len(values)} fields, its header {len(names)}", "correct or remove that line")
-            yield line, dict(zip(names, values, strict=True))
-    except StopIteration:
-        raise BadInput(f"{path}: is empty; give a trace with a header line") from None
-    except csv.Error as error:
-        bad(path, line, f"is no CSV: {error}", "correct or remove that line")
-
-
 def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
     return int(number(path, line, column, row[column] or "0"))
 
@@ -138,7 +118,7 @@ def _count(path: Path, line: int, row: Mapping[str, str], column: str) -> int:
 def read_scheduler(path: Path) -> Trace:
     """Return the trace in Helios' `cluster_log.csv`, Acme's `trace_*.csv`, or a plain CSV; raises `BadInput`."""
     found, zones = Collector(path.name, "Helios"), False
-    for line, row in _table(path):
+    for line, row in table(path):
         if "gpu_num" not in row:
             found.format = "CSV"
             row = {
@@ -162,7 +142,7 @@ def read_scheduler(path: Path) -> Trace:
 def read_cut(path: Path) -> Trace:
     """Return the trace in a cut of Philly or Helios, whose times are gaps and run times; raises `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
-    for line, row in _table(path):
+    for line, row in table(path):
         gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
         if gap < 0:
             bad(path, line, f"interval: {gap:g} is negative", "it is seconds since the job before")
@@ -175,7 +155,7 @@ def read_cut(path: Path) -> Trace:
 def read_pods(path: Path) -> Trace:
     """Return the trace in Alibaba's `openb_pod_list_*.csv`; raises `BadInput`."""
     found, shared = Collector(path.name, "Alibaba GPU v2023"), 0
-    for line, row in _table(path):
+    for line, row in table(path):
         gpus = _count(path, line, row, "num_gpu")
         if row["scheduled_time"] in NOTHING or row["deletion_time"] in NOTHING:
             found.leave_out(NEVER_RAN)

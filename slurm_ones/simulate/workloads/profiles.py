@@ -5,8 +5,6 @@ Each application has a folder with `placements.csv`, `scalability.csv` and `vali
 
 from __future__ import annotations
 
-import csv
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from scipy.spatial import QhullError
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.workloads.trace import bad, number, table
 
 MAX_LOCAL = {"yolov3": 8}
 """Largest local batch of applications for which it is not the largest measured one."""
@@ -46,38 +45,17 @@ def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> 
 
     Raises `BadInput`.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in columns if name not in (reader.fieldnames or ())]
-            if missing:
-                raise BadInput(f"{path}: line 1: no column {', '.join(missing)}; it has {reader.fieldnames}")
-            return [_row(path, reader.line_num, row, columns, text) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
+    rows = table(path, columns)
+    return [{name: _value(path, line, name, row[name].strip(), name in text) for name in columns} for line, row in rows]
 
 
-def _row(
-    path: Path, line: int, row: Mapping[str, str], columns: Sequence[str], text: Sequence[str]
-) -> dict[str, str | float]:
-    values: dict[str, str | float] = {}
-    for name in columns:
-        given = (row.get(name) or "").strip()
-        if name in text:
-            if not given:
-                raise BadInput(f"{path}: line {line}, column {name}: empty")
-            values[name] = given
-            continue
-        try:
-            value = float(given)
-        except ValueError:
-            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is not a number") from None
-        if not math.isfinite(value):
-            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is not finite")
-        if value < 0 and name != "metric":
-            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is negative")
-        values[name] = value
-    return values
+def _value(path: Path, line: int, column: str, given: str, is_text: bool) -> str | float:
+    if is_text and not given:
+        bad(path, line, f"column {column}: empty", "correct or remove that line")
+    value = given if is_text else number(path, line, f"column {column}", given)
+    if isinstance(value, float) and value < 0 and column != "metric":
+        bad(path, line, f"column {column}: {given!r:.40} is negative", "correct or remove that line")
+    return value
 
 
 @dataclass(frozen=True)
@@ -155,16 +133,16 @@ def read_profile(folder: Path) -> Application:
     path = folder / "placements.csv"
     rows: dict[tuple[int, ...], list[tuple[float, float, float]]] = defaultdict(list)
     points: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
-    for number, row in enumerate(
+    for line, row in enumerate(
         read_table(path, ("placement", "local_bsz", "step_time", "sync_time"), text=("placement",)), 2
     ):
         digits = str(row["placement"])
         if not _PLACEMENT.fullmatch(digits):
-            raise BadInput(f"{path}: line {number}, column placement: {digits!r:.40} is not GPUs per node as digits")
+            raise BadInput(f"{path}: line {line}: column placement: {digits!r:.40} is not GPUs per node as digits")
         key = smallest_rotation(tuple(int(digit) for digit in digits))
         found = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
         if found[1] <= 0 or found[0] < 1:
-            raise BadInput(f"{path}: line {number}: local_bsz {found[0]:g} and step_time {found[1]:g} must be above 0")
+            raise BadInput(f"{path}: line {line}: local_bsz {found[0]:g} and step_time {found[1]:g} must be above 0")
         rows[key].append(found)
         points[len(key), sum(key), found[0]].append(found[1:])
     if (1,) not in rows or len(rows[(1,)]) < 2:
@@ -260,7 +238,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
     names: set[str] = set()
     for line, row in enumerate(read_table(path, COLUMNS, text=("name", "application")), 2):
         name, application = str(row["name"]), str(row["application"])
-        where = f"{path}: line {line}, column"
+        where = f"{path}: line {line}: column"
         if name in names:
             raise BadInput(f"{where} name: {name!r:.60} is there twice")
         if application not in applications:

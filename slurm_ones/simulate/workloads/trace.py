@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -151,6 +152,28 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError:
                 bad(path, number, "is not UTF-8", "convert it with iconv")
+
+
+def table(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`, also if it lacks `columns`."""
+    texts, line = lines(path), 1
+    try:
+        _, head = next(texts)
+        names = [name.strip() for name in next(csv.reader([head]))]
+        if missing := [name for name in columns if name not in names]:
+            bad(path, 1, f"no column {', '.join(missing)}", f"it has {', '.join(names)}")
+        for line, text in texts:
+            if not text.strip():
+                continue
+            # One line at a time: none of these traces has a line break in a field.
+            values = next(csv.reader([text], strict=True))
+            if len(values) != len(names):
+                bad(path, line, f"has {len(values)} fields, its header {len(names)}", "correct or remove that line")
+            yield line, dict(zip(names, values, strict=True))
+    except StopIteration:
+        raise BadInput(f"{path}: is empty; give a trace with a header line") from None
+    except csv.Error as error:
+        bad(path, line, f"is no CSV: {error}", "correct or remove that line")
 
 
 def bad(path: Path, line: int, what: str, advice: str) -> NoReturn:
