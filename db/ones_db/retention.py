@@ -25,7 +25,7 @@ T = TypeVar("T")
 KEPT = max(SPEEDS, NOISES)
 """Number of newest samples of each run and batch that are never rolled up."""
 
-_KIND = "batch, epoch, change, stretch, measured, noisy, busy, alone"
+_KIND = "batch, epoch, change, stretch, measured, noisy, busy, single"
 """Columns in which consecutive samples that become one are equal.
 
 Samples that count in the views (`views.MEASURED`) and others are never in one group. Neither are samples with and
@@ -50,7 +50,7 @@ _GROUPS = f"""
         FROM {SAMPLES} WHERE r.id = :run AND t.run_id = r.id
     ), k AS (
         SELECT s.*, CASE WHEN number = MAX(number) OVER () OR (timed = 1 AND {KEPT} >= ROW_NUMBER() OVER (
-            PARTITION BY batch, nodes, gpus_per_node, world, timed ORDER BY number DESC)) THEN number END AS alone
+            PARTITION BY batch, nodes, gpus_per_node, world, timed ORDER BY number DESC)) THEN number END AS single
         FROM s
     ), g AS (
         SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count, SUM(samples) AS all_samples,
@@ -65,7 +65,7 @@ _GROUPS = f"""
         AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS last_progress
     FROM g"""
 """Query of the groups of consecutive samples of a run that become one each, with its values. The newest samples of each
-batch and size, and the last, stay by themselves (`alone`)."""
+batch and size, and the last, stay by themselves (`single`)."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
 _REPORTED = (
