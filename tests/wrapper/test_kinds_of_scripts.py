@@ -80,6 +80,7 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (MEMORY.replace("deque(maxlen=100)", "torch.zeros(9, 2)") + PREPARE + LOOP, "ReplayMemory has a state"),
         ("own = torch.Generator()\n" + PREPARE + LOOP + "        torch.rand(1, generator=own)\n", "own (train.py:"),
         ("own = torch.Generator()\ntorch.rand(1, generator=own)\n" + PREPARE + LOOP, ""),
+        ("net.bias.register_hook(torch.nn.functional.relu)\n" + PREPARE + LOOP, ""),
         ("net.bias.register_hook(lambda g: g.clamp(-1, 1))\n" + PREPARE + LOOP, "a hook on a parameter's gradient"),
         ("history = []\n" + PREPARE + LOOP + "        history.append(loss.item())\n", COLLECTED),
         ("kept = {'history': []}\n" + PREPARE.replace("data", "kept, data").replace(" loader", " kept, loader")

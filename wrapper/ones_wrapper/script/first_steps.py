@@ -279,9 +279,9 @@ class FirstSteps:
         ][:5]
         if names and not self._saves:
             found.append(COUNTS.format(names=", ".join(names), line=line()))
-        hooked = any(
-            p._backward_hooks for one in self._optimizers for group in one.param_groups for p in group["params"]
-        )
+        trained = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
+        hooks = (hook for p in trained for hook in (p._backward_hooks or {}).values())
+        hooked = any(is_script(getattr(hook, "__code__", None)) for hook in hooks)  # rather than a strategy's
         found += [HOOKED.format(line=line())] if hooked else []
         cut = {path: source.cut(path) for path in sorted(source.files(stack))}
         found += [CUT.format(line=place(path, number)) for path, number in cut.items() if number]
