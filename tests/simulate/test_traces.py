@@ -123,6 +123,8 @@ def test_helios_and_acme(read: Callable[..., Trace]) -> None:
     assert "trace: line 5: started before it was submitted" in helios.doubts
     own = read("gpus,submit_time,start_time,end_time,team\n4,100,160,2000,vision\n0,100,160,2000,vision\n")
     assert (own.format, rows(own), dict(own.left_out)) == ("CSV", [("2", 0, 60, 1840, 4, 0, 0)], {"no GPUs": 1})
+    huge = read(f"gpus,submit_time,start_time,end_time,nodes\n4,0,0,9,2\n4,0,0,9,{10**50}\n")
+    assert dict(huge.left_out) == {"more than 100,000 GPUs or nodes, or ten years": 1}
     acme = read(ACME)
     assert (acme.format, rows(acme)) == ("Acme", [("7", 0, 32, 117, 8, 1, 0)])
 

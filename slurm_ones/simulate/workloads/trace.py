@@ -97,8 +97,8 @@ class Collector:
             self.leave_out(NEVER_RAN)
         elif job.started is not None and job.started < job.submitted:
             self.leave_out("started before it was submitted", line)
-        elif job.gpus > MOST_GPUS or job.run_s > MOST_S:
-            self.leave_out(f"more than {MOST_GPUS:,} GPUs or ten years", line)
+        elif max(job.gpus, job.nodes) > MOST_GPUS or job.run_s > MOST_S:
+            self.leave_out(f"more than {MOST_GPUS:,} GPUs or nodes, or ten years", line)
         elif len(self._jobs) >= MOST_JOBS:
             raise BadInput(f"{self.name}: more than {MOST_JOBS:,} jobs with GPUs; cut it to a shorter span")
         else:
