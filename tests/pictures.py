@@ -1,10 +1,11 @@
 """The pictures of page and terminal in the documents, of a demo that is busy, and of a fault run:
-`python -m tests.pictures docs/img`.
+`python -m tests.pictures docs/img`. Pages are drawn at each width and in both themes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from itertools import product
 from pathlib import Path
 
 from ones_db import Store
@@ -21,11 +23,12 @@ from slurm_ones.show.table import JobOrder
 from slurm_ones.show.window import TopApp
 from tests.faults.plan import FaultPlan
 from tests.faults.replay_page import write_replay
-from tests.show.test_browser import driver, installed
+from tests.show.test_browser import driver, installed, sized
 
 PORT = 8699
 BUSY_S = 45.0
 """From the demo's start."""
+WIDTHS = (1440, 1280, 800, 390)
 SEED = 512984238
 """A fault run with changes of blocks and faults of many kinds."""
 
@@ -54,7 +57,7 @@ def terminal(url: str, cluster: str, picture: Path) -> None:
 
 
 def page(url: str, job_id: int, folder: Path) -> None:
-    """The live page in a Chromium, 1280 pixels wide."""
+    """The live page and a job's in a Chromium, as `page-cluster-1280-light.webp` and the like."""
     command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", str(PORT), "--token", "t", "--database", url]
     with subprocess.Popen(command) as server:
         try:
@@ -65,11 +68,13 @@ def page(url: str, job_id: int, folder: Path) -> None:
                 except OSError:
                     time.sleep(0.5)
             browser = driver()
-            browser.set_window_size(1280, 1000)
             for path, name in (("", "page-cluster"), (f"jobs/{job_id}", "page-job")):
-                browser.get(f"http://127.0.0.1:{PORT}/{path}?token=t")
-                time.sleep(2.0)
-                browser.save_screenshot(str(folder / f"{name}.png"))
+                for width, scheme in product(WIDTHS, ("light", "dark")):
+                    sized(browser, width, scheme)
+                    browser.get(f"http://127.0.0.1:{PORT}/{path}?token=t")
+                    time.sleep(1.0)
+                    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "webp", "quality": 70})
+                    (folder / f"{name}-{width}-{scheme}.webp").write_bytes(base64.b64decode(shot["data"]))
             browser.quit()
         finally:
             server.terminate()
