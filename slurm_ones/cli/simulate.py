@@ -300,9 +300,9 @@ def simulate(
 
     processes = processes or os.cpu_count() or 1
     d = plan.description()
-    seeds = f"seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}"
+    drawn = f"seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}"
     costs = f"a decision {d['decisions']}, a resize costs {d['a resize']}"
-    say(f"{d['work']}: {d['jobs']}, {d['cluster']}, {seeds}; {costs}; {d['engine']}", 400)
+    say(f"{d['work']}: {d['jobs']}, {d['cluster']}, {drawn}; {costs}; {d['engine']}", 400)
     if executor == "local":
         runs = shown(len(list(plan.runs())), lambda on_progress: run_all(plan, processes, on_progress))
     else:
