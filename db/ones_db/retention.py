@@ -34,15 +34,17 @@ without noise, or with idle, busy and unknown GPUs: so sums over only some of th
 
 
 def _mean(value: str, weight: str) -> str:
-    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero."""
-    weights = f"NULLIF(SUM(CASE WHEN {value} IS NOT NULL THEN {weight} END), 0)"
-    return f"COALESCE(SUM({value} * {weight}) / {weights}, AVG({value}))"
+    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero. Tiny numbers
+    count as zero, since PostgreSQL refuses products that are too small."""
+    total = f"SUM(CASE WHEN {weight} > 1e-99 AND abs({value}) > 1e-99 THEN {value} * {weight} ELSE 0.0 END)"
+    weights = f"SUM(CASE WHEN {weight} > 1e-99 AND {value} IS NOT NULL THEN {weight} END)"
+    return f"COALESCE({total} / {weights}, AVG({value}))"
 
 
 _GROUPS = f"""
     WITH s AS (
         SELECT t.number, t.batch, t.epoch, t.samples, t.seconds, t.loss, t.noise, t.nonfinite, t.gpu_use, t.gpu_memory,
-            m.number AS change, m.nodes, m.gpus_per_node, m.world, whole(t.time / :stretch_s) AS stretch,
+            m.number AS change, m.nodes, m.gpus_per_node, m.world, whole(latest(1.0, t.time) / :stretch_s) AS stretch,
             CASE WHEN {MEASURED} THEN 1 ELSE 0 END AS measured, CASE WHEN t.noise IS NULL THEN 0 ELSE 1 END AS noisy,
             CASE WHEN t.gpu_use < {IDLE_USE} THEN 0 WHEN t.gpu_use IS NOT NULL THEN 1 END AS busy,
             CASE WHEN t.seconds > 0 THEN 1 ELSE 0 END AS timed,
@@ -68,11 +70,8 @@ _GROUPS = f"""
 batch and size, and the last, stay by themselves (`single`)."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
-_REPORTED = (
-    select(RUNS.c.report_number)
-    .join(JOBS, JOBS.c.id == RUNS.c.job_id)
-    .where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
-)
+_REPORTED = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+_REPORTED = _REPORTED.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
 """Query of a run's last report; no row unless its job ended before then."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")

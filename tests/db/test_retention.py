@@ -180,6 +180,15 @@ def test_a_rolled_up_sample(store: Store) -> None:
     assert alone["number"] == 5 and len(newest) == retention.KEPT
 
 
+def test_tiny_numbers_stop_nothing(store: Store) -> None:
+    """Protects maintenance from a job's numbers whose products and quotients are too small for PostgreSQL."""
+    store.record_jobs([job(1)])
+    tiny = [throughput(n, time=5e-324, seconds=5e-324, loss=5e-324, noise=5e-324) for n in range(2, 40)]
+    report(store, 1, 0, hello=hello(), throughput=tiny, offset=9, number=50)
+    store.record_jobs([job(1, state="COMPLETED", end_time=END)])
+    assert maintain(store, HOURS, now=NOW, sleep=lambda _: None).removed > 0
+
+
 def test_again_and_from_a_replayed_file(store: Store) -> None:
     """Protects from work done twice, and from rolled-up samples coming back when a file is read again."""
     train(store, 1, 1)
