@@ -103,9 +103,8 @@ class BoundedSocket(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Return the next connection that has a place. Close some that have none, then let the server go on."""
-        if time.monotonic() > self._counted_at + COUNT_S:
-            self._counted_at = time.monotonic()
-            self._strangers = Counter(one.peer for one in self._connections if one.stranger)
+        if (now := time.monotonic()) > self._counted_at + COUNT_S:
+            self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):
             connection, client = super().accept()
             peer = peer_of(client, connection.getsockname())
@@ -184,6 +183,7 @@ class Bounded(H11Protocol):
 OPTIONS: dict[str, Any] = {
     "http": Bounded,
     "ws": "none",
+    "loop": "asyncio",  # uvloop accepts past `BoundedSocket`
     # Anybody who reaches the port could fill the log with warnings of bad requests.
     "log_level": "error",
     # Beyond it there are no strangers to take a place from.

@@ -472,6 +472,7 @@ def test_who_opens_most_loses_the_oldest(serve: Serve, monkeypatch: pytest.Monke
 def test_a_peer_has_so_many_strangers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects viewers from a user who keeps the server busy by connections: more than a few are closed at once, and
     those of viewers count only until they are let in."""
+    assert connections.OPTIONS["loop"] == "asyncio", "uvloop would not ask our socket"
     monkeypatch.setattr(connections, "STRANGERS", 5)
     monkeypatch.setattr(connections, "COUNT_S", 0.0)
     page = serve()
