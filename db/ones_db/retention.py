@@ -70,9 +70,10 @@ _GROUPS = f"""
 batch and size, and the last, stay by themselves (`single`)."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
-_REPORTED = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
-_REPORTED = _REPORTED.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
-"""Query of a run's last report; no row unless its job ended before then."""
+_STATE = select(RUNS.c.report_number, select(func.count()).where(_OF_RUN).scalar_subquery())
+_STATE = _STATE.join(JOBS, JOBS.c.id == RUNS.c.job_id)
+_STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
+"""Query of a run's last report and number of samples; no row unless its job ended before then."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
@@ -124,26 +125,26 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query))
 
     def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> Iterator[tuple[int, int]]:
-        """Roll up the samples of a run (runs.id), until its job comes back to life or reports. Yield after each short
-        transaction how many samples were read, and how many deleted, since a rolled-up sample replaces them. `dry` only
-        counts."""
+        """Roll up the samples of a run (runs.id), until its job comes back to life or reports, or another call rolls
+        up. Yield after each short transaction how many samples were read, and how many deleted, since a rolled-up
+        sample replaces them. `dry` only counts."""
         asked = {"run": run, "before": before}
         with self._read() as connection:
-            number = connection.scalar(_REPORTED, asked)
+            number, read = connection.execute(_STATE, asked).one_or_none() or (None, 0)
             query = text(spelled(_GROUPS, connection.dialect.name))
             found = connection.execute(query, {"run": run, "stretch_s": stretch_s}).mappings()
-            groups = [{**group, "run": run} for group in found] if number is not None else []
-            read = connection.scalar(select(func.count()).where(THROUGHPUT.c.run_id == run)) or 0
+            groups, left = [{**group, "run": run} for group in found] if number is not None else [], read
         for at in range(0, len(groups), GROUPS_AT_ONCE):
             some = groups[at : at + GROUPS_AT_ONCE]
             removed = sum(group.pop("count") - 1 for group in some)
             if not dry:
                 spans = [{"run": run, "first": group.pop("first"), "last": group["last"]} for group in some]
                 with self._write() as connection:
-                    if connection.scalar(_REPORTED, asked) != number:
+                    if connection.execute(_STATE, asked).one_or_none() != (number, left):
                         return
                     connection.execute(_DELETION, spans)
                     connection.execute(_UPDATE, some)
+            left -= removed
             yield 0, removed
         if number is not None:
             if not dry:

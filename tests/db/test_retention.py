@@ -222,6 +222,19 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
     assert samples(store) == before
 
 
+def test_two_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects samples from maintenance that goes on with what it read before another one rolled them up further."""
+    monkeypatch.setattr(retention, "GROUPS_AT_ONCE", 20)
+    train(store, 1, 1)
+    first = store.rollups_due(NOW, 60.0)[0]
+    minutes, before = store.roll_up(first, NOW, 60.0), sums(store)
+    next(minutes)
+    assert list(store.roll_up(first, NOW, 3600.0))
+    after = samples(store)
+    assert list(minutes) == [] and samples(store) == after
+    assert {key: value[0] for key, value in sums(store).items()} == {key: value[0] for key, value in before.items()}
+
+
 def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects maintenance that is killed, between the transactions of a run too: it ends where it would have."""
     monkeypatch.setattr(retention, "GROUPS_AT_ONCE", 20)
