@@ -198,7 +198,7 @@ GROUPS_AT_ONCE = 1_000
 JOBS_AT_ONCE = 200
 """Jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
-"""Shortest rest after a transaction, in seconds."""
+"""Shortest rest, in seconds: steps follow each other until together they took as long."""
 
 
 @dataclass(frozen=True)
@@ -240,21 +240,21 @@ def maintain(
 ) -> Done:
     """Roll up old samples, and delete old rows, by the periods in `ages`; `dry` only counts.
 
-    Rows of jobs that have not ended stay, and so do all rows that learning reads. After each step the database is left
-    to the companion for as long as the step took. `progress` is called with the kind of step, the amount done, and the
+    Rows of jobs that have not ended stay, and so do all rows that learning reads. After some steps the database is left
+    to the companion for as long as the steps took. `progress` is called with the kind of step, the amount done, and the
     amount in all.
     """
     now = time.time() if now is None else now
-    runs: set[int] = set()
+    runs, began = set[int](), time.monotonic()
     read = removed = jobs = rows = 0
 
     def resting(steps: Iterable[T]) -> Iterator[T]:
-        began = time.monotonic()
+        nonlocal began
         for done in steps:
             yield done
-            if not dry:
-                sleep(max(time.monotonic() - began, REST_S))
-            began = time.monotonic()
+            if not dry and (worked := time.monotonic() - began) > REST_S:
+                sleep(worked)
+                began = time.monotonic()
 
     # What is old enough for hours need not become minutes first.
     for what, age, stretch in (("hours", ages.hours_s, HOUR_S), ("minutes", ages.minutes_s, MINUTE_S)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -235,9 +236,19 @@ def test_two_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {key: value[0] for key, value in sums(store).items()} == {key: value[0] for key, value in before.items()}
 
 
+def test_short_runs_are_rolled_up_without_rests(store: Store) -> None:
+    """Protects a site's first night from a rest for each of very many short runs."""
+    for job_id in range(1, 9):
+        train(store, job_id, job_id, count=100)
+    rests: list[float] = []
+    assert maintain(store, HOURS, now=NOW, sleep=rests.append).runs == 16
+    assert all(rest > retention.REST_S for rest in rests)
+
+
 def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects maintenance that is killed, between the transactions of a run too: it ends where it would have."""
     monkeypatch.setattr(retention, "GROUPS_AT_ONCE", 20)
+    monkeypatch.setattr(retention, "REST_S", 0.0)
     train(store, 1, 1)
     train(store, 2, 1)
     totals = sums(store)
@@ -286,8 +297,9 @@ def test_random_reports(store: Store) -> None:
         assert value[0] == totals[key][0] and value[1] == pytest.approx(totals[key][1])
 
 
-def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
+def test_the_companion_goes_on_writing(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the companion from waiting for maintenance: its writes get in between, and none fails."""
+    monkeypatch.setattr(retention, "REST_S", 0.0)
     for job_id in range(1, 6):
         train(store, job_id, job_id)
     store.record_jobs([job(9)])
@@ -305,7 +317,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
     thread = threading.Thread(target=companion)
     thread.start()
     try:
-        done = maintain(store, MINUTES, now=NOW)
+        done = maintain(store, MINUTES, now=NOW, sleep=lambda seconds: time.sleep(max(seconds, 0.05)))
     finally:
         stop.set()
         thread.join()
