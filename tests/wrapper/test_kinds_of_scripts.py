@@ -13,7 +13,7 @@ from torch import nn
 
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
-from ones_wrapper.script.source import counter, cut, ranges
+from ones_wrapper.script.source import counter, cut, names_rank, ranges
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
 
@@ -73,6 +73,7 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (PREPARE + LOOP + "    with open('log.txt', mode='a') as log:\n        log.write('a')\n", EVERYWHERE),
         (PREPARE + LOOP + "    name = f'{job.rank}.pt'\n    torch.save(net.state_dict(), name)\n", ""),
         (PREPARE + LOOP + "    if job.rank == 0:\n        torch.save(net.state_dict(), 'last.pt')\n", ""),
+        (PREPARE + LOOP + "    with open(os.devnull, 'w') as log:\n        log.write('a')\n", ""),
         ("log = open('log.csv', 'w') if job.rank == 0 else None\n" + PREPARE + LOOP, EMPTIED),
         (PREPARE + COUNTED + "        if i % 3 == 0:\n            job.evaluate(data)\n", COUNTER),
         (PREPARE + COUNTED + "        if i % 3 == 0:\n            print(loss.item())\n", ""),
@@ -125,6 +126,32 @@ def test_data_cut_by_rank_and_world_size(line: str, cuts: bool, tmp_path: Path) 
 def test_what_follows_a_return_of_other_ranks_depends_on_the_rank(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def save():\n    if rank != 0:\n        return\n    x = 1\n    y = 2\n")
     assert sorted(ranges(str(tmp_path / "a.py"))) == [(3, 3), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("guard", "apart"),
+    [
+        ("if job.rank == 0:\n    SAVE\nelse:\n    wait()", True),
+        ("master_process = ddp_rank == 0\nif master_process:\n    SAVE", True),
+        ("if args.local_rank in (-1, 0):\n    SAVE", True),
+        ("if int(os.environ['RANK']) == 0:\n    SAVE", True),
+        ("if args.rank % gpus == 0:\n    SAVE", True),
+        ("if state.is_world_process_zero:\n    SAVE", True),
+        ("SAVE if rank == 0 else None", True),
+        ("saver = Saver() if rank == 0 else None\nif saver:\n    SAVE", True),
+        ("@rank_zero_only\ndef save():\n    SAVE", True),
+        ("path = 'part-{}.pt'.format(rank)\ntorch.save(net, path)", True),
+        ("def train(rank):\n    SAVE", False),
+        ("if epoch % 5 == 0 and __name__ == '__main__':\n    SAVE", False),
+        ("", True),
+    ],
+)
+def test_files_that_one_rank_writes(guard: str, apart: bool, tmp_path: Path) -> None:
+    """Protects scripts that guard their files from a warning. A text that cannot be read says nothing."""
+    lines = guard.replace("SAVE", "torch.save(net, 'last.pt')").splitlines()
+    (tmp_path / "a.py").write_text("\n".join(lines))
+    at = next((number for number, line in enumerate(lines, 1) if "torch.save" in line), 1)
+    assert names_rank(str(tmp_path / "a.py"), at) == apart
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ones_wrapper.script.first_steps import FirstSteps
-from ones_wrapper.script.line import is_ours, is_script, line
+from ones_wrapper.script.line import frames, is_ours, is_script, line
 from ones_wrapper.script.source import by_rank, names_rank
 
 NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
@@ -128,11 +128,12 @@ def _fetches(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
 
 
 def _writes(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
-    if not is_script(caller.f_code):
-        return
     reads = name == "open" and not any(isinstance(one, str) and _MODE.fullmatch(one) for one in given[1:])
-    named = any(isinstance(one, (str, os.PathLike)) for one in given)
-    caches = any(is_ours(one.f_code, "/data/") for one in _stack(caller))  # what one rank's samples are made from
-    if reads or caches or not named or by_rank(caller) or names_rank(caller.f_code.co_filename, caller.f_lineno):
+    if reads or not is_script(caller.f_code):
         return
-    _first.say(EVERYWHERE.replace("{name}", name))
+    file = given[: 1 + (name == "save")]
+    named = any(isinstance(one, (str, os.PathLike)) and one != os.devnull for one in file)
+    caches = any(is_ours(one.f_code, "/data/") for one in _stack(caller))  # what one rank's samples are made from
+    apart = by_rank(caller) or any(names_rank(one.f_code.co_filename, one.f_lineno) for one in frames(caller))
+    if named and not caches and not apart:
+        _first.say(EVERYWHERE.replace("{name}", name))

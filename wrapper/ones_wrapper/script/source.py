@@ -13,14 +13,14 @@ from typing import Any, TypeGuard
 
 from ones_wrapper.script.line import frames, is_script_file
 
-_MAIN = re.compile(r"main_process$|is_main$|is_master$|global_zero$")
+_MAIN = re.compile(r"(?:main|master)_process$|is_(?:main|master|primary)$|(?:global|process|rank)_zero(?:_only)?$")
 _RANK = re.compile(r"(?:^|[_.])(?<!lora_)rank(\(\))?$")
-_OWN = re.compile(r"(?:^|_)(?<!lora_)rank$|^process_index$", re.IGNORECASE)
+_OWN = re.compile(r"(?:^|_)(?<!lora_)(?:rank|procid)$|^process_index$|^getpid$|^gethostname$", re.IGNORECASE)
 _WORLD = re.compile(r"(?:^|_)world(?:_size)?$|^num_(?:replicas|processes)$", re.IGNORECASE)
 _CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNORECASE)
 _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that cut a stream by rank and world size."""
-_COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|Path|get\w*)$")
+_COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
 """Functions whose result differs by rank if their argument does."""
 _ACTS = re.compile(r"eval|valid|(?:^|[._])test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Calls that change the training, or that all ranks make together; printing and logging are no matter."""
@@ -106,9 +106,11 @@ def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
 
 @cache
 def names_rank(path: str, line: int) -> bool:
-    """Return True if a call in this line is given something that differs by rank, such as a file's name."""
-    calls = (one for one in ast.walk(_tree(path)) if isinstance(one, ast.Call) and one.lineno <= line <= _end(one))
-    return any(_standing(path, _OWN) & _words(*one.args, *one.keywords) for one in calls)
+    """Return True if this line may depend on the rank, by a test or what a call is given, such as a file's name."""
+    own, every = _standing(path, _OWN) | _standing(path, _MAIN), list(ast.walk(_tree(path)))
+    around = (one for one in every if isinstance(one, (ast.stmt, ast.expr)) and one.lineno <= line <= _end(one))
+    held = (part for one in around for part in ast.iter_child_nodes(one) if isinstance(part, (ast.expr, ast.keyword)))
+    return len(every) == 1 or bool(own & _words(*held))
 
 
 def cut(path: str) -> int:
