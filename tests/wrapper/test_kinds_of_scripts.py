@@ -75,6 +75,7 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (PREPARE + LOOP + "    if job.rank == 0:\n        torch.save(net.state_dict(), 'last.pt')\n", ""),
         (PREPARE + LOOP + "    with open(os.devnull, 'w') as log:\n        log.write('a')\n", ""),
         ("log = open('log.csv', 'w') if job.rank == 0 else None\n" + PREPARE + LOOP, EMPTIED),
+        ("out = open('out.txt', 'w')\nout.detach()\nlog = open('log.csv', 'w')\n" + PREPARE + LOOP, EMPTIED),
         (PREPARE + COUNTED + "        if i % 3 == 0:\n            job.evaluate(data)\n", COUNTER),
         (PREPARE + COUNTED + "        if i % 3 == 0:\n            print(loss.item())\n", ""),
         (MEMORY + PREPARE + LOOP + "        memory.items.append(x)\n", "ReplayMemory.items (train.py:"),

@@ -258,7 +258,7 @@ class FirstSteps:
         for thing in gc.get_objects():
             kind = type(thing)
             seen[id(kind)] += 1
-            if kind is io.TextIOWrapper and not thing.closed and _empties(thing):
+            if kind is io.TextIOWrapper and _empties(thing):
                 found.append(EMPTIED.format(name=thing.name))
             if seen[id(kind)] > _FEW or id(thing) in carried or not (kind in copied or _stateful(kind)):
                 continue
@@ -323,8 +323,10 @@ class FirstSteps:
 
 
 def _empties(file: io.TextIOWrapper) -> bool:
-    """Return True if a file was emptied when it was opened."""
-    return getattr(file, "mode", "")[:1] == "w" and isinstance(file.name, str) and Path(file.name).is_file()
+    """Return True if a file is open, and was emptied when it was opened. A detached one raises ValueError if read."""
+    with suppress(ValueError):
+        return getattr(file, "mode", "")[:1] == "w" and not file.closed and Path(str(file.name)).is_file()
+    return False
 
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
