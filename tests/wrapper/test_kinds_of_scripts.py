@@ -13,6 +13,7 @@ from torch import nn
 
 from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
+from ones_wrapper.script.line import is_script_file
 from ones_wrapper.script.source import counter, cut, names_rank, ranges
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
@@ -122,6 +123,12 @@ def test_data_cut_by_rank_and_world_size(line: str, cuts: bool, tmp_path: Path) 
     path = tmp_path / "data.py"
     path.write_text(f"world = dist.get_world_size()\nr = int(os.environ['RANK'])\nper = len(files) // world\n{line}\n")
     assert cut(str(path)) == (4 if cuts else 0)
+
+
+@pytest.mark.parametrize("folder", ["/home/a/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages"])
+def test_packages_outside_of_the_environment_are_no_scripts(folder: str) -> None:
+    """Protects from warnings on torch's own files, as of `pip install --user`."""
+    assert not is_script_file(f"{folder}/torch/utils/data/distributed.py")
 
 
 def test_what_follows_a_return_of_other_ranks_depends_on_the_rank(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def is_script(code: CodeType | None) -> TypeGuard[CodeType]:
 
 def is_script_file(path: str) -> bool:
     """Return True for a file of the script, as `is_script`."""
-    return not path.startswith(("<", _OURS, *_LIBRARIES))
+    return not path.startswith(("<", _OURS, *_LIBRARIES)) and "-packages/" not in path  # of the user, of Debian
 
 
 def is_ours(code: CodeType, room: str = "/") -> bool:
