@@ -36,6 +36,14 @@ PREPARE = "model, optimizer, loader = job.prepare(net, optimizer, data)\n"
 STEP = "optimizer.zero_grad(); loss = model(x).square().mean(); loss.backward(); optimizer.step()\n"
 LOOP = f"for epoch in job.epochs():\n    for (x,) in loader:\n        {STEP}"
 COUNTED = f"for epoch in job.epochs():\n    for i, (x,) in enumerate(loader):\n        {STEP}"
+IN_FUNCTION = f"""
+def train():
+    losses = []
+    for (x,) in loader:
+        {STEP.strip()}; losses.append(loss.item())
+for epoch in job.epochs():
+    train()
+"""
 STREAM = """
 whole = data
 class Stream(IterableDataset):
@@ -89,6 +97,8 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         ("kept = {'history': []}\n" + PREPARE.replace("data", "kept, data").replace(" loader", " kept, loader")
          + LOOP + "        kept['history'].append(1)\n", ""),
         (PREPARE + LOOP.replace("    for", "    losses = []\n    for", 1) + "        losses.append(1)\n", ""),
+        (PREPARE + IN_FUNCTION, ""),
+        (MEMORY + PREPARE + LOOP + "        memory.items.append(loss.item())\n", ""),
     ],
 )  # fmt: skip
 def test_what_a_resize_would_change_is_said_before_it(

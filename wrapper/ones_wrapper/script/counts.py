@@ -46,7 +46,7 @@ def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str
     found = {}
     for frame in frames:
         for name, value in variables(frame).items():
-            if type(value) in _HELD and not name.startswith("__") and not renewed(frame.f_code.co_filename, name):
+            if type(value) in _HELD and not name.startswith("__") and not renewed(frame, name):
                 found[name] = value
             elif is_script(getattr(getattr(type(value), "__init__", None), "__code__", None)):
                 held = getattr(value, "__dict__", {}).items()
@@ -64,8 +64,8 @@ _HELD: dict[type, Callable[[Any], Any]] = {
 
 
 def _arrays(held: Any) -> bool:
-    """Return False for a list of single numbers."""
-    last = held[-1:] if type(held) is list else []
+    """Return False for a list or queue of single numbers."""
+    last = [held[-1]] if type(held) in (list, deque) and held else []
     return not last or any(getattr(one, "ndim", 0) for one in tree_leaves(last))
 
 

@@ -168,8 +168,18 @@ def _acts(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and bool(_ACTS.search(ast.unparse(node.func)))
 
 
-def renewed(path: str, name: str) -> bool:
-    """Return True if a loop in this file assigns to the variable again and again."""
-    loops = (one for one in ast.walk(_tree(path)) if isinstance(one, (ast.For, ast.While)))
+@cache
+def _loops(path: str) -> tuple[list[range], set[str]]:
+    """Return the lines of a file's loops, and the variables to which loops assign."""
+    loops = [one for one in ast.walk(_tree(path)) if isinstance(one, (ast.For, ast.While))]
     stored = (part for one in loops for part in ast.walk(one) if isinstance(part, ast.Name))
-    return any(part.id == name and isinstance(part.ctx, ast.Store) for part in stored)
+    names = {part.id for part in stored if isinstance(part.ctx, ast.Store)}
+    return [range(one.lineno, _end(one) + 1) for one in loops], names
+
+
+def renewed(frame: FrameType, name: str) -> bool:
+    """Return True if a loop assigns to the frame's variable again and again, or calls the function that has it."""
+    code = frame.f_code
+    outer = frames(frame.f_back) if frame.f_back and name in code.co_varnames + code.co_cellvars else ()
+    turns = (one.f_lineno in it for one in outer for it in _loops(one.f_code.co_filename)[0])
+    return name in _loops(code.co_filename)[1] or any(turns)
