@@ -183,6 +183,8 @@ def test_files_that_one_rank_writes(guard: str, apart: bool, tmp_path: Path) -> 
         ("step, batch in enumerate(loader, job.progress.step)", "step % n == 0", "evaluate(model)", ""),
         ("batch in loader", "step % n == 0", "evaluate(model)", ""),
         ("step, batch in enumerate(loader)", "step % n == 0", "print(step)", ""),
+        ("step, (x, target) in enumerate(loader)", "step % n == 0", "print((y == target).sum().item())", ""),
+        ("step, (x, target) in enumerate(loader)", "x.isnan().any()", "break", ""),
     ],
 )
 def test_counters_of_loops(loop: str, test: str, act: str, found: str, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that cut a stream by rank and world size."""
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
 """Functions whose result differs by rank if their argument does."""
-_ACTS = re.compile(r"eval|valid|(?:^|[._])test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
+_ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Calls that change the training, or that all ranks make together; printing and logging are no matter."""
 
 
@@ -148,7 +148,7 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
     for loop in ast.walk(_tree(path)):
         if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
             continue
-        iterated, names = _words(loop.iter), _words(loop.target)
+        iterated, names = _words(loop.iter), _words(getattr(loop.target, "elts", [loop.target])[0])
         if "islice" in iterated:
             return ast.unparse(loop.iter), loop.lineno
         if not {"enumerate", "range", "count"} & iterated or {"progress", "base_steps"} & iterated:
@@ -165,7 +165,7 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
 
 
 def _acts(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and bool(_ACTS.search(ast.unparse(node.func)))
+    return isinstance(node, ast.Call) and bool(_ACTS.search(_name(node.func)))
 
 
 @cache
