@@ -89,6 +89,8 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (PREPARE + COUNTED + "        if i % 3 == 0:\n            print(loss.item())\n", ""),
         (MEMORY + PREPARE + LOOP + "        memory.items.append(x)\n", "ReplayMemory.items (train.py:"),
         (MEMORY.replace("deque(maxlen=100)", "torch.zeros(9, 2)") + PREPARE + LOOP, "ReplayMemory has a state"),
+        (MEMORY.replace("deque(maxlen=100)", "data.tensors[0]").replace("ReplayMemory", "InMemoryDataset")
+         + PREPARE + LOOP, ""),
         ("own = torch.Generator()\n" + PREPARE + LOOP + "        torch.rand(1, generator=own)\n", "own (train.py:"),
         ("own = torch.Generator()\ntorch.rand(1, generator=own)\n" + PREPARE + LOOP, ""),
         ("net.bias.register_hook(torch.nn.functional.relu)\n" + PREPARE + LOOP, ""),

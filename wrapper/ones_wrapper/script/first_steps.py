@@ -54,7 +54,7 @@ AVERAGE = (
 )
 _FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
 _AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
-_BUFFER = re.compile(r"[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue")
+_BUFFER = re.compile(r"(?:[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue)(?!.*Data)")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
 """Attributes in which wrappers (ours, frameworks') and schedulers hold registered objects."""
 _SCHEDULE = re.compile(r"[Ss]ched|[Aa]nneal|[Ww]arm|[Cc]osine|LR|[Nn]oam")
