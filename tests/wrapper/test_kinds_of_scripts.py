@@ -76,6 +76,7 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         (PREPARE + LOOP.replace("(x,) in loader", "(x,), (u,) in zip(loader, other)"), SECOND),
         (PREPARE + "endless = iter(other)\n" + LOOP + "        next(endless, None)\n", SECOND),
         (PREPARE + LOOP + "    model.eval()\n    for (u,) in other:\n        net(u)\n    model.train()\n", ""),
+        (PREPARE + LOOP + "        net.eval()\n        [net(u) for (u,) in other]\n        net.train()\n", ""),
         (PREPARE + LOOP + "        with torch.no_grad():\n            [net(u) for (u,) in other]\n", ""),
         (STREAM.replace("PART", "range(job.rank, 12, job.world)") + "data = Stream()\n" + PREPARE + LOOP, CUT),
         (PREPARE + LOOP + "    torch.save(net.state_dict(), 'last.pt')\n", EVERYWHERE),

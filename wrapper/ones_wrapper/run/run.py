@@ -198,7 +198,7 @@ class Run:
     def batch_shares(self) -> calls.BatchShares | None:
         """Return the ranks' shares of the present pass; None outside of training. Not collective."""
         loop, state = self.loop, self.keeping.state
-        if not loop.within or state is None or not state.model.training:
+        if not loop.within or state is None or not getattr(state.model, "module", state.model).training:
             return None
         alike = loop.part.share.total % self.sizes.division.replicas == 0 and self.sizes.shares is None
         return calls.BatchShares(loop.part.samples, alike)
