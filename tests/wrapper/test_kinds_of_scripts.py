@@ -146,7 +146,7 @@ def test_packages_outside_of_the_environment_are_no_scripts(folder: str) -> None
 
 def test_what_follows_a_return_of_other_ranks_depends_on_the_rank(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def save():\n    if rank != 0:\n        return\n    x = 1\n    y = 2\n")
-    assert sorted(ranges(str(tmp_path / "a.py"))) == [(3, 3), (4, 5)]
+    assert {*ranges(str(tmp_path / "a.py"))} == {range(3, 4), range(4, 6)}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import builtins
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -114,15 +115,9 @@ def _gathers(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
         _first.say(MAY.replace("{name}", name))
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def _fetches(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
     if _shares() is not None and torch.is_grad_enabled():
-        known = (one.f_code for one in _stack(caller) if is_ours(one.f_code) or is_script(one.f_code))
+        known = (one.f_code for one, _ in walk_stack(caller) if is_ours(one.f_code) or is_script(one.f_code))
         if is_script(next(known, None)):
             _first.say(SECOND)
 
@@ -133,7 +128,7 @@ def _writes(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
         return
     file = given[: 1 + (name == "save")]
     named = any(isinstance(one, (str, os.PathLike)) and one != os.devnull for one in file)
-    caches = any(is_ours(one.f_code, "/data/") for one in _stack(caller))  # what one rank's samples are made from
+    caches = any(is_ours(one.f_code, "/data/") for one, _ in walk_stack(caller))  # what its samples are made from
     apart = by_rank(caller) or any(names_rank(one.f_code.co_filename, one.f_lineno) for one in frames(caller))
     if named and not caches and not apart:
         _first.say(EVERYWHERE.replace("{name}", name))

@@ -37,25 +37,22 @@ def _tree(path: str) -> ast.Module:
 
 def by_rank(frame: FrameType | None = None) -> bool:
     """Return True if a line of the script's call stack is under an `if` that tests the rank."""
-    return any(
-        first <= one.f_lineno <= last
-        for one in frames(frame or sys._getframe(1))
-        for first, last in ranges(one.f_code.co_filename)
-    )
+    stack = frames(frame or sys._getframe(1))
+    return any(one.f_lineno in under for one in stack for under in ranges(one.f_code.co_filename))
 
 
 @cache
-def ranges(path: str) -> list[tuple[int, int]]:
-    """Return the first and last lines that depend on the rank in a file of the script."""
+def ranges(path: str) -> list[range]:
+    """Return the lines that depend on the rank in a file of the script."""
     found = []
     for node in ast.walk(_tree(path)):
         if _by_rank(node):
-            found.append((node.body[0].lineno, _end(node)))
+            found.append(range(node.body[0].lineno, _end(node) + 1))
         held: Any = getattr(node, "body", None)
         body: list[ast.stmt] = held if isinstance(held, list) else []
         for one in body[:-1]:
             if _by_rank(one) and isinstance(one.body[-1], (ast.Return, ast.Continue)):
-                found.append((_end(one) + 1, _end(body[-1])))
+                found.append(range(_end(one) + 1, _end(body[-1]) + 1))
     return found
 
 
@@ -82,13 +79,8 @@ def _name(node: ast.AST) -> str:
 
 
 def _words(*nodes: ast.AST | None) -> set[str]:
-    held = (
-        getattr(one, name, None)
-        for node in nodes
-        if node
-        for one in ast.walk(node)
-        for name in ("id", "attr", "arg", "value")
-    )
+    every = (one for node in nodes if node for one in ast.walk(node))
+    held = (getattr(one, name, None) for one in every for name in ("id", "attr", "arg", "value"))
     return {word for word in held if isinstance(word, str)}
 
 
@@ -154,12 +146,10 @@ def counter(path: str, line: int) -> tuple[str, int] | None:
         if not {"enumerate", "range", "count"} & iterated or {"progress", "base_steps"} & iterated:
             continue
         for one in (one for one in ast.walk(loop) if isinstance(one, ast.If) and names & _words(one.test)):
-            periods = (
-                part for part in ast.walk(one.test) if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
-            )
-            if any(isinstance(part, ast.Break) for part in one.body):
-                return ast.unparse(one.test), one.lineno
-            if any(names & _words(part.left) for part in periods) and any(map(_acts, ast.walk(one))):
+            parts = (part for part in ast.walk(one.test) if isinstance(part, ast.BinOp))
+            at_times = any(isinstance(part.op, ast.Mod) and names & _words(part.left) for part in parts)
+            ends = any(isinstance(part, ast.Break) for part in one.body)
+            if ends or (at_times and any(map(_acts, ast.walk(one)))):
                 return ast.unparse(one.test), one.lineno
     return None
 
