@@ -42,7 +42,7 @@ def counts(
 
 def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
     """Return lengths of the script's lists, queues and dicts, and states of its random generators, by name. Left out
-    are ids in `carried`, what a loop makes again and again, and lists of numbers in an object of the script."""
+    are ids in `carried`, what a loop makes again and again, and lists or queues of numbers in a script's object."""
     found = {}
     for frame in frames:
         for name, value in variables(frame).items():
