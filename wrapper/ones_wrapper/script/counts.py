@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
 
 from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import renewed
@@ -49,8 +50,10 @@ def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str
             if type(value) in _HELD and not name.startswith("__") and not renewed(frame, name):
                 found[name] = value
             elif is_script(getattr(getattr(type(value), "__init__", None), "__code__", None)):
+                cache = dict if isinstance(value, Dataset) else None
                 held = getattr(value, "__dict__", {}).items()
-                found |= {f"{type(value).__name__}.{at}": it for at, it in held if type(it) in _HELD and _arrays(it)}
+                lasting = ((at, it) for at, it in held if type(it) in _HELD and type(it) is not cache and _arrays(it))
+                found |= {f"{type(value).__name__}.{at}": it for at, it in lasting}
     return {name: str(_HELD[type(it)](it)) for name, it in found.items() if id(it) not in carried}
 
 

@@ -7,7 +7,9 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
@@ -32,14 +34,9 @@ def is_ours(code: CodeType, room: str = "/") -> bool:
 
 
 def frames(frame: FrameType | None = None, deep: int = 0) -> Iterator[FrameType]:
-    """Yield the script's frames of a call stack, the innermost first. `deep` frames are searched, 0 for all."""
-    frame = frame or sys._getframe(1)
-    while frame is not None:
-        if is_script(frame.f_code):
-            yield frame
-        frame, deep = frame.f_back, deep - 1
-        if deep == 0:
-            return
+    """Return the script's frames of a call stack, the innermost first. `deep` frames are searched, 0 for all."""
+    every = islice(walk_stack(frame or sys._getframe(1)), deep or None)
+    return (one for one, _ in every if is_script(one.f_code))
 
 
 def line(frame: FrameType | None = None, deep: int = 0) -> str:
