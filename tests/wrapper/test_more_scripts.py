@@ -464,7 +464,7 @@ def test_conditions_on_the_rank(test: str, asks: bool, tmp_path: Path) -> None:
     one, both = tmp_path / "one.py", tmp_path / "both.py"
     one.write_text(f"x = 1\nif {test}:\n    x = 2\n    x = 3\n")
     both.write_text(f"if {test}:\n    print(job.mean(1, 1))\nelse:\n    job.mean(1, 1)\n")
-    assert (ranges(str(one)), ranges(str(both))) == ([(3, 4)] if asks else [], [])
+    assert (ranges(str(one)), ranges(str(both))) == ([range(3, 5)] if asks else [], [])
 
 
 def test_a_look_at_variables_keeps_nothing_alive() -> None:

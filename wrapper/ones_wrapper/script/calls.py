@@ -6,9 +6,7 @@ another; NCCL hangs, or reads beyond the tensor.
 
 from __future__ import annotations
 
-import builtins
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -27,8 +25,6 @@ from ones_wrapper.script.source import by_rank, names_rank
 
 NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather", "all_to_all_single", "all_to_all")
 """Collectives of torch.distributed that need the same number of rows from all ranks."""
-_MODE = re.compile(r"[rbt+]*[wax][bt+]*|r[bt]*\+[bt]*")
-"""Modes by which a file is opened for writing."""
 _LIBRARIES = ("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "ones_wrapper.")
 
 MAY = (
@@ -74,7 +70,7 @@ def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: 
     for name in NAMES if gathers else ():
         _watched(dist, name, _gathers)
     _watched(_BaseDataLoaderIter, "__next__", _fetches)
-    for owner, name in ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"), (builtins, "open")):
+    for owner, name in ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt")):
         _watched(owner, name, _writes)
 
 
@@ -123,8 +119,7 @@ def _fetches(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
 
 
 def _writes(name: str, given: tuple[Any, ...], caller: FrameType) -> None:
-    reads = name == "open" and not any(isinstance(one, str) and _MODE.fullmatch(one) for one in given[1:])
-    if reads or not is_script(caller.f_code):
+    if not is_script(caller.f_code):
         return
     file = given[: 1 + (name == "save")]
     named = any(isinstance(one, (str, os.PathLike)) and one != os.devnull for one in file)
