@@ -17,6 +17,7 @@ _MAIN = re.compile(r"(?:main|master)_process$|is_(?:main|master|primary)$|(?:glo
 _RANK = re.compile(r"(?:^|[_.])(?<!lora_)rank(\(\))?$")
 _OWN = re.compile(r"(?:^|_)(?<!lora_)(?:rank|procid)$|^process_index$|^getpid$|^gethostname$", re.IGNORECASE)
 _WORLD = re.compile(r"(?:^|_)world(?:_size)?$|^num_(?:replicas|processes)$", re.IGNORECASE)
+_ANY_WORLD = re.compile(r"world|num_(?:replicas|processes)", re.IGNORECASE)
 _CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNORECASE)
 _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that cut a stream by rank and world size."""
@@ -31,7 +32,7 @@ def _tree(path: str) -> ast.Module:
     """Return a file's syntax tree; empty if the file cannot be parsed."""
     try:
         return ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 
 
@@ -107,6 +108,9 @@ def names_rank(path: str, line: int) -> bool:
 
 def cut(path: str) -> int:
     """Return the first line of a file that takes a rank's part of data by rank and world size; 0 for none."""
+    text = "".join(linecache.getlines(path))
+    if not (_ANY_WORLD.search(text) or any(name in text for name in _BY_NODE)):
+        return 0  # as most modules of a script, which take seconds to parse
     own, world = _standing(path, _OWN), _standing(path, _WORLD)
 
     def cuts(node: ast.AST) -> bool:
