@@ -1,7 +1,7 @@
 """Limits on a server's connections: idle ones are closed, and unauthenticated peers cannot use them up.
 
 A connection without an authenticated request is a stranger's. A peer has at most `STRANGERS` of them; more are closed
-as they are accepted, which costs a twentieth of serving them. If all `CONNECTIONS` are in use, the peer with the most
+as they are accepted, before they cost a transport. If all `CONNECTIONS` are in use, the peer with the most
 strangers loses its oldest ones. A peer is a local user, by the kernel's socket table, or else an address; so no peer
 keeps others out.
 """
