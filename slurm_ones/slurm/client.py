@@ -1,4 +1,4 @@
-"""Contract of all Slurm clients, a verified reshape, and a guard that lets only the leader change anything."""
+"""Contract of all Slurm clients, the reshape of a pending job, and a guard that lets only the leader change jobs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 SHOWS_SWITCHES = (23, 2)
 """First release whose `SlurmClient.details` shows the number of leaf switches that a job asks for."""
 GIVES_TYPES = (26, 5)
-"""First release that runs a job after a change of its GPU type. 22.05 accepts the change, and then never starts the
+"""First release that runs a job after a change of its GPU type. 22.05 accepts such a change, and then never starts the
 job."""
 SWITCH_WAIT_S = 60.0
-"""Longest wait for few leaf switches, in seconds: Slurm counts in minutes, and 0 would be the site's longest wait."""
+"""Time, in seconds, for which Slurm waits for few leaf switches. Slurm counts whole minutes, and reads 0 as the longest
+wait that the site allows."""
 READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "details", "quotas", "gpu_use"})
 """Members of `SlurmClient` that change nothing; all others need leadership (`leader_only`)."""
 
@@ -29,7 +30,7 @@ READS = frozenset({"name", "version", "config", "snapshot", "job", "tasks", "det
 class SlurmError(Exception):
     """Failure of a request to Slurm; the message names the request and Slurm's answer.
 
-    Only the subclasses are raised. `Refused` and `Unreachable` are siblings: handling one lets the other pass.
+    Only the subclasses are raised. Neither of `Refused` and `Unreachable` is a subclass of the other.
     """
 
 
@@ -38,15 +39,15 @@ class Refused(SlurmError):
 
 
 class NotPermitted(Refused):
-    """Request that the caller may not make: for another user's job, or reserved for operators."""
+    """Request that only the job's owner or an operator may make."""
 
 
 class NotResizable(Refused):
-    """Shape that Slurm refused or took only in part; the job has its old shape again."""
+    """Slurm refused the new shape or took only a part of it; the job has its old shape again."""
 
 
 class SlurmMissing(Refused):
-    """There is no Slurm on this machine."""
+    """The machine has no Slurm."""
 
 
 class UnknownJob(Refused):
@@ -54,7 +55,7 @@ class UnknownJob(Refused):
 
 
 class Unreachable(SlurmError):
-    """Controller that did not answer, even after retries with back-off."""
+    """The controller did not answer, even after retries with back-off."""
 
 
 class SlurmClient(Protocol):
@@ -80,31 +81,34 @@ class SlurmClient(Protocol):
         """Read all jobs, nodes, partitions and reservations in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> SlurmJob:
-        """Read one job or array task; a task that waits with others is returned as a job of its own."""
+        """Read one job or array task. Slurm lists an array's waiting tasks as one record; the result is of the named
+        task only."""
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """Read the tasks of a job array that Slurm still knows, each as its own job, ascending.
+        """Read the tasks of a job array that Slurm still knows, one record for each task, ascending.
 
-        Consistency: tasks that were cancelled while they waited together may be missing.
+        Consistency: waiting tasks that were cancelled together may be missing.
         """
 
     def details(self, job_ids: Collection[int]) -> dict[int, SlurmJob]:
         """Read these jobs in one call; jobs that Slurm does not know are left out.
 
-        Consistency: complete, including fields too costly for a snapshot, such as an exact task count equal to the node
-        count.
+        Consistency: the result has all fields. A snapshot lacks those that cost too much, such as whether the user gave
+        an exact task count.
         """
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """Read the limits of these users' associations, their accounts, all parent accounts and all QOS.
+        """Read the limits of these users' associations, of their accounts, of all parent accounts and of all QOS.
 
-        Consistency: UsageFactors are included if slurmdbd answers at once.
+        Consistency: the usage factors are missing if slurmdbd does not answer at once.
         """
 
     def gpu_use(self, job_ids: Collection[int]) -> dict[int, GpuUse]:
-        """Return the GPU use of running jobs, as far as Slurm measures it (AutoDetect=nvml, JobAcctGatherType).
+        """Return the GPU use of running jobs. Jobs without a measurement by Slurm (AutoDetect=nvml, JobAcctGatherType)
+        are left out.
 
-        Consistency: the call does not wait for nodes, so the result covers the jobs of the previous call.
+        Consistency: a call starts a measurement and does not wait for it. It returns the measurement that the call
+        before it started, of the jobs named then.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
@@ -121,19 +125,20 @@ class SlurmClient(Protocol):
         """Put a pending job into a user hold."""
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Put an array's waiting tasks, all or the named ones, into a user hold.
+        """Put an array's waiting tasks into a user hold: all of them, or only those in `tasks`.
 
-        Consistency: running tasks are not touched. A hold by the array's id would include them, and keep them from
-        restarting after a requeue.
+        Consistency: running tasks are not held. (Slurm's own hold of an array includes running tasks, which then do not
+        start after a requeue.)
         """
 
     def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None, queue: Queue = Queue()) -> None:
-        """Give a pending job another shape, GPU type and queue in one update, verified by reading the job back. For
-        `kind`, "" means any type and None the type that the job asks for.
+        """Give a pending job another shape, GPU type and queue in one update, and read the job back to verify it.
+        `kind` is the GPU type: "" for any type, None for the type that the job asks for now.
 
-        Consistency: an operator may use a QOS that the owner may not; the account takes an association of the owner's
-        from both. The time limit of a task that waits is its owner's up to the partition's.
-        Raises: `NotResizable` with the old shape and queue in force again if Slurm took none or only part of the new.
+        Consistency: an operator may move a job to a QOS that its owner may not use. An account needs an association
+        with the job's owner, whoever moves the job. An owner may raise the time limit of his waiting task up to the
+        partition's.
+        Raises: `NotResizable` if Slurm took none or only part of the change; the job has its old shape and queue again.
         """
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
@@ -148,28 +153,29 @@ class SlurmClient(Protocol):
         """
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        """Ask Slurm to place a pending job below at most `most` leaf switches, if possible; 0 removes the preference.
+        """Ask Slurm to place a pending job on nodes of at most `most` leaf switches, if possible; 0 removes this
+        preference.
 
-        Consistency: Slurm drops the preference once the job has waited `SWITCH_WAIT_S` for it; without a topology it
-        has no effect. The job's `switches` show it in `details`.
+        Consistency: Slurm drops the preference after the job has waited `SWITCH_WAIT_S` for such nodes. Without a
+        topology the preference has no effect. `details` shows it in the job's `switches`.
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps; with `batch` also to its batch script. An array's id
-        addresses all running tasks.
+        """Send a signal, such as USR1, to the job's steps; with `batch` also to its batch script. The id of an array
+        stands for all its running tasks.
 
-        Raises: `Refused` if only waiting tasks are addressed.
+        Raises: `Refused` for a task that waits, and for an array without a running task.
         """
 
     def reuse(self, task: Task) -> None:
-        """Requeue an array's ended task into a user hold; a waiting task stays as it is.
+        """Requeue an ended array task into a user hold. A task that waits is not changed.
 
-        Raises: `UnknownJob` once Slurm has forgotten the task (MinJobAge); `Refused` for a running, completing or
+        Raises: `UnknownJob` if the task ended longer than MinJobAge ago; `Refused` for a running, completing or
         cancelled task.
         """
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Limit the tasks of an array that run at once to `most`; 0 for no limit."""
+        """Limit the number of an array's tasks that run at once to `most`; 0 removes the limit."""
 
     def cancel_waiting(self, array_id: int) -> None:
         """Cancel an array's waiting tasks, held ones included; no error if none waits."""
@@ -206,23 +212,23 @@ class _LeaderOnly:
 def leader_only(client: SlurmClient, check: Callable[[], None]) -> SlurmClient:
     """Return the client with its changes guarded: if `check` raises `NotLeader`, nothing is sent to Slurm.
 
-    Slurm does not check terms, so a window remains. A process may be stopped (SIGSTOP, a frozen virtual machine)
-    between the answer of `check` and its command. It sends that command when it continues, even if another process
-    leads by then. The window is the start of one command, milliseconds; for a reshape or a release, up to four commands
-    in a row. It covers one call: the next call checks again, and so does every write to the database.
+    Slurm itself does not know which companion leads, so a gap remains. A companion may be stopped (SIGSTOP, a frozen
+    virtual machine) between the answer of `check` and its command to Slurm. Once it continues it sends this command,
+    even if another companion leads by then. The gap is as long as the start of one command, milliseconds. A reshape or
+    a release sends up to four commands in a row. The next call checks again, and so does each write to the database.
 
-    Effects of that one call are mostly harmless, since a leader checks the job in Slurm before each action. A job that
-    is released or deferred a second time starts at another time than was meant. A waiting job gets a shape that it may
-    have (Slurm refuses to reshape a running job). A job ignores orders older than its newest. Two effects are not
-    harmless. A job that was restarted meanwhile and is requeued once more loses the work since its last checkpoint, and
-    remains in a user hold. A hold on a running job takes effect at its next requeue. The job's owner or an operator can
-    release either. Therefore leadership is checked again after each command; if it was lost, the log names the command.
+    Such a late call is mostly harmless, since the new leader reads the job from Slurm before each action. A job that is
+    released or deferred twice starts at another time than was meant. A waiting job gets a shape that is within its
+    limits (Slurm refuses to reshape a running job). A job ignores orders older than its newest. Two late calls do harm.
+    The requeue of a job that has restarted meanwhile loses the work since its last checkpoint, and leaves the job in a
+    user hold. The hold of a running job takes effect at its next requeue. The job's owner or an operator can release
+    the job in both cases. So leadership is checked after each call as well; if it was lost, the log names the call.
     """
     return cast(SlurmClient, _LeaderOnly(client, check))
 
 
 def _fault(job: SlurmJob, shape: Shape, kind: str, queue: Queue, before: SlurmJob) -> str:
-    """Describe how the job as read back differs from the request; "" if it does not."""
+    """Describe how the job that was read back differs from the request; "" if it does not differ."""
     if any(queue.other_than(job)):
         partition, qos, account, limit_s, licenses = Queue.of(job)
         where = f"partition {partition}, QOS {qos or '-'}, account {account or '-'}"
@@ -252,11 +258,11 @@ def reshape(
     kind: str | None = None,
     queue: Queue = Queue(),
 ) -> None:
-    """Implement `SlurmClient.reshape` for a pending job, or all waiting tasks of an array, by `update`.
+    """Implement `SlurmClient.reshape` for a pending job, or for an array whose tasks all wait.
 
     `scontrol update` is not atomic. A failed update may have changed some fields, and a successful one may leave a job
     that can never start. So the job is read back, and a partial change is undone. `tasks` reads an array's tasks.
-    `update` gets the job with the wanted kind, the shape, and the queue's changes.
+    `update` sends one update: of a job that has the wanted GPU type, to the shape and the queue's changes.
     """
     before = read(job_id)
     if not before.pending:

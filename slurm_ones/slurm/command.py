@@ -1,8 +1,8 @@
 """Command-line client: squeue, scontrol, sbatch, scancel and sstat, of any Slurm since 21.08.
 
-The queue is read as squeue's columns, single jobs as JSON, which shows more but takes long for many jobs. In neither
-can a user's text pass for a field. Nodes, partitions and reservations, named only by operators, are read as
-`scontrol`'s one-line records. The form of those records has not changed in years.
+The queue is read as squeue's columns. Single jobs are read as JSON, which has more fields but takes long for many jobs.
+In both forms a user's text cannot pass for another field. Nodes, partitions and reservations are read from
+`scontrol -o`, one line each: only operators name them, and the form of the lines has not changed in years.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def not_started(command: str, error: OSError) -> SlurmError:
 
 
 def apart(jobs: Iterable[SlurmJob], array_id: int) -> list[SlurmJob]:
-    """Split an array's records into its tasks, each as its own job."""
+    """Return one job for each task in an array's records; Slurm lists waiting tasks together in one record."""
     found = (job for job in jobs if job.array_id == array_id)
     return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
 
@@ -132,9 +132,10 @@ def _log_retry(state: tenacity.RetryCallState) -> None:
 def with_retries(
     call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
 ) -> T:
-    """Return the result of `call`, retried on `Unreachable` with jittered exponential back-off; raise the last error.
+    """Return the result of `call`. After `Unreachable` try again with jittered exponential back-off; raise the last
+    error.
 
-    Slurm's commands already wait for a dead controller, so no retry begins after `give_up_s`.
+    Slurm's commands themselves wait for a controller that does not answer. So no attempt begins after `give_up_s`.
     """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),
@@ -151,7 +152,8 @@ class CommandClient:
     name = "command"
 
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
-        """Create the client. `keepalive` is called before each command and shows that the caller does not hang."""
+        """Create the client. It calls `keepalive` before each command, so that a watchdog does not take the process for
+        hung."""
         self._timeout_s = timeout_s
         self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
@@ -170,8 +172,8 @@ class CommandClient:
         enough: str = "",
         said: bool = False,
     ) -> str:
-        """Run a command and return its standard output; with `said` its standard error. Raises the client error that
-        its messages mean. Output that begins with `enough` is accepted at any exit code."""
+        """Run a command and return its standard output, or with `said` its standard error. A command that fails raises
+        the `SlurmError` for its message. Output that begins with `enough` counts as success at any exit code."""
         self._keepalive()
         try:
             done = subprocess.run(
@@ -195,7 +197,7 @@ class CommandClient:
         return errors if said else output
 
     def _ask(self, argv: Sequence[str]) -> str:
-        """Run a query, with retries; commands that change something have none."""
+        """Run a command that changes nothing, with retries."""
         return with_retries(lambda: self.run(argv))
 
     @cached_property
@@ -249,11 +251,12 @@ class CommandClient:
         return with_retries(once)
 
     def nodes(self) -> dict[str, Node]:
-        """Read all nodes; `-d` adds the GPUs in use even without gres/gpu in AccountingStorageTRES."""
+        """Read all nodes. `-d` shows their GPUs in use, even if AccountingStorageTRES lacks gres/gpu."""
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
     def leaves(self) -> dict[str, str]:
-        """Read the leaf switch of each node; {} if Slurm shows no topology, which some releases report as an error."""
+        """Read the leaf switch of each node; {} without a topology. Some releases report a missing topology as an
+        error."""
         with suppress(Refused):
             return parse_topology(self._ask(["scontrol", "-o", "show", "topology"]))
         return {}
@@ -272,7 +275,7 @@ class CommandClient:
         return self._look(job_id)
 
     def _look(self, job_id: JobKey) -> SlurmJob:
-        """Read a job by JSON, which shows GPUs per job and exact task counts, unlike PySlurm."""
+        """Read a job as JSON. PySlurm shows neither a GPU count per job nor an exact task count."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)
@@ -296,7 +299,8 @@ class CommandClient:
         return replace(found, usage_factors=self._usage_factors()) if found.parents else found
 
     def _usage_factors(self) -> dict[str, float]:
-        """Read usage factors by QOS; {} if slurmdbd does not answer, since they are optional."""
+        """Read the usage factor of each QOS; {} if slurmdbd does not answer, since nothing essential depends on
+        them."""
         try:
             answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
         except SlurmError as error:
@@ -395,9 +399,9 @@ class CommandClient:
             self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
-        """Send a signal once, without scancel's repetitions. If other tasks of the array wait, Slurm sends the signal
-        but answers that it cannot be altered now. scancel would then repeat the signal for minutes. With `--verbose`
-        scancel announces the repetition, and is killed here."""
+        """Send a signal once. If other tasks of the array wait, Slurm sends the signal, but answers that the job cannot
+        be altered now. scancel then repeats the signal for minutes. With `--verbose` it announces the repetition, and
+        is killed at that line."""
         self._keepalive()
         printed: list[str] = []
         null = subprocess.DEVNULL
@@ -453,9 +457,9 @@ class CommandClient:
 
 
 MOST = 4 << 20
-"""Most bytes read of an answer."""
+"""Largest number of bytes read from one answer of `sstat`."""
 MOST_MEMORY = 1 << 60
-"""Largest accepted GPU memory in bytes: more would not fit the database."""
+"""Largest accepted GPU memory in bytes; the database cannot store more."""
 _STEP = re.compile(r"(\d{1,10})\.[^|\n]*\|(.*)", re.ASCII)
 _USE = re.compile(r"(?:^|,)gres/gpuutil=(\d{1,9})(?:,|$)", re.ASCII)
 _MEMORY = re.compile(r"(?:^|,)gres/gpumem=(\d{1,15})([KMGT]?)", re.ASCII)
@@ -463,7 +467,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_gpu_use(text: str) -> dict[int, GpuUse]:
-    """Parse GPU use by job from `sstat -nPa --format=JobID,TRESUsageInTot`; steps without it are skipped."""
+    """Parse GPU use by job from `sstat -nPa --format=JobID,TRESUsageInTot`; steps without a GPU use are skipped."""
     found: dict[int, GpuUse] = {}
     for line in text.splitlines():
         step = _STEP.fullmatch(line)
@@ -480,8 +484,8 @@ def parse_gpu_use(text: str) -> dict[int, GpuUse]:
 class Sstat:
     """GPU use of running jobs from `sstat`: one call starts the query, the next reads its result.
 
-    `sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here). Others get no use of such
-    jobs.
+    `sstat` reportedly answers only root, SlurmUser and the jobs' owner (not tested here). For everybody else the result
+    is empty.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Slurm's job fields as rows: the name and notation of each field in every source, for releases 22.05 to 26.05."""
+"""Table of a job's fields: the name and notation of each field in every source, for Slurm 22.05 to 26.05."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _GPU = r"(?:gres[/:])?gpu(?![0-9A-Za-z_-])"
 _GPUS = re.compile(
     rf"(?:^|,){_GPU}(?::(?:\(null\)|(?=[0-9]*[^0-9:=,()])([^:=,()]+)))?(?:[:=]([0-9]{{1,9}})(?![0-9A-Za-z_])|(?=$|[,(]))"
 )
-"""Pattern of GPU type and count. A type has at least one character that is not a digit; (null) stands for no type.
-Without a count it is one GPU, as in --gres=gpu."""
+"""Pattern of a GPU type and count. A type has at least one character that is not a digit; (null) means no type. A
+missing count means one GPU, as in --gres=gpu."""
 _OTHER = re.compile(rf"(?:^|,)(?!{_GPU})(?:gres[/:])?([^,]+)")
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGTP]?)(?![0-9A-Za-z])")
 _MB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _LICENCE = re.compile(r"([^:|;,*]+)(?:[:*]([0-9]{1,9}))?")
 ANY_OF = ("|", 0)
-"""Last of the licences of a job that asks for any of them, not for all: Slurm allows either."""
+"""Mark at the end of a job's licences if one of them suffices (`a|b`). Without this mark the job needs all of them."""
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _ID = re.compile(r"\s*[0-9]{1,15}")
 DIGITS = re.compile(r"[0-9]{1,15}")
 MOST = 2**53
-"""Largest number accepted; a larger one counts as missing."""
+"""Largest number accepted in a field; a field with a larger number counts as missing."""
 LONGEST = 8_192
-"""Longest text, in characters, kept of a field that users write."""
+"""Characters kept of a text that users write."""
 MOST_TASKS = 10_000
-"""Most tasks kept of an array, the lowest numbers: a site may allow millions."""
+"""Number of task numbers kept for each array, lowest first: a site may allow arrays of millions of tasks."""
 
 
 def text_of(value: Any) -> str:
-    """Return the value as text of bounded length, with NUL and invalid characters as question marks. The text may still
-    hold escapes."""
+    """Return the value as text of bounded length, with question marks for NUL and invalid characters. Terminal escapes
+    remain in the text."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
@@ -43,7 +43,7 @@ def _characters(text: str) -> str:
 
 
 def number(value: Any, default: int = 0) -> int:
-    """Read a number in the JSON of any release: plain, or as {set, infinite, number}."""
+    """Read a number from the JSON of any release: a plain number, or an object {set, infinite, number}."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
@@ -58,23 +58,23 @@ def hosts(text: Any) -> tuple[str, ...]:
 
 
 def gpus(text: Any) -> int:
-    """Return the total of GPUs in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
+    """Return the total GPU count of a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
     return sum(int(count or 1) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
 
 
 def gpu_kind(text: Any) -> str:
-    """Return the type of the GPUs in a TRES or GRES text, several by commas; "" for untyped GPUs."""
+    """Return the GPU types in a TRES or GRES text, separated by commas; "" for untyped GPUs."""
     found = _GPUS.findall(text) if isinstance(text, str) else ()
     return ",".join(sorted({kind for kind, count in found if int(count or 1)}))
 
 
 def other_gres(text: str) -> str:
-    """Return all but the GPUs of a GRES text, as `scontrol update Gres=` takes them; "" for none."""
+    """Return a GRES text without its GPUs, as `scontrol update Gres=` takes it; "" if nothing is left."""
     return ",".join(_OTHER.findall("" if text in ("N/A", "(null)") else text))
 
 
 def memory_mb(tres: str) -> int:
-    """Return the memory in a TRES text such as cpu=4,mem=8000M,node=2, in MB and rounded up; 0 for none."""
+    """Return the memory in a TRES text such as cpu=4,mem=8000M,node=2, in MB, rounded up; 0 if the text has none."""
     found = _MEMORY.search(tres)
     return -int(-float(found[1]) * _MB[found[2]] // 1) if found else 0
 
@@ -90,7 +90,7 @@ def seconds(text: str) -> float:
 
 
 def tasks_of(text: Any) -> tuple[int, ...]:
-    """Parse task numbers from a text such as 3, 1-7%1, 1,3-5 or 0-12:4. They ascend, at most `MOST_TASKS`; invalid
+    """Parse task numbers, such as 3, 1-7%1, 1,3-5 or 0-12:4. Return at most `MOST_TASKS` of them, ascending; invalid
     parts are left out."""
     found: set[int] = set()
     for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
@@ -103,7 +103,8 @@ def tasks_of(text: Any) -> tuple[int, ...]:
 
 
 class Notation(NamedTuple):
-    """Readers of one type of value, one per source; `json` reads None as "not shown"."""
+    """Three readers of one type of value, one for each source. `json` gets None if the source does not show the
+    value."""
 
     text: Callable[[str], Any]
     json: Callable[[Any], Any]
@@ -158,7 +159,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """Read texts from a list, or the single text in its place."""
+    """Read a list of texts; a single text counts as a list of one."""
     return tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),) if value else ()
 
 
@@ -169,7 +170,7 @@ def _licences(value: Any) -> tuple[tuple[str, int], ...]:
 
 
 def _status(value: Any) -> tuple[int, int]:
-    """Return exit code and signal; 22.05 shows a wait status in place of both."""
+    """Return exit code and signal. 22.05 shows both as one number, a wait status."""
     if isinstance(value, Mapping):
         signal = value.get("signal")
         killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
@@ -188,13 +189,13 @@ def _allocated(tres: str) -> int:
 
 
 def _exact(submit_line: Any) -> bool:
-    """Tell whether the command line sets a task count, since PySlurm does not show the flag of an exact count."""
+    """Tell whether the command line sets a task count. PySlurm does not show that the count is exact."""
     options = str(submit_line or "").split()
     return any(option.startswith(("--ntasks", "-n")) for option in options[:-1])
 
 
 def _exclusive(submit_line: Any) -> bool:
-    """Tell whether the command line asks for whole nodes; JSON and PySlurm do not show a request inside the script."""
+    """Tell whether the command line asks for whole nodes. An `#SBATCH --exclusive` inside the script stays unseen."""
     return any(word.startswith("--exclusive") for word in str(submit_line or "").split())
 
 
@@ -207,14 +208,14 @@ TIME = Notation(lambda text: float(_count(text)), lambda value: float(number(val
 """Unix time in seconds, 0 for none."""
 TIME_LIMIT = Notation(seconds, lambda value: 60.0 * number(value), lambda value: 60.0 * _whole(value))
 FLAG = Notation("0".__ne__, lambda value: value is True or number(value) != 0, bool)
-"""Flag; a number above 1 tells more of it, as a batch job's number of failed launches."""
+"""Flag; a number above 1 also means set (such as a batch job's number of failed launches)."""
 SET_FLAG = Notation("0".__ne__, lambda value: value is None or bool(value), bool)
-"""Flag that counts as set unless the source shows it as not set."""
+"""Flag that counts as set if the source does not show it."""
 NAMES = Notation(_names, _names, _names)
 HOSTS = Notation(hosts, hosts, hosts)
 TASKS = Notation(tasks_of, tasks_of, tasks_of)
 TASK = Notation(_count, lambda value: number(value, -1), _whole)
-"""Task number in an array; PySlurm shows none for task 0."""
+"""Task number in an array. PySlurm shows task 0 as no task."""
 IS_TASK = Notation("N/A".__ne__, lambda value: number(value) != 0, bool)
 PRIORITY = Notation(
     lambda text: 0 if text == "0" else _count(text) or None,
@@ -233,7 +234,7 @@ STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 
 
 def read(field: Field, source: str, values: list[Any]) -> list[Any]:
-    """Read one field of many records; equal values of text or PySlurm are parsed once."""
+    """Read one field of many records. Text and PySlurm values that are equal are parsed once."""
     reader = getattr(field.notation, source)
     if source == "json":  # numbers are objects there, and 1 is not True
         return [reader(value) for value in values]

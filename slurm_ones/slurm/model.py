@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
 
 JobKey = int | Task
-"""Name of a job to Slurm."""
+"""Id of a job or an array, or one task of an array (`Task`)."""
 
 
 class JobState(str, Enum):
@@ -68,14 +68,14 @@ class JobState(str, Enum):
 
 
 ENDED = frozenset(JobState) - {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.UNKNOWN}
-"""Final states of a job. A preempted job that is requeued is pending, not PREEMPTED."""
+"""States of a job that has ended. A job that was preempted and requeued is PENDING, not PREEMPTED."""
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One job of the queue. Annotated fields are read as their `Field` says; `parse.job_of` derives the others.
+    """One job of the queue. A field annotated with a `Field` is read from Slurm; `parse.job_of` derives the others.
 
-    Text fields are the user's own and not to be trusted in terminals or SQL.
+    Users write the text fields: do not pass them to a terminal or into SQL as they are.
     """
 
     job_id: Annotated[int, Field(ID, "JobID", "job_id", "id")]
@@ -106,12 +106,12 @@ class SlurmJob:
     gpus_total: int
     """Total GPUs allocated, or requested in another form (`--gpus`); 0 if Slurm shows none."""
     tasks: Annotated[int, Field(COUNT, "NumTasks", "tasks", "ntasks")]
-    """Number of tasks by Slurm's count: one per node for a job without task counts."""
+    """Number of tasks as Slurm counts them; for a job submitted without a task count, the number of nodes."""
     task_counts: bool
-    """True if the job was submitted with task counts, so its user cannot resize it."""
+    """True if the job was submitted with a task count; its user then cannot resize it."""
     node_list: Annotated[tuple[str, ...], Field(HOSTS, "NodeList", "nodes", "allocated_nodes")]
     submit_time: Annotated[float, Field(TIME, "SubmitTime", "submit_time", "submit_time")]
-    """Submission as Unix time in seconds, like all times here; 0 for none."""
+    """Time of submission, Unix seconds like all times here; 0 for none."""
     start_time: Annotated[float, Field(TIME, "StartTime", "start_time", "start_time")]
     end_time: Annotated[float, Field(TIME, "EndTime", "end_time", "end_time")]
     time_limit_s: Annotated[float, Field(TIME_LIMIT, "TimeLimit", "time_limit", "time_limit")]
@@ -128,18 +128,18 @@ class SlurmJob:
     eligible_time: Annotated[float, Field(TIME, "EligibleTime", "eligible_time", "eligible_time")] = 0.0
     """Earliest start (Unix time) by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 for none."""
     requeue_held: bool = False
-    """True if the job was requeued into a hold and not released since. An additional operator hold may be missing in a
-    snapshot; `SlurmClient.job` shows it."""
+    """True from a requeue into a hold until the job's release. A snapshot may not show that an operator holds the job
+    too; `SlurmClient.job` shows it."""
     array_id: Annotated[int, Field(COUNT, "ArrayJobID", "array_job_id", "array_id")] = 0
     """Job id of the job's array; 0 for none."""
     array_tasks: Annotated[
         tuple[int, ...], Field(TASKS, "ArrayTaskID", "array_task_string", "array_tasks_waiting")
     ] = ()
-    """Task numbers of the job in its array; a record of identical waiting tasks has several."""
+    """Task numbers of the record: one for a task of its own, several for identical tasks that wait."""
     throttle: Annotated[int, Field(COUNT, "", "array_max_tasks", "array_tasks_parallel")] = 0
-    """Largest number of the array's tasks that may run at once; 0 for no limit, or if not shown."""
+    """Largest number of the array's tasks that may run at once; 0 for no limit, and if Slurm does not show it."""
     kind: str = ""
-    """Type of the requested GPUs, as in `--gres=gpu:TYPE:4`, several by commas; "" for any type."""
+    """GPU types that the job asks for, separated by commas: TYPE in `--gres=gpu:TYPE:4`; "" for any type."""
     other_gres: str = ""
     """Generic resources that the job asks for on each node besides GPUs, as in `--gres`; "" for none."""
     qos: Annotated[str, Field(TEXT, "QOS", "qos", "qos")] = ""
@@ -147,26 +147,28 @@ class SlurmJob:
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
     """Total CPUs that the job has, or asks for."""
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
-    """Pairs (name, count) of the licences that the job has or asks for; `ANY_OF` comes last if one of them suffices."""
+    """Licences that the job has or asks for, as pairs (name, count). The last pair is `ANY_OF` if one licence
+    suffices."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
     """Nodes that the job requires (`--nodelist`)."""
     features: Annotated[str, Field(TEXT, "Feature", "features", "constraints")] = ""
     """Features that the job's nodes must have (`--constraint`), as its user wrote them."""
     reservation: Annotated[str, Field(TEXT, "Reservation", "resv_name", "reservation")] = ""
     deadline: Annotated[float, Field(TIME, "Deadline", "deadline", "deadline")] = 0.0
-    """Time (Unix time) by which the job must have ended (`--deadline`); 0 for none. Slurm cancels a job that waits and
-    would end later by its time limit."""
+    """Unix time by which the job must have ended (`--deadline`); 0 for none. Slurm cancels a waiting job whose time
+    limit reaches beyond it."""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
     """Time at which Slurm began to preempt the job; 0 for never."""
     # Not every source shows those that follow, so they do not count in comparisons.
     memory_mb: int = field(default=0, compare=False)
-    """Memory per node that the job has or asks for, MB; 0 if unknown. PySlurm shows requests only."""
+    """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only the request."""
     exclusive: bool = field(default=False, compare=False)
-    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm do not show a request inside the script."""
+    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm miss an `#SBATCH --exclusive` inside the
+    script."""
     excluded_nodes: Annotated[
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
-    """Nodes excluded by the job. Before 26.05 a snapshot by squeue does not show them."""
+    """Nodes that the job excludes (`--exclude`). Before 26.05 a snapshot by squeue leaves this empty."""
     # Only `SlurmClient.details` shows the others.
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
     """Largest number of leaf switches that the job asks for; 0 for no limit, and before Slurm 23.02."""
@@ -191,17 +193,18 @@ class SlurmJob:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of the job's nodes. For a total GPU count: the total divided by nodes, rounded up."""
+        """GPUs on each of the job's nodes. If the job has only a total GPU count: the total divided by nodes, rounded
+        up."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property
     def key(self) -> JobKey:
-        """Name of the job to Slurm."""
+        """Id by which Slurm's commands name the job."""
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
     def of_task(self, task: int) -> SlurmJob:
-        """Return the record of several waiting tasks as a job of its own for one of them."""
+        """Return the record of one waiting task, taken from a record of several."""
         if len(self.array_tasks) == 1:
             return self
         if task not in self._of_tasks:
@@ -213,7 +216,7 @@ class SlurmJob:
         return {}
 
     def shares_partition(self, other: SlurmJob) -> bool:
-        """Tell whether both jobs name a common partition."""
+        """Tell whether a partition is named by both jobs."""
         return not {*self.partitions}.isdisjoint(other.partitions)
 
     @property
@@ -222,7 +225,7 @@ class SlurmJob:
 
     @property
     def of_one_kind(self) -> bool:
-        """True if the job's GPUs are of at most one type; an update cannot name more."""
+        """True if the job names at most one GPU type; an update can set only one."""
         return _ONE_KIND.fullmatch(self.kind) is not None
 
     @property
@@ -240,23 +243,25 @@ class SlurmJob:
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm accepted a shape that can never start: beyond the limits of the partition or of a job."""
+        """True if Slurm accepted a shape but can never start it: it exceeds a limit of the partition or a limit per
+        job."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
     @property
     def limited(self) -> bool:
-        """True if the job waits for a limit of its account or QOS, or for unavailable nodes."""
+        """True if a limit of an account or QOS, or an unavailable node, keeps the job waiting."""
         by_limit = self.reason.startswith(("Assoc", "QOS")) or self.reason.endswith(("PerAccount", "PerUser"))
         return self.pending and (by_limit or self.reason.startswith("ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Tell whether the pending job asks for exactly this shape, without GRES for its number of nodes."""
+        """Tell whether the pending job asks for exactly this shape; for a job without GRES, for this number of
+        nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
 
 class Queue(NamedTuple):
-    """Partition, QOS, account, time limit and licences of a job; "" or 0 in an update keeps the job's own."""
+    """Partition, QOS, account, time limit and licences of a job. In an update, "" or 0 leaves the job's own value."""
 
     partition: str = ""
     qos: str = ""
@@ -274,8 +279,8 @@ class Queue(NamedTuple):
         return cls(",".join(job.partitions), job.qos, job.account, job.time_limit_s or math.inf, licenses)
 
     def other_than(self, job: SlurmJob) -> Queue:
-        """Return the fields that differ from the job's, others left empty. A changed partition, QOS or account also
-        sets the time limit, which Slurm then resets."""
+        """Return the update from the job's queue to this one: equal fields are empty. A change of partition, QOS or
+        account includes the time limit, because Slurm resets it."""
         limit_s = self.time_limit_s
         wanted = self if math.isinf(limit_s) else self._replace(time_limit_s=limit_s // 60 * 60.0)
         same = [name for name, value, has in zip(self._fields, wanted, Queue.of(job), strict=True) if value == has]
@@ -290,7 +295,7 @@ class Node:
     name: str
     state: str
     usable: bool
-    """True if the node is up, and neither drained, reserved, failing nor in maintenance."""
+    """True if jobs can start on the node: up, not drained, reserved, failing or in maintenance."""
     gpus: int
     """GPUs that the node has; 0 if Slurm shows none."""
     gpus_used: int
@@ -300,17 +305,17 @@ class Node:
     leaf: str = ""
     """Leaf switch of the node, or its block in a block topology; "" if Slurm shows no topology."""
     kind: str = ""
-    """Type of the node's GPUs in Slurm's words; several types are separated by commas, "" for none."""
+    """GPU type of the node as Slurm names it; several types are separated by commas, "" for none."""
     cpus: int = 0
     cpus_used: int = 0
     memory_mb: int = 0
     memory_used_mb: int = 0
-    """Memory allocated to jobs, in MB; 0 if Slurm does not allocate memory."""
+    """Memory allocated to jobs, in MB; 0 if the site's Slurm does not allocate memory."""
     features: frozenset[str] = frozenset()
 
     def takes(self, job: SlurmJob) -> bool:
-        """Tell whether the job's user lets it start on this node (`--exclude`, `--constraint`); counts of nodes with a
-        feature (`a*2`) are not followed."""
+        """Tell whether the job's `--exclude` and `--constraint` allow this node. A constraint with a count (`a*2`)
+        allows every node."""
         if self.name in job.excluded_nodes:
             return False
         ways = (_FEATURE.findall(way) for way in job.features.split("|"))
@@ -326,19 +331,20 @@ class Partition:
     node_names: tuple[str, ...]
     max_time_s: float
     max_nodes: int
-    """Largest number of nodes of a job; 0 for no limit."""
+    """Largest number of nodes that one job may have; 0 for no limit."""
     whole_nodes: bool
     """True if every job gets whole nodes."""
     default: bool = False
     qos: str = ""
-    """QOS whose limits apply to all jobs of the partition, besides their own QOS; "" for none."""
+    """QOS of the partition: its limits bind all jobs there, in addition to each job's own QOS; "" for none."""
     tier: int = 1
     """Priority tier: under preempt/partition_prio, jobs of higher tiers preempt jobs of lower ones."""
     preempt_mode: str = ""
     """PreemptMode of the partition, as Slurm shows it: CANCEL, REQUEUE, SUSPEND, …"""
     grace_s: float = 0.0
     closed: bool = False
-    """True if no job starts in it (DOWN, INACTIVE). A partition that drains starts the jobs that are in its queue."""
+    """True if no job starts in the partition (DOWN, INACTIVE). A draining partition still starts the jobs in its
+    queue."""
 
     @cached_property
     def node_set(self) -> frozenset[str]:
@@ -355,28 +361,28 @@ class GpuUse(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """Limit on one resource that the jobs of an association or a QOS may hold at once."""
+    """Limit on the amount of one resource that the jobs of an association or a QOS hold at once."""
 
     resource: str
     """Name in Slurm: gres/gpu, cpu, mem (MB), node, license/NAME."""
     most: int
     used: int = 0
     qos: str = ""
-    """QOS whose quota it is; "" for a quota of an association."""
+    """QOS that sets the quota; "" if an association sets it."""
     account: str = ""
     user: str = ""
-    """User whose quota it is; "" for all users of the account or the QOS together."""
+    """User for whom the quota is; "" if all users of the account or the QOS share it."""
     per_job: bool = False
-    """True if the quota holds for each job by itself."""
+    """True if the quota limits each job, False if it limits the sum over jobs."""
     partition: str = ""
-    """Partition whose association of the user has the quota; "" for all other partitions."""
+    """Partition of the user's association that sets the quota; "" for his association without a partition."""
 
 
 @dataclass(frozen=True)
 class Quotas:
     """Quotas that `scontrol show assoc_mgr` shows; none without accounting.
 
-    Slurm shows a QOS' quota of a user or an account only while they have jobs in the QOS.
+    A QOS may limit each user or account. Slurm shows such a quota only while the user or account has jobs in the QOS.
     """
 
     all: tuple[Quota, ...] = ()
@@ -396,8 +402,8 @@ class Quotas:
         return found - {""}
 
     def association(self, account: str, user: str, partition: str) -> str:
-        """Return the partition if the user's association for this partition has quotas, which then replaces the one
-        for all others; else ""."""
+        """Return the partition if the user has an association for it that sets quotas, else "". The quotas of this
+        association replace those of his association without a partition."""
         return partition if (account, user, partition) in self._of_partitions else ""
 
     @cached_property
@@ -405,9 +411,9 @@ class Quotas:
         return frozenset((one.account, one.user, one.partition) for one in self.all if one.partition)
 
     def of(self, job: SlurmJob, partition_qos: str = "") -> tuple[Quota, ...]:
-        """Return the quotas that bind the job: of its QOS, its user, its account and all parent accounts. A QOS' quota
-        replaces an association's on the same resource. If both QOS limit a resource, both quotas count here; Slurm
-        applies one."""
+        """Return the quotas that bind the job: those of its QOS, user and account, and of all parent accounts. A quota
+        of a QOS replaces an association's quota on the same resource. If the job's QOS and the partition's QOS both
+        limit a resource, both quotas are returned, although Slurm applies only one."""
         key = job.qos, job.account, job.user, partition_qos, self.association(job.account, job.user, job.partition)
         if key not in self._bound:
             self._bound[key] = self._binding(*key)
@@ -415,8 +421,8 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
-        """Cached quotas by QOS, account, user, partition QOS and association's partition. Thousands of jobs share a
-        few hundred keys."""
+        """Cache of `of`, keyed by QOS, account, user, partition QOS and association's partition. Thousands of jobs
+        share a few hundred keys."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:
@@ -450,7 +456,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Cluster at one moment, read with a constant number of calls regardless of the queue's length."""
+    """Cluster at one moment. The number of calls that read it does not grow with the queue."""
 
     time: float
     jobs: Mapping[int, SlurmJob]
@@ -461,9 +467,10 @@ class Snapshot:
     """Number of free licences, by name; {} if no job asks for any."""
 
     def next_reservation(self, names: Collection[str], own: str = "") -> Reservation | None:
-        """Return the next reservation on any of these nodes, except the job's `own` (`a` or `a,b`); None for none.
+        """Return the next reservation on any of these nodes; None if there is none. `own` names the job's reservations
+        (`a` or `a,b`), which do not count.
 
-        Slurm starts no job there whose time limit reaches into the reservation, regardless of its flags. A repeating
+        Slurm starts no job whose time limit reaches into a reservation of its nodes, whatever the flags. A repeating
         reservation shows its next start.
         """
         ahead = [one for one in self.reservations if one.start_time > self.time and one.name not in own.split(",")]
@@ -471,7 +478,8 @@ class Snapshot:
         return min(found, key=lambda one: (one.start_time, one.name), default=None)
 
     def kinds(self, partition: str) -> dict[str, str]:
-        """Return the GPU type of each node of the partition that has GPUs; {} if any node has no type or several."""
+        """Return the GPU type of each node with GPUs in the partition; {} if the type of any such node is unknown or
+        mixed."""
         found = self.partitions.get(partition)
         nodes = [self.nodes[name] for name in found.node_names if name in self.nodes] if found is not None else []
         kinds = {node.name: node.kind for node in nodes if node.gpus}
@@ -480,7 +488,7 @@ class Snapshot:
 
     @cached_property
     def gpus_of_node(self) -> Mapping[str, int]:
-        """GPUs of a full node by partition; 0 if Slurm shows none."""
+        """GPUs of a full node of each partition; 0 if Slurm shows none."""
         return {
             name: max((self.nodes[node].gpus for node in partition.node_names if node in self.nodes), default=0)
             for name, partition in self.partitions.items()
@@ -504,9 +512,9 @@ def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Ma
 
 
 def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "") -> float:
-    """Return the longest time limit, in seconds, of a job of this shape that starts now in the partition. Bounds are
-    MaxTime and the next reservations of nodes with room, or of all nodes if too few have room. `own` is the
-    job's reservation, or several."""
+    """Return the longest time limit, in seconds, with which a job of this shape can start now in the partition. MaxTime
+    and the next reservation of each node bound it. Only nodes with free GPUs count, or all nodes if too few have free
+    GPUs. `own` names the job's own reservations."""
     part = snapshot.partitions.get(partition)
     if part is None:
         return math.inf
@@ -519,7 +527,8 @@ def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Return the fewest leaf switches that connect this number of usable nodes of the partition; 0 if unknown."""
+    """Return the fewest leaf switches that have this number of usable nodes of the partition below them; 0 if
+    unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

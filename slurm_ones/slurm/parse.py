@@ -1,9 +1,11 @@
 """Parsers of Slurm's output: jobs, nodes, partitions, reservations, topology and the controller's settings.
 
 Jobs come from squeue's columns, its JSON or PySlurm; nodes, partitions, reservations and topology from scontrol's
-one-line records. Fields of jobs are declared as rows (`fields.Field`), in `SlurmJob` and here. `squeue --json` takes
-ten kilobytes and half a millisecond a job, columns a few hundred bytes. A user's text cannot pass for a field: each
-call draws a separator, which squeue gets in its environment, hidden from other users.
+one-line records. A job's fields are declared as `fields.Field`, in `SlurmJob` and in `FIELDS`. For each job
+`squeue --json` takes ten kilobytes and half a millisecond; columns take a few hundred bytes.
+
+A user's text cannot pass for a field: a random separator is drawn for each call. squeue gets it in its environment,
+which other users cannot read.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ from slurm_ones.slurm.fields import (
 from slurm_ones.slurm.model import JobState, Node, Partition, Quota, Quotas, Reservation, SlurmJob
 
 BITSTR = {"SLURM_BITSTR_LEN": "0"}
-"""Environment of commands that list tasks: without it Slurm cuts the list after 64 characters."""
+"""Environment of commands that list tasks. Without it Slurm cuts a list of tasks after 64 characters."""
 FORMAT = "SQUEUE_FORMAT2"
 """Environment variable from which squeue takes its columns."""
 COMMAND = ("squeue", "--noheader", "--states=all", "--array")
-"""Command that lists all tasks separately. Without `--array` squeue merges an array's waiting tasks, and shows them
-with the first one's shape and hold."""
+"""Command that lists each task separately. Without `--array` squeue merges an array's waiting tasks, and shows all of
+them with the shape and hold of the first."""
 REQUEUE_HELD = "requeued in held state"
-"""Slurm's description of a job in the hold of `scontrol requeuehold`; it may also stand in the field of the reason."""
+"""Slurm's text for a job that `scontrol requeuehold` holds, found in the state's description or in the reason."""
 
 FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
@@ -79,11 +81,11 @@ FIELDS = fields_of(SlurmJob) | {
     "exclusively": Field(EXCLUSIVE, "Exclusive", "submit_line", "submit_line", since=(26, 5)),
     "unshared": Field(UNSHARED, "OverSubscribe", "shared", before=(26, 5)),
 }
-"""Fields that are read for each job."""
+"""Fields of a job to read: those of `SlurmJob`, then those from which `job_of` derives the rest."""
 
 
 def columns_of(release: tuple[int, int]) -> tuple[str, ...]:
-    """Return the columns to request from squeue of this release."""
+    """Return the columns to request from this release's squeue."""
     asked = (field.text for field in FIELDS.values() if field.since <= release < field.before)
     return tuple(name for name in dict.fromkeys(asked) if name)
 
@@ -95,21 +97,21 @@ _TASKS = [*FIELDS].index("array_tasks")
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _OF_QOS = re.compile(r" ([^\s=(){}]+)(\([0-9]+\))?=\{([^{}]*)\}")
-"""Pattern of a user, followed by its id, or of an account, then of the limits that one QOS sets for it."""
+"""Pattern of the limits that a QOS sets for one user, `name(id)={...}`, or one account, `name={...}`."""
 _QUOTA = re.compile(r"(?:^|,)([^,=()]+)=([0-9]{1,15})(?:\(([0-9]{1,15})\))?(?=,|$)")
-"""Pattern of a resource, its limit and its use; N in place of the limit means no quota."""
+"""Pattern of a resource, its limit and its use. Slurm writes N for a resource without a limit, which does not match."""
 _FACTOR = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _UNUSABLE = ("DOWN", "DRAIN", "FAIL", "MAINT", "RESERVED", "UNKNOWN", "NOT_RESPONDING", "POWER", "INVAL", "REBOOT")
 _STANDS_FOR = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), JobState.RUNNING),
     **dict.fromkeys(("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"), JobState.PENDING),
 }
-"""Base state by the flag that Slurm shows in its place; COMPLETING by itself implies no state."""
+"""Base state that each flag implies if Slurm shows only the flag. COMPLETING implies none."""
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Context that raises `Refused` in place of ValueError."""
+    """Context manager that turns a ValueError into `Refused`; `what` names the command whose answer is parsed."""
     try:
         yield
     except ValueError as error:
@@ -123,8 +125,8 @@ def understood(what: str) -> Iterator[None]:
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
     """Split Slurm's state names into base state and flags.
 
-    22.05's JSON, squeue's columns and PySlurm show one name only: a flag replaces the state. The base state of a
-    completing job is then unknown, except for a held job, which is being requeued.
+    22.05's JSON, squeue's columns and PySlurm show a single name: if a flag is set, the flag instead of the base state.
+    The base state of a COMPLETING job is then UNKNOWN; only a held one is known to be requeued, so PENDING.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -151,7 +153,7 @@ def _requested_nodes(tres: str) -> int | None:
 
 
 def job_of(row: tuple[Any, ...]) -> SlurmJob:
-    """Return the job with these values of `FIELDS`, read from one source."""
+    """Return the job with these values, one for each of `FIELDS` in order."""
     plain = dict(zip(FIELDS, row[:_PLAIN], strict=False))
     more = SimpleNamespace(**dict(zip(_MORE, row[_PLAIN:], strict=True)))
     held = more.held_by_priority == 0
@@ -206,7 +208,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
 
 
 def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of `count` jobs for `job_of`; `column` returns a field's values by name, or None."""
+    """Yield for each of `count` jobs the row of values that `job_of` takes. `column` returns all jobs' values of the
+    field with this name in the source, or None if the source does not show it."""
     columns = []
     for field in FIELDS.values():
         values = column(name) if (name := getattr(field, source)) else None
@@ -215,18 +218,20 @@ def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> 
 
 
 def separator() -> str:
-    """Return a random separator of fields. A leading digit would be a column width, so there is none."""
+    """Return a random separator of fields. It does not begin with a digit, which squeue would read as a column
+    width."""
     return f"~{secrets.token_hex(12)}~"
 
 
 def asked(names: Iterable[str], between: str) -> str:
-    """Return the value of `FORMAT` for these columns. A column followed by a separator is neither padded nor cut."""
+    """Return the value of the variable `FORMAT` for these columns. A separator after a column stops squeue from padding
+    or cutting it."""
     return ",".join(f"{name}:{between}" for name in names)
 
 
 @understood("squeue")
 def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, SlurmJob]:
-    """Parse jobs from `squeue --noheader`. Raises `Refused` for anything but whole rows of these columns."""
+    """Parse jobs from `squeue --noheader`. Raises `Refused` if the text is not whole rows of these columns."""
     values, width = text.split(between), len(names)
     if (len(values) - 1) % width or values[-1].strip("\n"):
         raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {width} each")
@@ -274,7 +279,7 @@ def _log(job: SlurmJob, expanded: Any) -> str:
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Parse the one-line records of `scontrol -o`; of a repeated key the first value counts."""
+    """Parse the one-line records of `scontrol -o`. If a key occurs twice in a line, its first value counts."""
     found = []
     for line in text.replace("\0", "?").splitlines():
         fields: dict[str, str] = {}
@@ -285,7 +290,8 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def usable(state: str) -> bool:
-    """Tell whether a node in this state accepts jobs. A trailing * means no response, and +FLAG names a reason."""
+    """Tell whether jobs can start on a node in this state. At the end of a state, * means no response, +FLAG a
+    reason."""
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
@@ -361,7 +367,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
 
 
 def parse_licenses(text: str) -> dict[str, int]:
-    """Parse the number of free licences, by name, from `scontrol -o show licenses`."""
+    """Parse the number of free licences of each name from `scontrol -o show licenses`."""
     return {fields["LicenseName"]: _figure(fields.get("Free")) for fields in records(text) if "LicenseName" in fields}
 
 
@@ -397,14 +403,14 @@ def _quotas(tres: str | None, of: Quota) -> list[Quota]:
 
 
 def parse_usage_factors(text: str) -> dict[str, float]:
-    """Parse usage factors, by QOS, from `sacctmgr -nP show qos format=name,usagefactor`."""
+    """Parse the usage factor of each QOS from `sacctmgr -nP show qos format=name,usagefactor`."""
     rows = (line.rpartition("|") for line in text.splitlines())
     return {name: float(factor) for name, _, factor in rows if name and _FACTOR.fullmatch(factor)}
 
 
 @understood("scontrol")
 def parse_topology(text: str) -> dict[str, str]:
-    """Parse the leaf switch, or block, of each node from `scontrol -o show topology`; {} if there is none."""
+    """Parse the leaf switch of each node, or its block, from `scontrol -o show topology`; {} without a topology."""
     found: dict[str, str] = {}
     for fields in records(text):
         leaf = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
@@ -424,8 +430,8 @@ def nodes_of(
 ) -> dict[str, Node]:
     """Return the nodes with leaf switch and GPUs in use; nodes in an active reservation are marked unusable.
 
-    Slurm's count of a node's GPUs in use depends on the release and the query. So the GPUs of jobs are summed as well,
-    and the larger count is used.
+    Not every release and query shows all GPUs in use on a node. So the GPUs of the node's jobs are summed as well, and
+    the larger count is used.
     """
     used: Counter[str] = Counter()
     busy: set[str] = set()
@@ -449,15 +455,16 @@ def nodes_of(
 
 
 def setting(config: Mapping[str, str], name: str) -> str:
-    """Return a setting in lower case, found regardless of its name's case; "" if Slurm does not show it."""
+    """Return a setting's value in lower case; "" if Slurm does not show it. Upper and lower case of the name are
+    equal."""
     return next((value.strip().lower() for key, value in config.items() if key.lower() == name.lower()), "")
 
 
 def hides_gpus(config: Mapping[str, str]) -> bool | None:
-    """Tell whether device cgroups hide a node's other GPUs from a job; None if Slurm does not show it. If they do, two
-    blocks on one node may be unable to reach each other's GPUs.
+    """Tell whether device cgroups hide a node's other GPUs from a job; None if unknown. If they do, two blocks on one
+    node may be unable to reach each other's GPUs.
 
-    Slurm shows cgroup.conf if any plugin uses cgroups, but only task/cgroup constrains devices.
+    ConstrainDevices has an effect only with task/cgroup, although Slurm shows cgroup.conf with other plugins too.
     """
     plugins = setting(config, "TaskPlugin")
     if plugins and "cgroup" not in plugins:
@@ -481,18 +488,19 @@ _RPC = re.compile(r"count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)")
 
 
 def mean_rpc_s(sdiag: str) -> float:
-    """Return slurmctld's mean time per RPC in seconds since its statistics were reset; 0 before the first RPC."""
+    """Return slurmctld's mean time per RPC, in seconds, since its statistics were last reset; 0 before the first
+    RPC."""
     by_type = sdiag.partition("statistics by user")[0]
     found = [(int(count), int(total)) for count, total in _RPC.findall(by_type)]
     return sum(total for _, total in found) / 1e6 / max(sum(count for count, _ in found), 1)
 
 
 def release_of(config: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return Slurm's release, such as (26, 5, 3) for 26.05.3; zeros if it is not shown."""
+    """Return Slurm's release, such as (26, 5, 3) for 26.05.3; (0, 0, 0) if Slurm does not show it."""
     match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?", setting(config, "SLURM_VERSION"))
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match is not None else (0, 0, 0)
 
 
 def started_at(config: Mapping[str, str]) -> float:
-    """Return the start of slurmctld by its own clock, as Unix time; 0 if Slurm does not show it."""
+    """Return the Unix time at which slurmctld started, by its own clock; 0 if Slurm does not show it."""
     return float(_figure(setting(config, "BOOT_TIME")))

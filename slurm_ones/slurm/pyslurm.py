@@ -1,10 +1,12 @@
 """PySlurm client: reads the queue and single jobs, releases and defers through libslurm, without a process per call.
 
 Importing this module raises ImportError if PySlurm does not fit Slurm's release, so only `connect` imports it.
-`CommandClient` does the rest, for these reasons. PySlurm cannot name array tasks or set shapes (`Job.modify` never
-sends node counts). Its nodes do not show how many GPUs are in use, and `Job.get_resource_layout_per_node` crashes under
-26.05. `send_signal` fails on a stale errno, `requeue` also takes ended jobs, and `hold(mode="user")` dereferences NULL.
-Jobs are submitted with sbatch, because sites hook into it.
+
+`CommandClient` does everything else, because PySlurm has these gaps. It cannot name array tasks or set shapes
+(`Job.modify` never sends node counts). Its nodes do not show how many GPUs are in use, and
+`Job.get_resource_layout_per_node` crashes under 26.05. Its `send_signal` fails on a stale errno, its `requeue` also
+takes ended jobs, and its `hold(mode="user")` dereferences NULL. Jobs are submitted with sbatch, because sites add
+plugins to it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def jobs_of(raws: Iterable[Any]) -> dict[int, SlurmJob]:
 
 
 class PySlurmClient(CommandClient):
-    """Client of Slurm through PySlurm. `Jobs.load()` is always a full load, so a tick calls it once."""
+    """Client of Slurm through PySlurm. `Jobs.load()` always loads all jobs, so a tick calls it once."""
 
     name = "pyslurm"
 

@@ -1,8 +1,8 @@
-"""Slurm's accounting, read by `sacct`: a cluster's jobs from before the companion ran, releases 22.05 to 26.05.
+"""Slurm's accounting, read by `sacct`: jobs that ran before the companion did, in releases 22.05 to 26.05.
 
-`sacct` is read as separated lines: its JSON lists every step, is ten times longer and must be read whole. Users' texts
-are the last two fields, and each call draws a random separator. So a job's comment or name cannot pass for a field or a
-row.
+`sacct` is asked for lines with separators. Its JSON lists every step, is ten times longer and must be read whole. The
+two texts that users write are the last fields, and a random separator is drawn for each call. So a job's comment or
+name cannot pass for another field or row.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FIELDS = (
     *("JobIDRaw", "JobID", "Cluster", "Submit", "Start", "End", "State", "ExitCode", "NNodes", "AllocTRES", "ReqTRES"),
     *("NodeList", "TimelimitRaw", "User", "Account", "Partition"),
 )
-"""Fields that every release has; the job's comment and name follow them."""
+"""Fields that every release has. In the output the job's comment and name come after them."""
 RESTARTS = "Restarts"
-"""Field with a job's restart count, which only newer releases have."""
+"""Field with a job's restart count. Older releases do not have it."""
 OWN = ("Comment", "JobName")
 """Fields that users write."""
 MOST = 2**53
@@ -35,11 +35,11 @@ MOST = 2**53
 LONGEST = 65_536
 """Longest accepted row, in bytes."""
 TIMEOUT_S = 600.0
-"""Time limit on a whole answer of `sacct`, in seconds."""
+"""Longest time, in seconds, that one call of `sacct` may take."""
 
 ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
-"""States in which a run ends, for `sacct --state`. Without states `sacct` omits jobs cancelled before they were
-eligible, and jobs held while they ran."""
+"""States of ended runs, for `sacct --state`. Without this option `sacct` omits jobs that were cancelled before they
+were eligible, and jobs that were held while they ran."""
 
 _LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
 _LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -57,7 +57,7 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Rejected:
-    """Rejected row: its number among the rows of a span, the reason, and its beginning."""
+    """Row that was rejected: its number in the output, the reason, and its first characters."""
 
     row: int
     why: str
@@ -66,7 +66,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class AccountingRow:
-    """One run of a job, or one wait in the queue, from accounting. Times are Unix seconds."""
+    """One run of a job, or one wait in the queue that ended without a run. Times are Unix seconds."""
 
     job_id: int
     restart: int | None
@@ -91,7 +91,7 @@ class AccountingRow:
     partition: str
     name: str
     array: int = 0
-    """Job id of the array to which the task, or tasks that never started, belong; 0 for none."""
+    """Job id of the task's array; 0 if the row is of no array."""
     comment: str = ""
     """Comment of the job; empty unless AccountingStoreFlags names job_comment."""
 
@@ -102,7 +102,7 @@ class AccountingRow:
 
 
 def gpus_of(tres: str) -> int:
-    """Return the GPUs in a TRES text, which may list counts by type besides the total."""
+    """Return the number of GPUs in a TRES text; counts by type are not added to a total."""
     of_all = _ALL_GPUS.search(tres)
     found = [of_all[1]] if of_all else _TYPED_GPUS.findall(tres)
     return _bounded(sum(map(_count, found)), "GPUs")
@@ -127,7 +127,7 @@ def _time(text: str, what: str) -> float | None:
 
 
 def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
-    """Parse a row from its fields: `FIELDS`, the restart count ("" if unknown), and `OWN`. Raises `BadRow`."""
+    """Parse a row from its fields: `FIELDS`, then the restart count ("" if unknown), then `OWN`. Raises `BadRow`."""
     of = dict(zip((*FIELDS, RESTARTS, *OWN), fields, strict=True))
     if cluster and of["Cluster"] != cluster:
         raise BadRow(f"it is of cluster {of['Cluster'][:40]!r}, not {cluster}")
@@ -173,10 +173,10 @@ def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
 def parse_rows(
     lines: Iterable[bytes], separator: str, cluster: str, *, restarts: bool
 ) -> Iterator[AccountingRow | Rejected]:
-    """Parse the output lines of `sacct`, newlines included; yield rows, and implausible rows as `Rejected`.
+    """Parse the output lines of `sacct`, newlines included. Yield a row, or `Rejected` for a row that is not valid.
 
-    A line without a separator continues the comment or name of the row before it. A line with a single separator ends a
-    comment of several lines.
+    A comment or a job's name may have several lines. A line without a separator continues it; in a comment, a line with
+    one separator ends it.
     """
     many = len(FIELDS) + restarts + 1
     row, pending = 0, ""
@@ -242,7 +242,8 @@ class Sacct:
 
     @contextmanager
     def _output(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """Yield the output lines of a command while it prints them; raise the error that its messages mean."""
+        """Yield the output lines of a command while it prints them. Raise the error that its messages describe if it
+        fails."""
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
