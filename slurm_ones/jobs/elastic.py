@@ -1,7 +1,7 @@
-"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and reasons against resizing the others.
+"""Elastic jobs of a snapshot: jobs that may be resized, their sizes, and the reasons why other jobs may not be resized.
 
-A job consists of one or more blocks (`WholeJob`): the tasks of an array whose comment says `array=blocks`, or a single
-Slurm job. Nothing here reads a file or queries Slurm.
+A job (`WholeJob`) is either a single Slurm job, or an array whose comment says `array=blocks`. The tasks of such an
+array are its blocks: they train together as one job. Nothing here reads a file or queries Slurm.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from slurm_ones.slurm.fields import LICENCES
 from slurm_ones.slurm.model import JobKey, JobState, Queue, SlurmJob, Snapshot, partition_gpus
 
 Guests = Mapping[str, Queue]
-"""Queue of guest blocks by partition. Guests are blocks beyond a user's request, which Slurm may preempt."""
+"""Queue of the guest blocks in each partition. Guests are blocks beyond the user's request; Slurm may preempt them."""
 NO_GUESTS: Guests = {}
 
 
 @dataclass(frozen=True)
 class WholeJob:
-    """User's job of one or more blocks, each a job to Slurm."""
+    """A user's job of one or more blocks; Slurm takes each block for a job of its own."""
 
     job_id: int
-    """Id of the job, or of its array, as used in its files, orders and records."""
+    """Id of the job, or of its array, as it stands in the job's files, orders and records."""
     restart: int
     """Number of the job's present run: Slurm's restart count for a plain job, the term for a job of blocks."""
     blocks: tuple[SlurmJob, ...]
     """Blocks of the job, one per task, ascending; for a plain job, the job itself."""
     first: SlurmJob
-    """Block whose state counts as the job's (see `_representative`)."""
+    """Block whose state is taken as the state of the whole job (see `_representative`)."""
     home: SlurmJob
-    """Block whose owner, queue and comment count as the job's: a base block, or a guest in the stored queue."""
+    """Block whose owner, queue and comment are taken as those of the whole job. It is a base block; if all blocks are
+    guests, it is a guest with the queue that the database has stored for the job."""
     submit_time: float
     key: JobKey
-    """Id of the job in Slurm's commands. For a pending job of blocks: the block that starts first, or the array if no
-    block was changed separately."""
+    """Id by which Slurm's commands name the job. For a waiting job of blocks: the array, or the block that starts first
+    if a block has been changed by itself."""
     by_blocks: bool = False
     """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
-    """Reason against resizes that follows from the blocks together; None if there is none."""
+    """Reason against resizing that comes from comparing the blocks; None if there is none."""
     guests: frozenset[int] = frozenset()
-    """Tasks of the job's guest blocks, waiting or running."""
+    """Task numbers of the job's guest blocks, waiting or running."""
 
     @classmethod
     def of(cls, job: SlurmJob, array: int = 0) -> WholeJob:
-        """Return the job with only this block; `array` is the array's id for a job of blocks."""
+        """Return the job that has only this block. `array` is the array's id if it is a job of blocks."""
         return cls(array or job.job_id, job.restart, (job,), job, job, job.submit_time, job.key, by_blocks=array > 0)
 
     @cached_property
@@ -67,7 +68,8 @@ class WholeJob:
         return not self.guests.isdisjoint(block.array_tasks)
 
     def base_first(self, tasks: Iterable[int]) -> tuple[int, ...]:
-        """Return the tasks sorted: base blocks, which Slurm does not preempt and which lead, before guests."""
+        """Return the tasks with base blocks before guests. Slurm does not preempt base blocks, so one of them leads the
+        training."""
         return tuple(sorted(tasks, key=lambda task: (task in self.guests, task)))
 
     @property
@@ -119,13 +121,14 @@ class WholeJob:
 
     @property
     def start_time(self) -> float:
-        """Earliest start of the job's running blocks, or of all blocks after its end; Unix time."""
+        """Earliest start of a running block, as Unix time. For an ended job, the earliest start of any block."""
         begun = self.blocks if self.ended else self.running_blocks or (self.first,)
         return min((block.start_time for block in begun if block.start_time), default=0.0)
 
     @property
     def run_start(self) -> float:
-        """Start of the job's present run. For a job of blocks its submission, since Slurm does not know terms."""
+        """Start of the job's present run. For a job of blocks, the time of submission, since Slurm does not know its
+        runs (terms)."""
         return self.submit_time if self.by_blocks else self.start_time
 
     @property
@@ -134,8 +137,8 @@ class WholeJob:
 
 
 def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
-    """Return the records of each array of blocks by its id. An array is of blocks if a live task's comment says so, or
-    any task's after all have ended."""
+    """Return the records of each array of blocks, by the array's id. An array is one of blocks if the comment of a live
+    task says so. If all tasks have ended, the comment of any task counts."""
     found: dict[int, list[SlurmJob]] = defaultdict(list)
     for job in jobs:
         if job.array_id and job.array_tasks:
@@ -166,7 +169,7 @@ def says_blocks(comment: str) -> bool:
 
 
 def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
-    """Return the snapshot with these task throttles, given by array id."""
+    """Return the snapshot with these task throttles (most tasks of an array that run at once), given by array id."""
     jobs = {
         id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
         for id_, job in snapshot.jobs.items()
@@ -177,7 +180,8 @@ def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot
 def whole_job(
     array: int, records: Sequence[SlurmJob], known: JobRecord | None = None, term: int = 0, guests: Guests = NO_GUESTS
 ) -> WholeJob:
-    """Return the job of an array's records; `known` is its stored record or None, `term` its leader's."""
+    """Return the job of an array's records. `known` is the job's stored record, if any; `term` is the job's present
+    term."""
     tasks = newest(records)
     blocks, others, lent = _of_one_kind(tasks[:MAX_BLOCKS], guests)
     first = _representative(blocks)
@@ -205,14 +209,16 @@ def whole_job(
 
 
 def guests_of(settings: Settings) -> Guests:
-    """Return the queues of guests from the settings: no text of a user chooses one."""
+    """Return the queues of guests from the settings. A user's text cannot choose one of them."""
     return {name: Queue(one.partition, one.qos, one.account) for name, one in settings.guests.items()}
 
 
 def is_guest(job: SlurmJob, guests: Guests) -> bool:
-    """Tell whether a block is in a queue of guests, by the settings or by its owner's comment. The comment names the
-    queue into which the job's own launcher moves blocks. Nothing is released there; unless Slurm preempts,
-    waiting jobs are served as if the block were no guest."""
+    """Tell whether a block is in a queue of guests, named by the settings or by the owner's comment.
+
+    A comment names the queue into which the job's own launcher moves blocks. The companion releases no guest there. If
+    Slurm does not preempt this queue, waiting jobs are served as if the block were no guest.
+    """
     names = ",".join(job.partitions), job.qos, job.account
     return any(all(map(_unless_empty, queue, names)) for queue in guests.values()) or _lent(job)
 
@@ -233,7 +239,7 @@ def _lent(job: SlurmJob) -> bool:
 
 
 def as_one(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of a job with blocks of these shapes; 1 × all GPUs if GPUs per node differ."""
+    """Return the shape of a job with blocks of these shapes; 1 × all GPUs if the blocks differ in GPUs per node."""
     each = {shape.gpus_per_node for shape in shapes}
     if len(each) == 1:
         return Shape(sum(shape.nodes for shape in shapes), each.pop())
@@ -241,7 +247,7 @@ def as_one(shapes: Sequence[Shape]) -> Shape:
 
 
 def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Return one record for each array task, in order of tasks: a live record, else the newest."""
+    """Return one record for each array task, ascending by task: the live record, or else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
         # One more than a job of blocks may have tells that there are too many.
@@ -260,8 +266,8 @@ def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
 
 
 def _of_one_kind(tasks: Sequence[SlurmJob], guests: Guests) -> tuple[tuple[SlurmJob, ...], str, frozenset[int]]:
-    """Return the tasks that may form one job, the first difference among them in words, "" for none, and the numbers of
-    the guests among them. Ended tasks that differ are left out."""
+    """Return the tasks that may form one job, the first difference between them in words ("" for none), and the numbers
+    of those that are guests. Ended tasks that differ are left out."""
     lent = {job.array_tasks[0] for job in tasks if is_guest(job, guests)}
     first = _speaker([job for job in tasks if job.array_tasks[0] not in lent] or tasks)
     kept, apart = [], ""
@@ -306,8 +312,8 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
 
 
 def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
-    """Return the block whose state is the job's. Order: running, otherwise active, startable, last ended, waiting. Held
-    tasks do not keep an ended job alive."""
+    """Return the block whose state is the job's. A running block comes first, then another active one, one that may
+    start, the block that ended last, a held one. So held tasks do not keep an ended job alive."""
     live = [job for job in blocks if not job.ended]
     active = [job for job in live if job.running] or [job for job in live if not job.pending]
     startable = [job for job in live if job.pending and not job.held]
@@ -324,7 +330,7 @@ def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
 
 @dataclass(frozen=True)
 class Elastic:
-    """Job that opted in. With a `refusal` the job is measured, but never resized."""
+    """Job whose owner opted in to resizing. A job with a `refusal` is measured, but never resized."""
 
     job: WholeJob
     optin: OptIn | None
@@ -336,7 +342,8 @@ class Elastic:
 
     @property
     def shape(self) -> Shape:
-        """Shape that the job has or asks for: 1 × all GPUs if its blocks' nodes give unequally many."""
+        """Shape that the job has or asks for. It is 1 × all GPUs if the nodes do not have equally many of the job's
+        GPUs."""
         running = self.job.running_blocks
         if len(running) < 2:
             return self.shape_of(running[0] if running else self.job.first)
@@ -346,7 +353,7 @@ class Elastic:
 
     @property
     def holdings(self) -> dict[str, int]:
-        """GPUs that the job holds, by node; empty unless it runs."""
+        """GPUs that the job holds on each node; empty unless it runs."""
         held: Counter[str] = Counter()
         for job in self.job.running_blocks:
             for node in job.node_list:
@@ -354,22 +361,22 @@ class Elastic:
         return held
 
     def shape_of(self, job: SlurmJob) -> Shape:
-        """Return the shape of the job, or of one of its blocks."""
+        """Return the shape of this Slurm job: the whole job, or one of its blocks."""
         return Shape(job.nodes, self.gpus_per_node if self.whole_nodes else job.gpus_per_node)
 
     @property
     def partition(self) -> str:
-        """Partition in which the job competes for GPUs: the first that a pending job names."""
+        """Partition in which the job competes for GPUs. If a pending job names several, the first of them."""
         return self.job.home.partition
 
     @property
     def weighed(self) -> bool:
-        """True if policies get the job, even if only as a fixed one."""
+        """True if policies see the job, if only as one that keeps its size."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property
     def takes_guests(self) -> bool:
-        """True if the owner lets the job grow by guests; False for a plain job."""
+        """True if the owner lets the job grow by guest blocks. Always False for a job without blocks."""
         return self.job.by_blocks and self.optin is not None and bool(self.optin.guests)
 
     @property
@@ -383,7 +390,8 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
     def allows(self, gpus: int) -> bool:
-        """Tell whether this number of GPUs lies in the owner's range and on its step."""
+        """Tell whether the owner allows this number of GPUs: within the range, and a multiple of the step above its
+        lower end."""
         low, high = self.gpu_range
         return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
 
@@ -395,9 +403,9 @@ class Observation:
     snapshot: Snapshot
     elastic: dict[int, Elastic]
     left: dict[int, Elastic] = field(default_factory=dict)
-    """Ended jobs of blocks that still have waiting tasks, by id."""
+    """Ended jobs of blocks whose array still has waiting tasks, by job id."""
     idle: Mapping[int, float] = field(default_factory=dict)
-    """Mean GPU use of idle jobs, by job id."""
+    """Mean GPU use, in [0, 1], of each job that counts as idle, by job id."""
 
     @cached_property
     def of_blocks(self) -> Mapping[int, Elastic]:
@@ -438,7 +446,8 @@ def _refusal(
 
 
 def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | None:
-    """Return the reason against resizing a lone array task or a part of a heterogeneous job; None if there is none."""
+    """Return the reason why a single array task, or a part of a heterogeneous job, may not be resized; None if it
+    may."""
     if not job.array:
         return reason("blocks_no_array") if optin.blocks else None
     if not job.array_id:
@@ -456,7 +465,7 @@ def _task_refusal(job: SlurmJob, optin: OptIn, snapshot: Snapshot) -> Reason | N
 def elastic_job(
     job: WholeJob, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
 ) -> Elastic | None:
-    """Return the job with its owner's limits; None for a job that did not opt in, which is never touched."""
+    """Return the job with its owner's limits; None for a job that did not opt in, which the companion never touches."""
     comment = job.home.comment
     try:
         optin, right = parse_comment(comment), near_miss(comment)

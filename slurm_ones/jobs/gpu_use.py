@@ -1,9 +1,11 @@
-"""GPU use of each job, as measured by Slurm, else as reported by the job.
+"""GPU use of each job, as measured by Slurm, or else as reported by the job.
 
-A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.idle_use`. Only training intervals count
-in reports, and every change of the ranks restarts the window. So a block that loads, joins or waits does not look idle.
-If Slurm measures a job, its own reports do not count. Otherwise a job that reports too little use loses only its own
-growth; too much has the effect of no measurement.
+A job is idle if the mean use of its GPUs over `limits.idle_s` is below `limits.idle_use`. Reports count only for times
+of training, and the mean starts again when the job's ranks change. So a block that loads, joins or waits does not look
+idle.
+
+Reports do not count for a job that Slurm measures. A job that falsely reports little use loses only the GPUs by which
+it grew. A false report of much use has the same effect as no report.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import GpuUse
 
 LOOK_S = 300.0
-"""Seconds between two readings of Slurm's measurements, which query every node."""
+"""Seconds between two readings of Slurm's measurements. A reading queries every node."""
 MEASURED = 0.5
-"""Fraction of `limits.idle_s` that must be measured before a job counts as idle."""
+"""Fraction of `limits.idle_s` that measurements must cover before a job can count as idle."""
 HOLDS = 3
-"""Time for which a job stays idle without new measurements, as a multiple of `limits.idle_s`."""
+"""Number of `limits.idle_s` after which a job no longer counts as idle, unless it is found idle again."""
 
 
 @dataclass
@@ -35,20 +37,20 @@ class _Window:
 
 
 class GpuUses:
-    """GPU use by job, in memory only: after a start of the companion no job is idle."""
+    """GPU use of each job. It is kept in memory only: no job counts as idle when the companion starts."""
 
     def __init__(self, client: SlurmClient, limits: LimitSettings) -> None:
         self._client, self._limits = client, limits
         self._looked = -math.inf
         self._by_slurm: dict[int, GpuUse] = {}
-        """Mean use per GPU of each job, as Slurm measured it last."""
+        """Mean use per GPU of each job, by job id, in Slurm's last measurement."""
         self._windows: dict[int, _Window] = {}
         self._found: dict[int, tuple[float, float]] = {}
-        """Mean GPU use of idle jobs, and when each was found idle, by job id."""
+        """Mean GPU use of each idle job, and when the job was last found idle, by job id."""
 
     @property
     def idle(self) -> dict[int, float]:
-        """Mean GPU use of idle jobs in [0, 1], by job id."""
+        """Mean GPU use, in [0, 1], of each idle job, by job id."""
         return {job_id: use for job_id, (use, _) in self._found.items()}
 
     def look(self, jobs: Mapping[int, Elastic], now: float) -> None:
@@ -73,7 +75,8 @@ class GpuUses:
                 self._add(job_id, each.gpus, LOOK_S, now)
 
     def read(self, job_id: int, lines: Iterable[ReportLine], now: float) -> list[ReportLine]:
-        """Return the report lines to store, with the GPU use that Slurm measured in place of the reported one."""
+        """Return the report lines to store. If Slurm measures the job's GPU use, it replaces the use that the job
+        reported."""
         reports = ((line, self._read(job_id, line.report, now)) for line in lines)
         return [line if report is line.report else replace(line, report=report) for line, report in reports]
 

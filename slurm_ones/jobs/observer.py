@@ -1,4 +1,4 @@
-"""Observation in each tick: Slurm's snapshot and the reports of elastic jobs, both stored."""
+"""Observation of each tick: reads Slurm's snapshot and the elastic jobs' reports, and stores both."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 
 
 AT_ONCE = 1000
-"""Most arrays whose throttle is read in one tick."""
+"""Largest number of arrays whose task throttle is read in one tick."""
 
 
 class Observer:
-    """Observer that reads Slurm and the jobs' reports, and stores both.
+    """Reader of Slurm and of the jobs' reports, which stores both.
 
-    It changes nothing outside the database. Positions in report files come from the database, so a new companion
-    continues after the last line read.
+    It changes nothing outside the database. The database has the position reached in each report file, so a new
+    companion continues after the last line read.
     """
 
     def __init__(
@@ -72,21 +72,23 @@ class Observer:
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
-        """True for jobs submitted with task counts, by id; only jobs whose details were read."""
+        """True for a job that was submitted with a task count, by job id. Jobs whose details have not been read are
+        missing."""
         self._specs: dict[tuple[int, int], Spec] = {}
-        """Last stored spec of each run, by job and restart."""
+        """Spec of each run as last stored, by job id and restart."""
         self._measured: dict[tuple[int, int], Measured] = {}
-        """Last Hello or Throughput of each run, by job and restart; unknown when the companion starts."""
+        """Last Hello or Throughput report of each run, by job id and restart. It is empty when the companion starts."""
         self._terms = Terms(store, self._own_uid, guests_of(settings))
         self._files = JobDirectories(settings.spool)
         self._uses = GpuUses(client, settings.limits)
         self._throttled: dict[int, int] = {}
-        """Throttle of each array that waits and was asked for, 0 for none."""
+        """Task throttle of each waiting array that was read, 0 for none, by array id."""
         self._silent: dict[int, str] = {}
-        """Problem of the file system, by job, for jobs whose files did not respond at the last read."""
+        """Error message of the file system, by job id, for each job whose files did not respond at the last read."""
         self.other = OtherCompanion(self._own_uid, self._files.hello, clock)
         self._asked: dict[int, Sequence[SlurmJob]] | None = None
-        """Tasks of arrays read from Slurm during this call of `collect`; None if Slurm must not be queried."""
+        """Tasks of each array, by array id, as read during this call of `collect`. None while Slurm must not be
+        queried."""
 
     def observe(self) -> Observation:
         """Return the observation of one tick. Raises `Unreachable`."""
@@ -120,7 +122,7 @@ class Observer:
         self._close_lost(snapshot, jobs, seen.keys(), no_more)
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
-        seen = {id_: self._left_if_silent(elastic) for id_, elastic in seen.items()}
+        seen = {id_: self._refused_if_silent(elastic) for id_, elastic in seen.items()}
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
         self._measured = {key: last for key, last in self._measured.items() if key[0] in seen}
         self._notes.forget(jobs)
@@ -130,9 +132,11 @@ class Observer:
         return Observation(snapshot, here, left, self._uses.idle)
 
     def _throttles(self, jobs: Mapping[int, WholeJob], snapshot: Snapshot) -> dict[int, int]:
-        """Return throttles missing in the snapshot, by array id. One call reads them for arrays of blocks that were
-        refused because they show none. While a job that opted in runs, it also reads those of other
-        waiting arrays, each once."""
+        """Return the task throttles (most tasks that run at once) that the snapshot lacks, by array id.
+
+        An array of blocks is refused if it shows no throttle, so its throttle is read again. While a job that opted in
+        runs, the throttles of other waiting arrays are read as well, once each. All are read in one call.
+        """
         asked = {
             next(block.job_id for block in one.blocks if not block.ended): array
             for array, one in jobs.items()
@@ -149,8 +153,9 @@ class Observer:
         return {array: most for array, most in (self._throttled | found).items() if most}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """Refuse jobs submitted with task counts, which a snapshot does not show. Details of all new jobs are read in
-        one call, once, since task counts never change."""
+        """Return all jobs, with a refusal for jobs that were submitted with a task count. A snapshot does not show all
+        of these. So the details of all new jobs are read in one call, once for each job since the task count never
+        changes."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -161,14 +166,14 @@ class Observer:
         return seen | {id_: replace(seen[id_], refusal=reason("task_counts")) for id_ in refused}
 
     def _within_reach(self, seen: dict[int, Elastic]) -> dict[int, Elastic]:
-        """Return all jobs, refusing those that no order would reach or that another companion acts on."""
+        """Return all jobs. A job gets a refusal if orders cannot reach it, or if another companion acts on it."""
         self._files.forget(seen)
         self._silent = {id_: problem for id_, problem in self._silent.items() if id_ in seen}
         read = {job_id for job_id, _ in self._specs}
 
         def judged(elastic: Elastic) -> Elastic:
             job = elastic.job
-            elastic = self._left_if_silent(elastic)
+            elastic = self._refused_if_silent(elastic)
             if elastic.refusal or job.ended:
                 return elastic
             refusal = self._files.refusal(job, read=job.job_id in read) or self.other.refusal(job)
@@ -176,15 +181,15 @@ class Observer:
 
         return {id_: judged(elastic) for id_, elastic in seen.items()}
 
-    def _left_if_silent(self, elastic: Elastic) -> Elastic:
-        """Return the job, refused while its files do not respond."""
+    def _refused_if_silent(self, elastic: Elastic) -> Elastic:
+        """Return the job, with a refusal while its files do not respond."""
         problem = self._silent.get(elastic.job.job_id)
         if problem is None or elastic.refusal or elastic.job.ended:
             return elastic
         return replace(elastic, refusal=reason("files_silent", problem=problem))
 
     def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
-        """Store jobs and runs that changed since the last tick; `kinds` gives the GPU type of each node."""
+        """Store the jobs and runs that changed since the last tick. `kinds` has the GPU type of each node."""
         jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_), kinds)
@@ -205,8 +210,9 @@ class Observer:
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, jobs: Mapping[int, WholeJob], seen: Set[int], no_more: Set[int]) -> None:
-        """Close jobs that are open in the database but no longer elastic. Slurm forgets a job MinJobAge after its end,
-        and an owner may opt out. Jobs in `no_more` dropped only the word for blocks."""
+        """Close the records of jobs that are live in the database but no longer elastic. Such a job ended longer than
+        MinJobAge ago, so that Slurm no longer knows it, or its owner opted out. The owners of jobs in `no_more` removed
+        only the word `array=blocks` from the comment."""
         lost = self._store.live_jobs() - seen
         if not lost:
             return
@@ -232,8 +238,8 @@ class Observer:
         return whole_job(job_id, tasks, record, record.restart) if tasks else None
 
     def collect(self, jobs: Sequence[WholeJob], *, now: float, ask: bool = False) -> None:
-        """Store new reports of the jobs' newest runs, in one transaction. With `ask`, Slurm is queried for blocks
-        started since the last tick."""
+        """Store the new reports of these jobs' newest runs, in one transaction. With `ask`, blocks that started since
+        the last tick are read from Slurm."""
         self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if job.by_blocks]
         places = self._store.report_positions([job.job_id for job in jobs])
@@ -258,7 +264,8 @@ class Observer:
     def _read(
         self, job: WholeJob, restart: int, offset: int, number: int, now: float, most: int, others: int
     ) -> RunReports | None:
-        """Return the new reports of a run, memberships with Slurm's number of nodes; None if there are none."""
+        """Return the new reports of a run; None if there are none. Memberships get the number of nodes that Slurm
+        shows."""
         try:
             found, problem = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         except NoAnswer as error:
@@ -283,7 +290,7 @@ class Observer:
         return replace(found, spec=spec, lines=lines)
 
     def _tasks(self, array: int) -> Sequence[SlurmJob]:
-        """Return an array's tasks, read once for all its reports; empty in a tick, when Slurm is not asked."""
+        """Return an array's tasks, read at most once in a call of `collect`; empty if `collect` may not ask Slurm."""
         if self._asked is None:
             return ()
         if array not in self._asked:
@@ -305,7 +312,7 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with its user's texts made printable. While guests run next to base blocks, the
+    """Return the job's record, with the user's texts made printable. While guests run besides base blocks, the
     requested shape is that of the base blocks."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
@@ -332,16 +339,18 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
 
 
 def node_record(node: Node) -> NodeRecord:
-    """Return the node's record, which is independent of the jobs on the node."""
+    """Return the node's record. It does not depend on the jobs that run on the node."""
     # A reserved node goes on being idle or busy.
     state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
 def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping[str, str] | None = None) -> RunRecord:
-    """Return the record of the job's present run. Each run of a job of blocks is a term; Slurm shows only the first
-    term's start. `before` is the run's last record. The GPU kind is the requested one, else that of its nodes by
-    `kinds`."""
+    """Return the record of the job's present run. `before` is the last record of this job.
+
+    A run of a job of blocks is one term, and Slurm shows only the start of the first term. The GPU kind is the one that
+    the job asked for, else the kind of its nodes by `kinds`.
+    """
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
@@ -365,7 +374,7 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
 
 
 class DrainReports:
-    """Reader of a job's newest reports on demand, so a resize need not wait for the next tick."""
+    """Reader of a job's newest reports at any time, so that a resize does not wait for the next tick."""
 
     def __init__(self, observer: Observer, store: Store, clock: Callable[[], float]) -> None:
         self._observer = observer
@@ -373,7 +382,8 @@ class DrainReports:
         self._clock = clock
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the order's checkpoint was reported; None unless it exists and the job still waits."""
+        """Return when the job reported the checkpoint that the order asked for. None if there is no such checkpoint, or
+        if the job has reported more since, so that it trains on."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None:
@@ -389,18 +399,20 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the job's newest membership; with `order`, the newest that names this order. None if there is none."""
+        """Return the job's newest membership, or with `order` the newest that this order caused; None if there is
+        none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the seconds from the last step before the drain to the new run's hello; None until that hello."""
+        """Return the seconds between the last step before the drain and the hello of the new run; None before this
+        hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
 
 class StopFile:
-    """File that stops all resizes; the companion stores who made it."""
+    """File that stops all resizes; the database keeps who made it."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
@@ -410,8 +422,8 @@ class StopFile:
     def check(self, now: float) -> None:
         """Store an action if the stop file was made or removed since the last check.
 
-        A removal leaves no trace of its user. After a restart the companion finds the same file, which is stored as the
-        same action.
+        The file's owner made it; it is unknown who removes it. A companion that restarts finds the same file and stores
+        the same action, which the database keeps once.
         """
         try:
             found = self._path.stat()

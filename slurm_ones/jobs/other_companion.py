@@ -1,9 +1,9 @@
-"""Arbitration between two companions of one job, its owner's and the site's: one of them yields.
+"""Agreement between two companions of the same job, its owner's and the site's: one of them yields.
 
-The site's companion keeps a mark in its spool while it acts. The owner's companion yields for every job that reads that
-spool. The owner's orders are in the job's directory; the site's companion yields for a job while the newest order is
-recent. If both start in the same second, the job obeys the order with the higher number. The other companion then
-abandons its resize without notifying the job.
+While the site's companion acts, it keeps a fresh file in its spool, the mark. The owner's companion yields on every job
+that reads orders from this spool. The owner's companion writes its orders into the job's directory. The site's
+companion yields on a job whose newest order there is recent. If both start in the same second, the job obeys the order
+with the higher number. The other companion then gives up its resize without notifying the job.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from slurm_ones.jobs.elastic import WholeJob
 from slurm_ones.untrusted_files import NotBelieved, job_directory, read_file, status_of
 
 YIELD_S = 300.0
-"""Age in seconds up to which a mark or an order shows that its companion acts."""
+"""Age, in seconds, up to which a mark or an order shows that the companion that wrote it acts."""
 
 
 class OtherCompanion:
-    """Check for another companion: a job on which another companion acts is refused."""
+    """Check for another companion: a job on which another companion acts gets a refusal."""
 
     def __init__(
         self, own_uid: int | None, hello: Callable[[WholeJob], Hello | None], clock: Callable[[], float]
     ) -> None:
-        """Create the check: `own_uid` of an owner's companion, `hello` for the first report of the newest run."""
+        """Create the check. `own_uid` is the user of an owner's companion, None for the site's. `hello` returns the
+        first report of a job's newest run."""
         self._own_uid = own_uid
         self._hello = hello
         self._clock = clock
@@ -69,8 +70,8 @@ class OtherCompanion:
 
 
 def _number(folder: Path, name: str, uid: int | None, folder_uid: int | None = None) -> int:
-    """Return the number of the order that `uid` (None: the folder's owner) wrote there. 0 for none, or if that is this
-    companion's user."""
+    """Return the number of the order that the user `uid` (None: the owner of `folder`) wrote in `folder`. Return 0 if
+    there is none, or if this companion runs as that user."""
     try:
         owner = status_of(folder, os.geteuid()).st_uid if uid is None else uid
         if owner == os.geteuid():

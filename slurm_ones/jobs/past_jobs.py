@@ -1,7 +1,7 @@
 """Jobs and their runs from accounting rows: requeued runs share one job id, and Slurm reuses ids.
 
-The tasks of an array of blocks form one job with the array's id. Its runs are the intervals between changes of its
-blocks; a run has the nodes and GPUs of all blocks then running.
+The tasks of an array of blocks form one job with the array's id. Each start or end of a block begins another run of
+this job. A run has the nodes and GPUs of all blocks that ran at the time.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000
-"""Largest number of nodes of a run whose names are kept."""
+"""Largest number of nodes for which a run's node names are kept."""
 
 
 class PastJobs:
-    """Conversion of accounting rows, span by span in order of the runs' ends, into ended jobs.
+    """Converter from accounting rows to ended jobs. The rows come in spans of time, in order of the runs' ends.
 
-    The rows of a requeued job are kept until its last run. A job without a last run in the last span is left out; a
-    later import finds it.
+    The rows of a requeued job are kept until its last run comes. A job whose last run never came is left out; a later
+    import finds it.
     """
 
     def __init__(self, known: Callable[[int], bool] = lambda array: False) -> None:
-        """Create the converter. `known` tells if an array is of blocks, since accounting seldom keeps comments."""
+        """Create the converter. `known` tells whether an array is one of blocks, since accounting seldom keeps
+        comments."""
         self._known = lru_cache(None)(known)
         self._said: set[int] = set()
-        """Arrays whose comment in a row declares blocks."""
+        """Arrays with a row whose comment declares blocks."""
         self._open: dict[tuple[int, int, float], AccountingRow] = {}
-        """Rows of jobs that have not ended, by job id, task and submission."""
+        """Rows of jobs that have not ended, by id of the job or array, id of the task, and time of submission."""
 
     @property
     def open(self) -> int:
@@ -51,7 +52,7 @@ class PastJobs:
         return bool(row.array) and (row.array in self._said or self._known(row.array))
 
     def take(self, rows: Iterable[AccountingRow], until: float) -> list[AccountingJob]:
-        """Return the jobs that ended in the span before `until`, by job id."""
+        """Take the rows of the span before `until`; return the jobs that have ended, in order of job id."""
         read = [row for row in rows if row.end is None or row.end < until]
         self._said.update(row.array for row in read if row.array and _says_blocks(row.comment))
         for row in read:
@@ -84,7 +85,8 @@ def _says_blocks(comment: str) -> bool:
 def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
     """Split the rows of one job id, sorted by submission, at each reuse of the id by another job.
 
-    A requeued job is submitted again within the longest time for which Slurm remembers an ended job.
+    A row is of the same job if the user is the same, and it was submitted at most `SAME_JOB_S` after the last end.
+    Slurm does not reuse an id sooner.
     """
     found: list[list[AccountingRow]] = []
     latest = 0.0
@@ -129,7 +131,7 @@ def job_of_blocks(array: int, rows: Sequence[AccountingRow]) -> AccountingJob:
 
 
 def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
-    """Return an ended job from its rows in order of submission."""
+    """Return an ended job from its rows, which are in order of submission."""
     first, last = rows[0], rows[-1]
     restarts = [row.restart for row in rows]
     if None in restarts or len(set(restarts)) < len(restarts):
@@ -169,13 +171,13 @@ def _job(job_id: int, first: AccountingRow, last: AccountingRow, restart: int, s
 
 
 def _shape(nodes: int, gpus: int) -> Shape:
-    """Return the shape; one node with all GPUs stands for nodes that give unequally many."""
+    """Return the shape; 1 × all GPUs if the nodes do not have equally many of the GPUs."""
     each, rest = divmod(gpus, max(nodes, 1))
     return Shape(1, gpus) if rest else Shape(nodes, each)
 
 
 def _hosts(text: str, nodes: int) -> tuple[str, ...]:
-    """Return the names of the nodes; none if `text` does not name exactly `nodes` nodes."""
+    """Return the names of the nodes; empty if `text` does not name exactly `nodes` nodes."""
     lengths = [sum(_length(piece) for piece in group.split(",")) for group in re.findall(r"\[([^\]]*)\]", text)]
     if not 0 < nodes <= MOST_NODES or prod(lengths) > MOST_NODES:
         return ()

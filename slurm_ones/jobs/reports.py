@@ -1,9 +1,10 @@
 """Reader of jobs' reports: a bounded part at a time, each line checked, a bad line dropped.
 
-A job's reports are written by its user. The checks protect the database and the clocks: the form of each line, numbers
-that rise at a plausible rate, and times within the run by Slurm's clock. Samples count as far as the job's steps and
-position in its data confirm them (`confirmed`). No check here can tell if a job trains at all; `learn` bounds the gain
-of consistent lies.
+A job's user can write anything into its reports. The checks protect the database and the clocks. Each line has the
+right form, the numbers of lines rise at a plausible rate, and times lie within the run by Slurm's clock. Samples count
+as far as the job's steps and its position in the data confirm them (`confirmed`).
+
+No check here can tell whether a job trains at all. `learn` bounds what a user can gain by consistent lies.
 """
 
 from __future__ import annotations
@@ -51,43 +52,44 @@ from slurm_ones.untrusted_files import (
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
-"""Most bytes read of one job at a time."""
+"""Largest number of bytes read from one job's reports at a time."""
 MAX_LINES = 2_000
-"""Most lines, good or bad, read of one job in a tick; further lines wait for the next tick."""
+"""Largest number of lines, good or bad, read from one job in a tick. Further lines wait for the next tick."""
 LEAST_LINES = 64
-"""Lower bound of the lines read from a job, however many jobs share the total: more than a minute's."""
+"""Number of lines that may be read from each job in any case: more than a job writes in a minute."""
 ALL_LINES = 100_000
-"""Most lines read of all jobs at a time, unless `LEAST_LINES` per job are more."""
+"""Number of lines read from all jobs together at a time; exceeded if `LEAST_LINES` for each job are more."""
 BURST = 2_000
 PER_S = 2.0
-"""Reports per second since the run's start, besides `BURST`, up to which report numbers are accepted. That bounds a
-run's rows in the database; a wrapper reports every 2 s by default."""
+"""Reports per second since the run's start that are accepted, in addition to `BURST`. This bounds a run's rows in the
+database. A wrapper reports every 2 s by default."""
 FUTURE_S = 300.0
-"""Largest accepted lead of a report over the companion's clock, in seconds."""
+"""Largest number of seconds by which a report's time may be ahead of the companion's clock."""
 SKEW_S = 300.0
 """Largest accepted difference between a node's clock and Slurm's, in seconds."""
 LENGTHS = 1.05
-"""Factor by which a measured duration may exceed the time since the run's start."""
+"""Factor by which a reported duration may exceed the time since the run's start."""
 ROUNDING = 1.05
-"""Factor by which a stretch's samples may exceed steps × batch: batches are rounded to the ranks' shares."""
+"""Factor by which the samples between two reports may exceed steps × batch. A batch is rounded when ranks share it."""
 MAX_PROBLEM = 500
-"""Longest text of a problem, in characters."""
+"""Longest description of a problem, in characters."""
 
 
 def lines_per_job(jobs: int) -> int:
-    """Return the number of lines to read per job, for this number of jobs."""
+    """Return the number of lines to read from each job, if there are this many jobs."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
 def highest_number(job: WholeJob, restart: int, now: float, others: int = 0) -> int:
-    """Return the highest plausible report number of this run by now. All runs of a job of blocks share one allowance;
-    `others` counts the reports of its other runs."""
+    """Return the highest report number that this run can plausibly have reached by now. All runs of a job of blocks
+    share one allowance; `others` counts the reports of the other runs."""
     since = job.run_start if restart == job.restart and job.run_start else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0)) - others
 
 
 def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
-    """Return the job's reported spec, None if there is none, and a problem in words. Raises `NoAnswer`."""
+    """Return the spec that the job reported (None without one), and a problem in words ("" for none). Raises
+    `NoAnswer`."""
     try:
         return _spec(read_files(job_directory(job), job.uid, [_SPEC])[0])
     except FileNotFoundError:
@@ -100,7 +102,7 @@ def read_spec(job: WholeJob) -> tuple[Spec | None, str]:
 
 _SPEC: Part = (SPEC, 0, MAX_SPEC + 1)
 _decoded = lru_cache(maxsize=256)(decode_spec)
-"""Cached decoder: a spec is read in each tick, but seldom changes."""
+"""Decoder with a cache: a spec is read in each tick, but seldom changes."""
 
 
 def _spec(found: Found) -> tuple[Spec | None, str]:
@@ -117,12 +119,12 @@ def _spec(found: Found) -> tuple[Spec | None, str]:
 def read_reports(
     job: WholeJob, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
 ) -> tuple[RunReports, str]:
-    """Return the complete lines of a run's reports from `offset` with a number above `after`, and the problems in
-    words.
+    """Return a run's new reports and the problems with them, in words. They begin at byte `offset` of the file, and
+    have numbers above `after`.
 
-    Dropped are lines out of order, repeated, from the future, outside their run, cut short in mid-file, or malformed.
-    Left for the next read are a last line without newline, and lines beyond `most` or `highest_number`. The number of a
-    line from the future counts, since the job did report. Raises `NoAnswer`.
+    Lines that are malformed, out of order, repeated, from the future, outside their run, or cut short in mid-file are
+    dropped. A last line without newline waits for the next read, as do lines beyond `most` or `highest_number`. A
+    dropped line from the future still uses up its number. Raises `NoAnswer`.
     """
     data, spec, problem = _piece(job, restart, offset)
     lines, used, number, fault = _lines(data, job, restart, after, now, most, others)
@@ -132,7 +134,7 @@ def read_reports(
 
 
 def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None, str]:
-    """Return the next bytes of a run's reports, the job's spec, and problems with either in words."""
+    """Return the next bytes of a run's report file, the job's spec, and the problems with both in words."""
     name = reports_name(restart)
     try:
         of_spec, found = read_files(job_directory(job), job.uid, [_SPEC, (name, offset, MAX_BYTES)])
@@ -155,9 +157,9 @@ def _piece(job: WholeJob, restart: int, offset: int) -> tuple[bytes, Spec | None
 
 
 def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: float) -> tuple[list[ReportLine], str]:
-    """Return the lines that lie within their run by Slurm's clock, and the problems of the others in words.
+    """Return the lines whose times lie within their run by Slurm's clock, and the problems of the other lines in words.
 
-    Measurements outside the run are dropped; for other reports only the time is corrected.
+    A measurement from outside the run is dropped. Any other report is kept with its time moved into the run.
     """
     known = restart == job.restart and not job.pending
     start = job.run_start if known else 0.0
@@ -177,19 +179,21 @@ def _within_run(lines: Sequence[ReportLine], job: WholeJob, restart: int, now: f
 
 
 Measured: TypeAlias = Hello | Throughput
-"""Report at which a stretch of steps begins or ends: it holds the job's step and position in its data."""
+"""Report at which a stretch of steps begins or ends. It has the number of steps and the position in the data."""
 
 
 def last_measured(reports: RunReports) -> Measured | None:
-    """Return the newest report that begins a stretch of steps (Hello or Throughput); None if there is none."""
+    """Return the newest Hello or Throughput report, at which the next stretch of steps begins; None if there is
+    none."""
     return next((line.report for line in reversed(reports.lines) if isinstance(line.report, (Hello, Throughput))), None)
 
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
-    """Return the reports with plausible samples, and doubts in words. A stretch's samples are bounded by steps × batch,
-    and by the progress of its position in the data.
+    """Return the reports with plausible numbers of samples, and doubts in words. Between two reports a job cannot have
+    used more samples than steps × batch, or than the way that its position moved through the data.
 
-    `before` is the report that began the first stretch. If it is None, unknown, that stretch's samples are believed.
+    `before` is the report before the first of these. If `before` is unknown (None), the first number of samples is
+    believed.
     """
     dataset = reports.spec.dataset if reports.spec is not None else 0
     lines, doubts = [], []
@@ -207,8 +211,8 @@ def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports,
 
 
 def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
-    """Return the most samples of a stretch, by steps × batch and by its movement through the data. Movement counts if
-    the data's length is known, or within one epoch."""
+    """Return the largest possible number of samples between two reports: by steps × batch, and by the positions in the
+    data. The positions count if the data's length is known, or if both lie in one epoch."""
     most = (report.step - before.step) * report.batch
     epochs = report.epoch - before.epoch
     if epochs == 0 or dataset:
@@ -217,7 +221,7 @@ def _most_samples(before: Measured, report: Throughput, dataset: int) -> int:
 
 
 def _check_membership(report: Membership, job: WholeJob) -> None:
-    """Raise `ProtocolError` for a membership that is impossible for this job."""
+    """Raise `ProtocolError` for a membership that this job cannot have."""
     if not job.by_blocks:
         raise ProtocolError("membership: the job is not one of blocks")
     if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
@@ -229,7 +233,8 @@ def _check_membership(report: Membership, job: WholeJob) -> None:
 def _lines(
     data: bytes, job: WholeJob, restart: int, after: int, now: float, most: int, others: int
 ) -> tuple[list[ReportLine], int, int, str]:
-    """Return the good lines in `data`, the bytes read, the last report's number, and the other lines' faults."""
+    """Return the good lines in `data`, the number of bytes used, the last report's number, and the other lines'
+    faults."""
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than what is read at a time would be waited for for ever: step over it.
@@ -268,16 +273,17 @@ def _lines(
 
 
 TICKS = 3
-"""Number of failed reads after which a running job is refused: `ones-run` first of all makes its directory."""
+"""Number of ticks for which a running job's files may be missing; then it is refused. `ones-run` makes the job's
+directory before anything else."""
 
 
 class JobDirectories:
-    """Check of jobs' directories: a job is refused if its files are missing, or no order would reach it."""
+    """Check of jobs' directories: a job gets a refusal if its files are missing, or if orders cannot reach it."""
 
     def __init__(self, spool: Path | None) -> None:
         self._spool = spool
         self._failed: dict[tuple[int, int], int] = {}
-        """Number of failed reads of files, by job and restart."""
+        """Number of ticks in a row in which the files were missing, by job id and restart."""
         self._hellos: dict[tuple[int, int], Hello] = {}
 
     def forget(self, alive: Container[int]) -> None:
@@ -286,8 +292,8 @@ class JobDirectories:
         self._failed = {key: times for key, times in self._failed.items() if key[0] in alive}
 
     def refusal(self, job: WholeJob, *, read: bool) -> Reason | None:
-        """Return the reason against resizing the job; None if it may be resized. Called once a tick; `read` is True if
-        its files were found before."""
+        """Return the reason against resizing the job; None if it may be resized. Call it once a tick. `read` is True if
+        the job's files have been found before."""
         return self._not_found(job, read) or self._not_reached(job)
 
     def _not_found(self, job: WholeJob, read: bool) -> Reason | None:
@@ -297,7 +303,8 @@ class JobDirectories:
         return reason("no_files", problem=problem) if self._failed[key] > TICKS else None
 
     def _not_reached(self, job: WholeJob) -> Reason | None:
-        """Return the reason if the job reads another spool; a wrapper that reports none reads the site's."""
+        """Return a reason if the job reads its orders from another spool. A job whose hello names no spool reads the
+        site's."""
         if self._spool is None or not foreign(job):
             return None
         hello = self.hello(job)
@@ -306,7 +313,8 @@ class JobDirectories:
         return reason("spool_not_read", spool=str(self._spool))
 
     def hello(self, job: WholeJob) -> Hello | None:
-        """Return the hello of the newest run, or of the one before, in the same environment; None without one."""
+        """Return the hello of the newest run. If it is missing, return the hello of the run before, which had the same
+        environment. None without either."""
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := _hello(job, key[1])) is not None:
                 self._hellos[key] = found
@@ -340,9 +348,9 @@ def _hello(job: WholeJob, restart: int) -> Hello | None:
 
 
 def checkpoint_stands(job: WholeJob, name: str) -> bool:
-    """Tell whether the checkpoint that a job reported exists and has a manifest.
+    """Tell whether the checkpoint that a job reported exists and has a manifest. Raises `NoAnswer`.
 
-    A false report costs a job only its own work; the check is for files that went missing. Raises `NoAnswer`.
+    The check finds files that went missing. It does not prevent lies: by a false report a job loses only its own work.
     """
     if not name or name.startswith(".") or "/" in name:
         return False
@@ -356,7 +364,7 @@ def checkpoint_stands(job: WholeJob, name: str) -> bool:
 
 
 STAYS_S = 3600.0
-"""Seconds for which a note is shown after its cause was last seen."""
+"""Seconds for which a note is shown after its problem was last found."""
 
 
 @dataclass(frozen=True)
@@ -368,7 +376,8 @@ class _Note:
 
 
 class Notes:
-    """Doubts about each job's reports, for its owner: shown while they last, and for `STAYS_S` afterwards."""
+    """Doubts about each job's reports, for its owner. A note is shown as long as the problem lasts and for `STAYS_S`
+    more."""
 
     def __init__(self) -> None:
         self._notes: dict[int, _Note] = {}
@@ -386,7 +395,7 @@ class Notes:
         self._notes[job_id] = _Note(problem, known.since, now)
 
     def text(self, job_id: int, now: float) -> str:
-        """Return the note to show at `now`; "" for none, or if its cause is long gone."""
+        """Return the note to show at `now`; "" for none, or if its problem was last found more than `STAYS_S` ago."""
         note = self._notes.get(job_id)
         if note is None:
             return ""

@@ -1,7 +1,8 @@
 """Terms and blocks of jobs of blocks, followed from tick to tick.
 
-The term is reported by the job itself, in its spec. A term is believed if it only rises, and no faster than a job can
-change its leader. No job can put more reports into the database than any other.
+A term is the time for which one block leads the training, and counts as a run. The job itself reports its term, in its
+spec. The term is believed if it rises, and not faster than a job can change its leader. So no job can put more reports
+into the database than another.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from slurm_ones.slurm.model import JobState, SlurmJob, Snapshot
 from slurm_ones.untrusted_files import NoAnswer
 
 LAST_TERMS = 3
-"""Number of recent terms whose reports are read in each tick: an earlier term may report late."""
+"""Number of recent terms whose reports are read in each tick, since reports of an earlier term may come late."""
 AT_ONCE = 16
-"""Most terms by which a job may advance in one tick; further ones wait for the next tick."""
+"""Largest number of terms by which a job may advance in one tick. Further terms wait for the next tick."""
 BURST = 64
 PER_S = 0.1
-"""Terms per second since submission that a job may reach, besides `BURST`."""
+"""Terms per second since its submission that a job may reach, in addition to `BURST`."""
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the believed term and a doubt in words, for a job in term `before` that reports term `said`."""
+    """Return the term that is believed, and a doubt in words, for a job in term `before` that reports term `said`."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))
@@ -37,27 +38,28 @@ def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[i
 
 
 class Terms:
-    """Terms and blocks of all jobs of blocks, kept in memory; the database is enough to restore them."""
+    """Terms and blocks of all jobs of blocks. They are kept in memory, and restored from the database after a
+    restart."""
 
     def __init__(self, store: Store, own_uid: int | None, guests: Guests = NO_GUESTS) -> None:
         self._store = store
         self._guests = guests
         self._own_uid = own_uid
         self._known: dict[int, JobRecord | None] = {}
-        """Last stored record of each job of blocks; None for a new job."""
+        """Record of each job of blocks as last stored; None for a new job."""
         self._spans: dict[int, range] = {}
-        """Terms whose reports were last to be read, by job."""
+        """Terms of each job whose reports are read in this tick or were read in the last one."""
         self._ahead: set[int] = set()
-        """Jobs followed in this tick whose reports are not read yet."""
+        """Jobs whose terms this tick has determined already, but whose reports it has not read yet."""
         self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
         """Block records of the last tick, by job, task and restart."""
         self._no_more: dict[int, bool] = {}
-        """True for arrays that were one job of blocks before, by id; their tasks now opt in as separate jobs."""
+        """True, by array id, for an array that was one job of blocks and whose tasks now opt in as separate jobs."""
         self.problems: dict[int, str] = {}
         """Doubts about a job's term, in words."""
 
     def jobs(self, snapshot: Snapshot) -> dict[int, WholeJob]:
-        """Return all jobs of a snapshot by id, jobs of blocks in their present term."""
+        """Return all jobs of a snapshot by id. Jobs of blocks are in their present term."""
         found = arrays(snapshot.jobs.values())
         self._remember(found)
         self._spans = {array: span for array, span in self._spans.items() if array in found}
@@ -80,8 +82,8 @@ class Terms:
                 self._spans.pop(array, None)
 
     def no_more(self, tasks: Mapping[int, Sequence[SlurmJob]]) -> set[int]:
-        """Return the arrays that were a job of blocks, but whose comments no longer opt in as one. They stay one job:
-        their scripts train as blocks, and records have the array's id."""
+        """Return the arrays that were a job of blocks, but whose comments no longer say so. Each remains one job,
+        because its scripts train together, and its records have the array's id."""
         new = [array for array in tasks if array not in self._no_more]
         stored = self._store.jobs(new) if new else {}
         self._no_more = {array: was for array, was in self._no_more.items() if array in tasks}
@@ -91,7 +93,7 @@ class Terms:
         return {array for array, was in self._no_more.items() if was}
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
-        """Keep these records of jobs of blocks as the last stored ones."""
+        """Remember these records, if they are of jobs of blocks, as the last stored ones."""
         for array, record in records.items():
             if array in self._known:
                 self._known[array] = record
@@ -103,9 +105,11 @@ class Terms:
         return known.restart if known is not None else 0
 
     def follow(self, job: WholeJob, now: float) -> tuple[WholeJob, range]:
-        """Return the job in its present run, and the runs whose reports are to be read now, the present one last.
+        """Return the job in its present run, and the runs whose reports are to be read now. The present run is the last
+        of them.
 
-        The job may be new to this companion, and its submission time may be that of one of its tasks.
+        The job may be new to this companion. Its submission time is corrected, since a task that was requeued has a
+        later one.
         """
         if not job.by_blocks:
             # The run before may have written its last reports after its requeue was seen.
@@ -157,9 +161,9 @@ class Terms:
         self._blocks = now
 
     def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[SlurmJob]]) -> Membership:
-        """Return the membership with its number of nodes by Slurm, since blocks cannot tell if they share a node. It
-        stays as reported if Slurm shows other GPUs. `ask` reads an array's tasks, for blocks started since the last
-        tick."""
+        """Return the membership with the number of nodes that Slurm shows, since blocks cannot tell whether they share
+        a node. If Slurm shows another number of GPUs, the membership stays as reported. `ask` reads an array's tasks,
+        because blocks may have started since the last tick."""
         keys = list(zip(report.blocks, report.restarts, strict=False))
         blocks = self._blocks or {}
         held = {key: blocks.get((job_id, *key)) for key in keys}
@@ -179,7 +183,8 @@ class Terms:
 
 
 def _same(record: JobRecord, records: Sequence[SlurmJob]) -> bool:
-    """Tell by the submission times whether the record is of this array, not of an earlier one with the same id."""
+    """Tell whether the record is of this array, and not of an earlier one with the same id. The submission times show
+    it."""
     submitted = min(job.submit_time for job in records)
     return submitted <= record.submit_time or any(job.restart for job in records)
 
@@ -204,7 +209,7 @@ def _block_record(array: int, elastic: Elastic, job: SlurmJob) -> BlockRecord:
 
 
 def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
-    """Return the closed record of a block that is no longer observed, or that Slurm requeued or forgot."""
+    """Return the closed record of a block that Slurm requeued or forgot, or whose job is no longer observed."""
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
