@@ -54,8 +54,8 @@ from slurm_ones.slurm.parse import (
     BITSTR,
     COMMAND,
     FORMAT,
-    asked,
     columns_of,
+    format_of,
     json_fault,
     nodes_of,
     parse_jobs,
@@ -222,7 +222,7 @@ class CommandClient:
             # Slurm may have been upgraded since the last query.
             self._release = self.version()
             between, names = separator(), columns_of(self._release)
-            return parse_queue(self.run(COMMAND, environment={FORMAT: asked(names, between)}), names, between)
+            return parse_queue(self.run(COMMAND, environment={FORMAT: format_of(names, between)}), names, between)
 
         return with_retries(once)
 

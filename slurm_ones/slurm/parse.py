@@ -223,7 +223,7 @@ def separator() -> str:
     return f"~{secrets.token_hex(12)}~"
 
 
-def asked(names: Iterable[str], between: str) -> str:
+def format_of(names: Iterable[str], between: str) -> str:
     """Return the value of the variable `FORMAT` for these columns. A separator after a column stops squeue from padding
     or cutting it."""
     return ",".join(f"{name}:{between}" for name in names)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.fields import LONGEST, MOST_TASKS, tasks_of
 from slurm_ones.slurm.model import JobState, SlurmJob, Task
-from slurm_ones.slurm.parse import asked, columns_of, parse_queue, separator
+from slurm_ones.slurm.parse import columns_of, format_of, parse_queue, separator
 
 COLUMNS = columns_of((26, 5))
 # As 26.05 prints a job of `--nodes=1-2 --gres=gpu:2` that runs.
@@ -175,7 +175,7 @@ def test_nobody_can_know_what_stands_between_fields() -> None:
     between = separator()
     assert len(between) > 20
     assert not between[0].isdigit()
-    assert asked(COLUMNS, between).count(between) == len(COLUMNS)
+    assert format_of(COLUMNS, between).count(between) == len(COLUMNS)
 
 
 @pytest.mark.parametrize(("release", "shown"), [((22, 5), ["OverSubscribe"]), ((26, 5), ["ExcNodes", "Exclusive"])])
