@@ -1,7 +1,7 @@
-"""Building of a schedule from the sizes that a policy wants: unchanged jobs, placed shapes, reasons.
+"""Building of a schedule from the sizes that a policy wants: jobs that stay, shapes that have a place, and reasons.
 
-A policy that weighs sizes gives the number of GPUs of each job to `build_schedule`. A policy with only an order of
-precedence calls `allocate_in_order`, which gives each job the shape it asked for.
+A policy that weighs sizes gives the number of GPUs of each job to `build_schedule`. A policy that only ranks the jobs
+calls `allocate_in_order`, which gives each job the shape that its user asked for.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import Allocation, ClusterView, Ints, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger, free_by_node, pick_nodes
 from slurm_ones.policy.shapes import shape_of, takes
-from slurm_ones.policy.tables import Tables, asked
+from slurm_ones.policy.tables import Tables, requested_allocation
 
 
 def fixed_jobs(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, Reason]:
-    """Return the reasons of jobs that must keep their nodes or their wait, by job id. They are the `fixed` jobs, and
-    jobs whose GPUs do not add up on the cluster's nodes (drained nodes, a snapshot during a change)."""
+    """Return the jobs that this round may not change, by job id, each with the reason. They are the jobs that are
+    `fixed`, and those whose GPUs do not agree with the cluster's nodes (a drained node, a snapshot taken during a
+    change)."""
     held: dict[str, int] = {}
     for job in jobs:
         for name, gpus in job.nodes.items():
@@ -41,18 +42,19 @@ def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView
 
 
 def free_after_fixed(cluster: ClusterView, jobs: Sequence[JobView], fixed: Collection[int]) -> Ints:
-    """Return the GPUs (N,) of each node that the running jobs named in `fixed` leave free."""
+    """Return the GPUs (N,) that the running jobs among `fixed` leave free on each node."""
     return free_by_node(cluster, [job for job in jobs if job.job_id in fixed])
 
 
 def place(
     cluster: ClusterView, jobs: Sequence[JobView], wanted: Mapping[int, int], *, shrink: bool = True
 ) -> dict[int, Shape]:
-    """Return shapes, by job id, for the GPUs that a policy wants for each job; `jobs` are in order of precedence.
+    """Return the shape of each job that gets GPUs, by job id. `wanted` is the number of GPUs that the policy wants for
+    each job; `jobs` are in order of precedence.
 
-    Jobs that are fixed, want their current size or can change in place keep their nodes. Each other job gets, in order,
-    the size it wants. With `shrink`, the job falls back to its largest smaller size that has room. A job without room
-    is left out.
+    A job keeps its nodes if it is fixed, if its size stays, or if it can change its size in place. Each other job
+    takes, in order, the size that it wants. With `shrink`, a job without room for this size gets its largest smaller
+    size that has room. A job that gets no size is left out.
     """
     by_id = {job.job_id: job for job in jobs}
     found: dict[int, Shape] = {}
@@ -103,8 +105,8 @@ def place(
 
 
 def stays_on(job: JobView, gpus: int) -> Mapping[str, int] | None:
-    """Return the GPUs by node that a running job keeps at a new size of `gpus` GPUs; further ones join on any nodes.
-    None if the job is placed again."""
+    """Return the GPUs on each node that a running job keeps when its size becomes `gpus`; GPUs that it gains may be
+    anywhere. None if the job must be placed again."""
     if job.shape is None or not gpus:
         return None
     if gpus > job.shape.gpus:
@@ -121,11 +123,11 @@ def build_schedule(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """Return the schedule for the GPUs `wanted` by job id, in order of precedence.
+    """Return the schedule for the GPUs `wanted` for each job, by job id, in order of precedence.
 
-    `jobs` are all jobs of the round, with those named in `fixed` (see `fixed_jobs`). `tables` cover at least the
-    others. The limits of the jobs in `tables` list smaller sizes for use if fragmentation leaves no room. A job that
-    cannot grow stays as it is. `why` is the reason given for sizes.
+    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have at least
+    all other jobs. If fragmentation leaves no room, a job gets a smaller size from its limits in `tables`. A job that
+    cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -171,7 +173,7 @@ def _cannot_grow(job: JobView, counts: Mapping[int, int], shapes: Mapping[int, S
 
 
 def fits_nowhere(job: JobView) -> Reason:
-    """Return the reason for a pending job that would not fit even an empty cluster."""
+    """Return the reason for a pending job that is too large even for an empty cluster."""
     return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")
 
 
@@ -184,10 +186,11 @@ def build_by_kind(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """Build a schedule by `build_schedule` on each kind of GPU; `parts` are the tables by kind, in the cluster's order.
+    """Build a schedule on each kind of GPU by `build_schedule`, and join them. `parts` are the tables of each kind, in
+    the order of the cluster's kinds.
 
-    `wanted` gives each job's kind and GPUs, in order of precedence; jobs left out wait. `fixed` jobs on several kinds
-    of GPU, or on none of this cluster, keep their GPUs.
+    `wanted` gives each job's kind and number of GPUs, in order of precedence; a job that is missing waits. A `fixed`
+    job keeps its GPUs, even if they are of several kinds or of none in this cluster.
     """
     held = {job.job_id: cluster.kinds_held(job) for job in jobs}
     stays = [job for job in jobs if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1]
@@ -210,16 +213,16 @@ def build_by_kind(
 
 
 def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
-    """Return the schedule that gives GPUs to `jobs` in this `order` until none are left; fixed jobs are skipped.
+    """Return the schedule that gives GPUs to the jobs in this `order` until none are left; fixed jobs stay as they are.
 
-    A job that does not fit is passed over, and later jobs may start. A running job keeps its shape, batch and nodes if
-    enough GPUs are left at its turn, else it is parked. If only whole shapes can be placed, an earlier job may take the
-    node of a later one. `first` names the jobs that go first, for reasons. Allocations are in the order given.
+    If a job does not fit, later jobs may still start. A running job keeps its shape, batch and nodes if enough GPUs are
+    left at its turn; otherwise it is parked. If a shape cannot be spread over any nodes, an earlier job may take the
+    node of a later one. `first` says in reasons which jobs go first. Allocations are in the given order.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}
     for job in order:
-        got = asked(cluster, job) if job.shape is None else Allocation(job.shape, job.batch)
+        got = requested_allocation(cluster, job) if job.shape is None else Allocation(job.shape, job.batch)
         if job.job_id not in fixed and got is not None:
             wanted[job.job_id] = got
     queue = [job for job in order if job.job_id in wanted]
@@ -245,7 +248,7 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Split the jobs by their turn: enough GPUs left on any nodes, or too few."""
+    """Split the jobs, taken in order: those for which enough GPUs are left, counted over all nodes, and the others."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:
@@ -262,8 +265,8 @@ def _placed(
     late: Sequence[JobView],
     wanted: Mapping[int, Allocation],
 ) -> set[int]:
-    """Return the ids of the jobs that fit the `free` (N,) GPUs, running jobs on their own nodes. Starting jobs avoid,
-    if possible, the GPUs of running jobs that are `in_time`."""
+    """Return the ids of the jobs that fit the `free` (N,) GPUs; running jobs stay on their own nodes. A job that starts
+    avoids the GPUs of the running jobs among `in_time`, if it can."""
     at = {node.name: i for i, node in enumerate(cluster.nodes)}
     own = {
         job.job_id: (np.array([at[name] for name in job.nodes], dtype=np.int64), np.array(list(job.nodes.values())))

@@ -1,8 +1,9 @@
 """Contract of a policy: plain data in, a schedule out.
 
-A policy is pure: it has no clock, I/O or database, and draws all randomness from the generator it is given. So the same
-policy runs in the daemon, in our simulator and in other simulators. A policy may keep the state of its search (the
-population of ONES) between calls: a start for the next search, not a fact about the cluster.
+A policy is pure: it has no clock, I/O or database, and takes all its random numbers from the generator that it is
+given. So the same policy runs in the daemon, in our simulator and in other simulators. Between calls a policy may keep
+the state of its search, such as the population of ONES. The state speeds up the next search; it is no fact about the
+cluster.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node that jobs under the policy may use."""
+    """A node on which the policy may place jobs."""
 
     name: str
     gpus: int
@@ -55,22 +56,22 @@ class Reserved:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """Nodes of one partition, in Slurm's order, on which the policy schedules jobs."""
+    """Nodes of one partition on which the policy places jobs, in Slurm's order."""
 
     nodes: Sequence[NodeView]
     whole_nodes: bool = False
     """True if Slurm allocates only whole nodes: every shape takes all GPUs of its nodes."""
     node_gpus: int = 0
-    """GPUs of a whole node, including GPUs that other jobs hold; 0 for the largest count of any node here."""
+    """GPUs of a whole node, including GPUs that other jobs hold; 0 means the GPUs of the largest node here."""
     uniform: bool = True
-    """True if a job has the same number of GPUs on each of its nodes, as Slurm requires. False, as in published
-    simulators, if a job may have any number of GPUs on any nodes, written as shape 1 × n."""
+    """True if a job must have equally many GPUs on each of its nodes, as Slurm requires. In published simulators it is
+    False: a job may have any GPUs, and its shape is written as 1 × n."""
     reserved: Sequence[Reserved] = ()
-    """GPUs reserved for others from a later time on; jobs that hold those GPUs then must leave."""
+    """GPUs that are reserved for others at a later time. A job that holds them then must give them up."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of a whole node by kind, if there are several kinds; a missing kind or 0 means `node_gpus`."""
+    """GPUs of a whole node of each kind, if there are several kinds. A kind that is missing or 0 has `node_gpus`."""
     taper: float = 1.0
-    """Factor by which gradient exchange between leaf switches is slower than below one switch."""
+    """Ratio of two times: an exchange of gradients between leaf switches, and one below a single switch."""
 
     @cached_property
     def gpus(self) -> int:
@@ -88,7 +89,7 @@ class ClusterView:
         return tuple(dict.fromkeys(node.kind for node in self.nodes))
 
     def of_kind(self, kind: str) -> ClusterView:
-        """Return the nodes with GPUs of this kind as a cluster."""
+        """Return the cluster of only those nodes that have GPUs of this kind."""
         if self.kinds == (kind,):
             return self
         nodes = tuple(node for node in self.nodes if node.kind == kind)
@@ -104,9 +105,9 @@ class ClusterView:
         return replace(self, nodes=nodes, node_gpus=self.gpus_per_node)
 
     def kinds_held(self, job: JobView) -> tuple[str, ...]:
-        """Return the kinds of the GPUs that the job holds, in the order of `kinds`; none for a waiting job.
+        """Return the kinds of the GPUs that the job holds, in the order of `kinds`; empty for a waiting job.
 
-        Slurm may start a job that asked for no kind on several kinds; such a job trains at the pace of the slowest.
+        If a job asks for no kind, Slurm may start it on several kinds. It then trains at the pace of the slowest.
         """
         mine = {self._kind_of_node.get(name) for name, gpus in job.nodes.items() if gpus}
         return tuple(kind for kind in self.kinds if kind in mine)
@@ -116,25 +117,27 @@ class ClusterView:
         return {node.name: node.kind for node in self.nodes}
 
     def views_on(self, kind: str, jobs: Sequence[JobView]) -> list[JobView]:
-        """Return each job's view on this kind of GPU (`JobView.on_kind`)."""
+        """Return the view of each job on this kind of GPU (see `JobView.on_kind`)."""
         return [job.on_kind(kind, runs=self.kinds_held(job) == (kind,)) for job in jobs]
 
 
 class SizeRule(NamedTuple):
-    """Constraints of a job's training strategy at one GPU count."""
+    """Requirements of a job's training strategy at one GPU count."""
 
     gpus: int
     replicas: int
-    """Replicas that share the samples of a step; one per GPU for a purely data-parallel job."""
+    """Number of replicas of the model among which a step's samples are divided. A purely data-parallel job has one per
+    GPU."""
     most: int
-    """Largest global batch, summed over the accumulation steps; 0 if unknown."""
+    """Largest global batch, all accumulation steps together; 0 if unknown."""
     quantum: int = 1
-    """Divisor, in samples, of every global batch at this size, including a fixed batch."""
+    """Number of samples that divides every global batch at this size, even a fixed one."""
     together: int = 1
-    """Number of consecutive ranks that share a node."""
+    """Number of consecutive ranks that must share a node."""
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether this shape keeps ranks together that must share a node: on one, or in whole groups."""
+        """Tell whether in this shape the ranks that must share a node do so: all on one node, or in whole groups on
+        each."""
         return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
 
 
@@ -147,17 +150,17 @@ class Limits:
     min_batch: int
     max_batch: int
     max_local_batch: int
-    """Most samples per GPU per step, summed over its accumulation steps."""
+    """Largest number of samples per GPU and step, all accumulation steps together."""
     quantum: int = 1
-    """Divisor, in samples, of every global batch that is not fixed."""
+    """Number of samples that divides every global batch, unless the batch is fixed."""
     rules: tuple[SizeRule, ...] = ()
-    """Rule at each GPU count that the job's training strategy supports. Empty for a data-parallel job, which takes
-    `max_local_batch` on each GPU."""
+    """Rule for each GPU count that the job's training strategy supports. It is empty for a data-parallel job, which
+    takes up to `max_local_batch` samples on each GPU."""
     strategy: str = ""
-    """Name of the training strategy, shown in reasons."""
+    """Name of the job's training strategy, for use in reasons."""
 
     def at(self, gpus: int) -> SizeRule:
-        """Return the job's rule on this number of GPUs."""
+        """Return the job's rule at this number of GPUs."""
         if not self.rules:
             return SizeRule(gpus, gpus, self.max_local_batch * gpus)
         return self._by_gpus.get(gpus) or SizeRule(gpus, gpus, 0)
@@ -175,45 +178,48 @@ class Limits:
 class ThroughputModel(Protocol):
     """Model of a job's throughput.
 
-    A class may offer a classmethod `together(models)` that combines models into one batched query. The result has the
-    same two methods, on arrays with one row per model; fifty jobs then cost little more than one.
+    A class may have a classmethod `together(models)` that combines many models into one. The combined model has the
+    same two methods, whose arrays have one row for each model. Predicting for fifty jobs then takes little longer than
+    for one.
     """
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return samples/s by element, all arrays of one shape: `gpus` in all on `nodes` at global `batches`."""
+        """Return samples/s for each element of three arrays of equal shape: number of nodes, total number of GPUs,
+        global batch."""
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the relative standard deviation of `throughput` for the same arguments; 0 if certain."""
+        """Return the relative standard deviation of `throughput` for the same arguments; 0 means certain."""
 
 
 class EfficiencyModel(Protocol):
-    """Model of a job's progress per sample."""
+    """Model of a job's progress for each sample, which depends on the global batch."""
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample relative to the base batch, in (0, 1], in the shape of `batches`."""
+        """Return the progress per sample at each global batch, relative to the base batch, in (0, 1]."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Beta(alpha, beta) distribution of ρ, the completed fraction of a job (ONES §3.2): α epochs done, β epochs
-    remaining.
+    """Beta(alpha, beta) distribution of ρ, the completed fraction of a job (ONES §3.2). α is the number of epochs done,
+    β the expected number of epochs remaining.
 
-    Epochs count progress: a sample used at a batch of efficiency e counts as e samples.
+    Epochs here count progress: with a batch of efficiency e, a sample counts as e samples.
     """
 
     alpha: float
     beta: float
     concentration: float = 1.0
-    """Factor on α and β that calibrates the width of ρ's distribution; the mean stays."""
+    """Factor on α and β. It changes the width of ρ's distribution to a calibrated one, and leaves its mean."""
     most: float = math.inf
-    """Upper bound on the remaining epochs that the job declared; infinite without a declaration."""
+    """Upper bound on the remaining epochs, from the number of epochs that the job declared; infinite if it declared
+    none."""
 
     @property
     def mean(self) -> float:
         return self.alpha / (self.alpha + self.beta)
 
     def to_come(self, level: float) -> float:
-        """Return the `level` quantile of the remaining epochs α · (1/ρ - 1)."""
+        """Return the `level` quantile of the number of remaining epochs, α · (1/ρ - 1)."""
         rho = float(
             scipy.special.betaincinv(self.concentration * self.alpha, self.concentration * self.beta, 1.0 - level)
         )
@@ -221,7 +227,7 @@ class Progress:
 
 
 class Borrows(NamedTuple):
-    """Expected preemptions of a job's guest blocks, which hold its borrowed GPUs."""
+    """Preemptions that are expected of a job's guest blocks. Guest blocks hold the GPUs that the job borrows."""
 
     own: int
     """GPUs of the job's base blocks, which are not preempted."""
@@ -237,79 +243,83 @@ class Borrows(NamedTuple):
 class JobView:
     """One opted-in job as a policy sees it. Times are seconds on the caller's clock.
 
-    A policy that chooses sizes needs the first two groups of fields. Each further group serves policies that consider
-    its subject.
+    The fields form groups. A policy that chooses sizes needs the first two; each further group is for policies that
+    consider deadlines, preemptions or the like.
     """
 
     # What it asks for, has, and may have.
     job_id: int
     submitted: float
     requested: int
-    """GPUs asked for at submission."""
+    """GPUs that the user asked for at submission."""
     requested_batch: int
-    """Global batch at the start of the job's first run, or its base batch."""
+    """Global batch at the start of the job's first run; the base batch if the job has not run."""
     shape: Shape | None
     """Shape of the running job; None while it waits."""
     nodes: Mapping[str, int]
     """GPUs that the job holds on each node; empty while it waits."""
     batch: int
-    """Current global batch: that of the last run, or else the base batch."""
+    """Present global batch; while the job waits, that of its last run, or the base batch if it has not run."""
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Reason why the job's shape, or its wait, must not change in this round; None if it may."""
+    """Reason why this round may not change the job's shape, or may not start it; None if it may."""
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
-    """Throughput model of the job, on the kind of GPU that it has or is most likely to get."""
+    """Throughput model for the kind of GPU that the job has. For a waiting job, for the kind that it will most likely
+    get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each kind of GPU that the job may use; empty if `model` holds for every kind."""
+    """Throughput model for each kind of GPU that the job may use; empty if `model` is good for every kind."""
     efficiency: EfficiencyModel
     progress: Progress
     dataset: int
 
     # What it has had so far.
     samples: float
-    """Progress since the job's first run in samples of the base batch: samples used times their efficiency."""
+    """Progress since the job's first run, in samples at the base batch: each sample is multiplied by its batch's
+    efficiency."""
     running_s: float
-    """Total seconds for which the job has run."""
+    """Total time for which the job has run, in seconds."""
     resizes: int = 0
     epochs: int
-    """Epochs done."""
+    """Number of epochs done."""
     epochs_since_change: int
-    """Epochs done since the job's last resize ended, or since its start."""
+    """Number of epochs done since the job's last resize ended; without a resize, since the job's start."""
     losses: tuple[tuple[float, float], ...] = ()
-    """Pairs (epochs done, loss) at the ends of the epochs for which the job reported a loss."""
+    """Pairs (epochs done, loss), one for each epoch whose loss the job reported."""
 
     # What a resize costs.
     resize_s: float = 30.0
-    """Expected pause of training in seconds at a resize; only at a growing one if `shrink_s` is set."""
+    """Expected pause of training at a resize, in seconds. If `shrink_s` is given, only for resizes that add GPUs."""
     shrink_s: float | None = None
-    """Expected pause of training in seconds when the job gives up GPUs; None for `resize_s`."""
+    """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
     prepare_s: float = 0.0
-    """Seconds for which gained GPUs are held before they train, while the job trains on at its old size. 0 if a resize
-    is a requeue, whose pause includes the start."""
+    """Seconds between a block's start and its joining: it holds the gained GPUs while the job trains on at its old
+    size. It is 0 if a resize is a requeue, whose pause includes the start."""
 
     borrows: Borrows | None = None
-    """Expected preemptions of the job's guest blocks; None if it grows without guests."""
+    """Preemptions expected of the job's guest blocks; None if the job does not grow by guests."""
 
     # How a running job of blocks changes in place.
     smaller: Mapping[int, Mapping[str, int]] | None = None
-    """GPUs kept on each node, by each size to which the job can shrink in place; None if every size is possible."""
+    """Sizes to which the job can shrink in place, each with the GPUs that it keeps on each node. None if it can shrink
+    to any size."""
     joins: bool = False
-    """True if the job grows by GPUs on any nodes next to its own; False if a larger size must be placed again."""
+    """True if the job can add GPUs on any nodes and keep its own; False if a larger size means another placement."""
     nodes_at: Mapping[int, int] | None = None
-    """Number of nodes at each size, if it may exceed the fewest possible; None for a job placed on the fewest nodes."""
+    """Number of nodes at each size, for a job that may need more than the fewest possible; None for any other job."""
 
     # Its deadline.
     deadline: float | None = None
-    """Deadline that the owner set for the job's end, on the caller's clock; None for no deadline."""
+    """Time by which the owner wants the job to end, on the caller's clock; None without a deadline."""
     promised: bool | None = None
-    """True if an earlier schedule promised the deadline, False if refused (`Schedule.promises`); None if undecided."""
+    """True if an earlier schedule promised the deadline, False if one refused it; None before either
+    (`Schedule.promises`)."""
 
     # Known only in simulations.
     true_remaining_s: float = math.nan
-    """Remaining seconds at the requested GPUs and batch."""
+    """Remaining seconds if the job runs on the GPUs and batch that the user asked for."""
 
     @property
     def held_nodes(self) -> int:
@@ -323,8 +333,8 @@ class JobView:
         return not self.on or kind in self.on
 
     def on_kind(self, kind: str, *, runs: bool) -> JobView:
-        """Return the job's view restricted to one kind of GPU, with its model there. It waits unless it `runs` there,
-        and has no sizes if it does not accept the kind."""
+        """Return the job's view for one kind of GPU, with the model for this kind. With `runs` False the view is of a
+        waiting job. A job that does not accept this kind has no sizes."""
         limits = self.limits if self.accepts(kind) else replace(self.limits, gpus=())
         found = replace(self, model=self.on.get(kind, self.model), on={}, limits=limits)
         return found if runs else replace(found, shape=None, nodes={}, smaller=None, joins=False, nodes_at=None)
@@ -338,20 +348,20 @@ class Allocation:
     batch: int
     """Global batch in samples."""
     kind: str = ""
-    """Kind of the allocated GPUs; empty if any kind will do."""
+    """Kind of the allocated GPUs; empty if any kind is accepted."""
 
 
 class Weighed(NamedTuple):
-    """A size that the policy considered for a job, and its worth."""
+    """A size that the policy considered for a job, and how much it is worth."""
 
     allocation: Allocation | None
-    """Allocation considered; None for waiting."""
+    """Shape and batch that were considered; None means that the job waits."""
     worth: float
-    """Worth for the job without regard to other jobs, in the policy's own unit; more is better."""
+    """Worth for this job, other jobs not considered; more is better. Each policy has its own unit."""
 
 
 class Promise(NamedTuple):
-    """Decision to promise or refuse a job's deadline, with the reason."""
+    """Answer to a job's deadline: promised or refused, with the reason."""
 
     given: bool
     reason: Reason
@@ -361,45 +371,45 @@ class Promise(NamedTuple):
 class Schedule:
     """Shape and batch of every job that is to run.
 
-    A job left out waits: Slurm starts it at its requested shape as soon as it fits. A running job may be left out only
-    if it is in `parked`.
+    Every running job has an allocation or is in `parked`. A waiting job that has neither goes on waiting: Slurm starts
+    it at the shape that its user asked for once this shape has room.
     """
 
     allocations: Mapping[int, Allocation]
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    """Reason for what each job gets, or for its wait."""
+    """Reason for each job's allocation, or for its wait, by job id."""
     score: float = float("nan")
     parked: frozenset[int] = frozenset()
-    """Jobs that must not run until a later schedule omits them here. A running one is checkpointed and requeued, a
-    waiting one is kept from starting."""
+    """Jobs that must not run until a later schedule no longer has them here. If such a job runs, it is checkpointed and
+    requeued; if it waits, it is kept from starting."""
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
-    """Sizes of highest worth of each job that may change, best first; empty for policies that do not weigh sizes."""
+    """Sizes of highest worth for each job that may change, best first; empty if the policy does not weigh sizes."""
     gains: Mapping[int, float] = field(default_factory=dict)
-    """Worth of each borrowed GPU, by job id, for jobs that grow by borrowing; empty if the policy cannot compute it."""
+    """Worth of each further borrowed GPU, by job id, for jobs that borrow; empty if the policy cannot compute it."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
-    """Site limit that restricted a job, by job id. Filled in by `rules`, not by policies."""
+    """Limit of the site that gave a job less, by job id. The room `rules` fills it in; policies leave it empty."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Deadlines promised or refused in this schedule, by job id. From then on the caller sets the job's `promised`. A
-    promise is never taken back; a refused one may be given later."""
+    """Deadlines that this schedule promises or refuses, by job id. The caller then sets the job's `promised`. A promise
+    is never taken back; a refused deadline may be promised later."""
 
 
 class Policy(Protocol):
     """Contract of all policies, checked by one test suite.
 
     A schedule never gives a GPU to two jobs, respects every job's limits, and leaves `fixed` jobs as they are. It
-    allocates or parks every other running job. It can be placed on the nodes while unchanged jobs stay. Equal inputs,
-    memory and seeds give equal schedules.
+    allocates or parks every other running job. All its shapes have room on the nodes besides the unchanged jobs. Equal
+    inputs, seeds and states of the policy give equal schedules.
     """
 
     name: str
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """Return the schedule that holds from now on. `jobs` are all opted-in jobs, waiting and running."""
+        """Return the schedule that is to hold from now on. `jobs` are all jobs that opted in, waiting and running."""
 
 
 def check_options(options: Any, least: Mapping[str, float]) -> None:
-    """Raise ValueError that names the option if its type differs from its default's, or its value is below `least` (0
-    if unnamed)."""
+    """Raise ValueError if an option has another type than its default, or a value below its entry in `least` (0 without
+    an entry). The message names the option."""
     for one in fields(options):
         value, low = getattr(options, one.name), least.get(one.name, 0)
         if isinstance(one.default, bool):

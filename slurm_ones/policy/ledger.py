@@ -1,7 +1,8 @@
 """Ledger of free resources on nodes, and best-fit placement of shapes.
 
-`count_nodes`, `parts_that_fit` and `take_parts` do the same for the GPUs of K ledgers at once. An array (K, P + 1)
-counts the nodes by their number of free GPUs, 0 to P: nodes with equally many are interchangeable.
+A search compares K candidate schedules at once. `count_nodes`, `parts_that_fit` and `take_parts` therefore do the
+ledger's work for K clusters, on arrays (K, P + 1): how many nodes have 0 to P free GPUs. Nodes with equally many free
+GPUs are interchangeable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from slurm_ones.slurm.model import Snapshot, partition_gpus
 
 
 def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
-    """Return the GPUs (N,) of each node that the `holders` leave free; 0 if they hold more than there are."""
+    """Return the GPUs (N,) that the jobs `holders` leave free on each node; 0 if they hold more than the node has."""
     free = {node.name: node.gpus for node in cluster.nodes}
     for job in holders:
         for name, gpus in job.nodes.items():
@@ -29,15 +30,15 @@ def free_by_node(cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ints:
 
 
 def free_of_kind(cluster: ClusterView, holders: Sequence[JobView]) -> Ints:
-    """Return the GPUs (K,) of each of the cluster's kinds that the `holders` leave free."""
+    """Return the GPUs (K,) that the jobs `holders` leave free, of each of the cluster's kinds."""
     free = free_by_node(cluster, holders)
     kind = np.array([cluster.kinds.index(node.kind) for node in cluster.nodes], dtype=np.int64)
     return np.bincount(kind, weights=free, minlength=len(cluster.kinds)).astype(np.int64)
 
 
 def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
-    """Return the best-fit nodes (indices) for a shape by their `free` GPUs (N,). Nodes with enough GPUs that nobody has
-    `claimed` (N,) come first. Empty if too few nodes have room."""
+    """Return the indices of the best-fit nodes for a shape; empty if too few nodes have room. `free` (N,) are the GPUs
+    of each node that may be taken. `claimed` (N,) are those among them that others want, which are taken last."""
     open_, gpus = free - claimed, shape.gpus_per_node
     enough = np.flatnonzero(free >= gpus)
     if len(enough) < shape.nodes:
@@ -48,7 +49,7 @@ def pick_nodes(free: Ints, claimed: Ints, shape: Shape) -> Ints:
 
 
 class Resources(NamedTuple):
-    """Amounts of GPUs, CPUs and memory on a node, either free or taken by a job."""
+    """GPUs, CPUs and memory on a node: free ones, or those that a job takes."""
 
     gpus: int
     cpus: int = 0
@@ -71,11 +72,11 @@ NOTHING = Resources(0)
 
 
 class Ledger(Mapping[str, int]):
-    """Free resources of nodes; as a mapping, the number of free GPUs by node.
+    """Free resources of each node. As a mapping, a ledger gives the number of free GPUs by node name.
 
-    A shape takes equally many GPUs from each of its nodes: the fullest nodes with room, as Slurm does. Equally full
-    nodes come in the order given. If the cluster is not `uniform`, a shape takes any GPUs. Equally full nodes are
-    listed together, so a shape takes as many steps as it has nodes.
+    A shape takes equally many GPUs from each of its nodes, and takes the fullest nodes that have room, as Slurm does.
+    Of equally full nodes the first in the given order is taken. If the cluster is not `uniform`, a shape takes any
+    GPUs. Equally full nodes are listed together, so placing a shape takes one step for each of its nodes.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
@@ -84,20 +85,21 @@ class Ledger(Mapping[str, int]):
         self._uniform = uniform
         self._shared = False
         self._by_free: dict[Resources, list[str]] | None = None
-        """Names of the nodes by free resources, in their order; None until first needed."""
+        """Names of the nodes with each amount of free resources, in the given order; None until first used."""
         self.gpus = sum(one.gpus for one in self._free.values())
         """Total number of free GPUs."""
 
     @classmethod
     def of_cluster(cls, cluster: ClusterView, holders: Iterable[JobView] = ()) -> Ledger:
-        """Return the ledger of a cluster's GPUs that the `holders` leave free."""
+        """Return a ledger of the GPUs that the jobs `holders` leave free."""
         names = [node.name for node in cluster.nodes]
         free = zip(names, free_by_node(cluster, holders).tolist(), strict=True)
         return cls(dict(sorted(free)), uniform=cluster.uniform)
 
     @classmethod
     def of_partition(cls, snapshot: Snapshot, name: str, whole_node_gpus: Mapping[str, int]) -> Ledger:
-        """Return the ledger of GPUs that Slurm could give now on each node of a partition that accepts jobs."""
+        """Return a ledger of the GPUs that Slurm could allocate now on each node of a partition. It has none on a node
+        that accepts no jobs."""
         partition = snapshot.partitions.get(name)
         if partition is None:
             return cls({})
@@ -125,13 +127,14 @@ class Ledger(Mapping[str, int]):
         return other
 
     def only(self, nodes: Collection[str] | None) -> Ledger:
-        """Return a copy with only these nodes, or all nodes for None."""
+        """Return a copy that has only these nodes. None means all nodes."""
         if nodes is None:
             return self.trial()
         return Ledger({name: free for name, free in self._free.items() if name in nodes}, uniform=self._uniform)
 
     def at_most(self, other: Ledger) -> Ledger:
-        """Return a copy that has the smaller of both ledgers' free amounts on each node common to both."""
+        """Return a copy with the smaller amount of the two ledgers on each node. A node that `other` lacks keeps its
+        amount."""
         least = other._free
         return Ledger({name: one.at_most(least[name]) if name in least else one for name, one in self._free.items()})
 
@@ -148,7 +151,7 @@ class Ledger(Mapping[str, int]):
                 self._set(name, self._free[name].without(need))
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether there is room for the shape, as `take` finds it."""
+        """Tell whether `take` would find room for the shape."""
         return shape.gpus <= self.gpus if not self._uniform else self.nodes_for(shape) is not None
 
     def nodes_for(
@@ -174,10 +177,10 @@ class Ledger(Mapping[str, int]):
         return found[:most]
 
     def take(self, shape: Shape, own: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> bool:
-        """Take the shape's GPUs from the ledger; return False and change nothing if there is no room.
+        """Take the shape's GPUs from the ledger. Return False, with nothing changed, if there is no room.
 
-        A job's `own` GPUs count as room, but stay unavailable to others until the job leaves them. `only` limits the
-        choice of nodes.
+        `own` are GPUs, by node, that the job holds already. It may take them; they do not become free for other jobs
+        before the job has left them. With `only`, the shape must lie on these nodes.
         """
         if not self._uniform:
             enough = shape.gpus <= self.gpus
@@ -232,18 +235,18 @@ def _resources(amount: int | Resources) -> Resources:
 
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
-    """Return the jobs' holdings as rows (E, 3): job index, node index, GPUs. All nodes must be in the cluster;
-    `fixed_jobs` finds jobs that hold other nodes."""
+    """Return one row (job index, node index, GPUs) for each node of each job: (E, 3). Every node must be in the
+    cluster; `fixed_jobs` finds the jobs of other nodes."""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
     return np.array(held, dtype=np.int64).reshape(-1, 3)
 
 
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
-    """Count the nodes by number of free GPUs in each of K candidate schedules: (K, P + 1).
+    """Count, for each of K candidate schedules, the nodes with 0 to P free GPUs: (K, P + 1).
 
-    `free` (N,) counts the GPUs for all jobs. Holding e has `gpus[e]` GPUs of `node[e]`, and keeps them in candidate k
-    if `stays[k, e]`.
+    `free` (N,) are the GPUs of each node if no job stays. In schedule k, entry e takes `gpus[e]` GPUs of the node
+    `node[e]` if `stays[k, e]`.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()
@@ -255,14 +258,15 @@ def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int)
 
 
 def parts_that_fit(nodes: Ints, size: int) -> Ints:
-    """Count the parts of `size` GPUs, each on a single node, that fit the `nodes` (K, P + 1); returns (K,)."""
+    """Count how many parts of `size` GPUs, each on one node, fit the `nodes` (K, P + 1): (K,)."""
     return nodes @ (np.arange(nodes.shape[1]) // size)
 
 
 def take_parts(nodes: Ints, size: int, parts: Ints) -> Ints:
-    """Take `parts` (K,) parts of `size` GPUs from the `nodes` (K, P + 1) by best fit; return the unplaced parts (K,).
+    """Take `parts` (K,) parts of `size` GPUs, each on one node, from `nodes` (K, P + 1) by best fit. Return the number
+    of parts that found no room (K,).
 
-    The result equals taking single-node jobs of that size from a `Ledger`, one by one.
+    The result is the same as for taking them one by one from a `Ledger`.
     """
     every, left = np.arange(len(nodes)), parts
     for free in range(size, nodes.shape[1]):

@@ -1,7 +1,7 @@
 """Shapes and batches that a cluster and a job's limits allow, for every policy.
 
-A job runs on n GPUs of one node, or on whole nodes: without naming nodes, Slurm can be asked only for uniform shapes
-(`NumNodes=N-N` and GPUs per node).
+A job runs on n GPUs of one node, or on whole nodes. Other shapes would need a list of nodes: without one, Slurm gives
+equally many GPUs on each node (`NumNodes=N-N` and GPUs per node).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ones_db.shape import Shape
 from slurm_ones.policy.contract import ClusterView, Ints, Limits, SizeRule
 
 ANY_QUANTUM = 2**62
-"""Quantum larger than any batch, so no batch is a multiple of it."""
+"""Upper bound of a quantum. It is larger than any batch, so that no batch is its multiple."""
 EVERY_COUNT = 16
-"""Number of nodes up to which every count of whole nodes is offered."""
+"""Number of nodes up to which every number of whole nodes is a size."""
 GROWTH = 1.25
-"""Factor between successive node counts above `EVERY_COUNT`."""
+"""Factor between two numbers of nodes that are sizes, above `EVERY_COUNT` nodes."""
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
     """Return the shape of `gpus` GPUs: part of one node, or whole nodes; None if the count is neither.
 
-    Nodes with fewer free GPUs than a whole node has take only single-node shapes. On a cluster that is not uniform,
-    every count has a shape.
+    A shape of several nodes uses only nodes whose GPUs are all free. On a cluster that is not uniform, every count has
+    a shape.
     """
     per_node = cluster.gpus_per_node
     if gpus < 1 or per_node < 1:
@@ -41,17 +41,17 @@ def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
 
 
 def nodes_of(cluster: ClusterView, gpus: int) -> int:
-    """Return the fewest nodes that `gpus` GPUs take."""
+    """Return the smallest number of nodes that `gpus` GPUs fit on."""
     return -(-gpus // max(cluster.gpus_per_node, 1))
 
 
 def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) -> tuple[int, ...]:
-    """Return the GPU counts in [low, high] that a data-parallel job can be offered here, ascending.
+    """Return the GPU counts in [low, high] that a data-parallel job may have on this cluster, ascending.
 
-    Counts below a node are powers of two. Above, they are whole nodes: every number up to `EVERY_COUNT`, then steps of
-    factor `GROWTH`, and all nodes. They depend on the nodes that exist, not on free ones, so they stay the same between
-    ticks. A cluster that is not uniform offers every count up to `EVERY_COUNT` nodes. With several kinds of GPUs: the
-    union over kinds.
+    Up to a node these are powers of two, above it whole nodes. Every number of nodes up to `EVERY_COUNT` is included,
+    then every number that is `GROWTH` times the one before, and all nodes. The counts depend on the nodes that exist,
+    not on free ones, so they stay the same from tick to tick. A cluster that is not uniform has every count up to
+    `EVERY_COUNT` nodes. If there are several kinds of GPU, the counts of all kinds are joined.
     """
     if len(cluster.kinds) > 1:
         each = [valid_counts(cluster.of_kind(kind), low, high) for kind in cluster.kinds]
@@ -73,8 +73,8 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
 def strategy_counts(
     cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
 ) -> list[int]:
-    """Return the GPU counts in [low, high], ascending, that a job with a training strategy can be offered on any kind
-    of GPU. Each count has a rule, and a shape that keeps ranks together that must share a node."""
+    """Return the GPU counts in [low, high], ascending, that a job with a training strategy may have on some kind of
+    GPU. Each count has a rule, and a shape in which the ranks that must share a node do so."""
     if len(cluster.kinds) > 1:
         each = [strategy_counts(cluster.of_kind(kind), rules, low, high) for kind in cluster.kinds]
         return sorted(set().union(*each))
@@ -90,9 +90,9 @@ def strategy_counts(
 
 
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
-    """Return the smallest and largest global batch on `gpus` GPUs, both multiples of the quantum. If none is allowed,
-    the smallest exceeds the largest. A fixed batch need not be a multiple of the job's quantum, but of its
-    strategy's."""
+    """Return the smallest and largest global batch on `gpus` GPUs, both multiples of the quantum. If no batch is
+    allowed, the smallest exceeds the largest. A fixed batch must be a multiple of the strategy's quantum, but not of
+    the job's own."""
     rule = limits.at(gpus)
     most = min(limits.max_batch, rule.most)
     least = max(limits.min_batch, rule.replicas)
@@ -103,13 +103,13 @@ def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
 
 
 def takes(limits: Limits, gpus: int) -> bool:
-    """Tell whether any global batch is allowed on this number of GPUs."""
+    """Tell whether the limits allow some global batch on this number of GPUs."""
     least, most = least_and_most(limits, gpus)
     return least <= most
 
 
 def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
-    """Return the results of `least_and_most` at sizes (S,) as two arrays (S,)."""
+    """Return the smallest and the largest global batch at each size (S,), as `least_and_most` does for one size."""
     if limits.rules:
         found = [least_and_most(limits, int(n)) for n in gpus]
         low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
@@ -123,7 +123,8 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """Return the quantum of global batches at each size (S,), with `even` also for equal replicas."""
+    """Return the quantum of the global batch at each size (S,). With `even`, a multiple of it also gives each replica
+    equally many samples."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)
@@ -133,11 +134,11 @@ def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
 
 
 def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> int | None:
-    """Return the global batch on `gpus` GPUs, in proportion to replicas (ONES §3.3): `base_batch` at the `smallest`
-    size.
+    """Return the global batch on `gpus` GPUs, in proportion to the number of replicas (ONES §3.3). It is `base_batch`
+    at the size `smallest`.
 
-    The result is rounded to the quantum and clamped to the limits; a fixed batch stays. None if these GPUs can take no
-    allowed batch: too few samples fit, or fewer samples than replicas.
+    The result is rounded to the quantum and clamped to the limits; a fixed batch stays. None if no batch is allowed at
+    this size, because too few samples fit or each replica would have less than one.
     """
     least, most = least_and_most(limits, gpus)
     if least > most:

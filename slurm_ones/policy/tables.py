@@ -1,7 +1,7 @@
-"""Tables of jobs' options as arrays: sizes, and the batch, throughput and goodput at each size.
+"""Tables of the sizes that jobs may have, and of the batch, throughput and goodput at each size.
 
-Shared by all policies that weigh sizes, for J jobs and U sizes. Column 0 is size 0, waiting. With several kinds of
-GPUs, a column is a size on one kind.
+All policies that weigh sizes use them. A table has J rows for jobs and U columns for sizes. Column 0 is size 0: the job
+waits. If there are several kinds of GPU, a column is a size on one kind.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from slurm_ones.policy.contract import (
 from slurm_ones.policy.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
 
 LONGEST = 1e12
-"""Limit on remaining times in seconds: jobs with longer ones count as equally long."""
+"""Largest remaining time in seconds: all jobs that need longer count as equally long."""
 
 
 def to_come(job: JobView) -> float:
-    """Return the remaining progress in samples of the base batch; positive and finite for any report."""
+    """Return the expected remaining progress, in samples at the base batch; positive and finite whatever the job
+    reports."""
     beta = job.progress.beta
     return min(max(beta, 1e-3), 1e9) * max(job.dataset, 1) if math.isfinite(beta) else 1e9 * max(job.dataset, 1)
 
 
 def within(value: float, low: float, high: float) -> float:
-    """Return the value clamped to the bounds; the lower bound for NaN."""
+    """Return the value clamped to the bounds; NaN becomes the lower bound."""
     return min(max(value, low), high) if value == value else low
 
 
 def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
-    """Return the ratio of the job's goodput at the new shape to its current goodput. `batch` None means the current
-    global batch, an empty `kind` the current kind of GPU. None if the job waits or the ratio is not finite."""
+    """Return the job's goodput at the new shape, divided by its present goodput. A `batch` of None means the present
+    global batch, an empty `kind` the present kind of GPU. None if the job waits or the ratio is not finite."""
     if job is None or job.shape is None or not new.gpus:
         return None
     before = _useful(job, job.shape, job.batch)
@@ -61,13 +62,13 @@ def _useful(job: JobView, shape: Shape, batch: int) -> float:
 
 
 class History:
-    """Largest GPU count and GPU-seconds of each job by id: memory of policies that explore step by step."""
+    """Largest GPU count and used GPU-seconds of each job. Policies that grow jobs step by step need this memory."""
 
     def __init__(self) -> None:
         self._most: dict[int, int] = {}
         self._service: dict[int, float] = {}
         self._seen: dict[int, tuple[float, int]] = {}
-        """Running seconds and GPUs at the last update, by job id."""
+        """Seconds for which each job had run, and its GPUs, at the last update; by job id."""
 
     def update(self, jobs: Sequence[JobView]) -> None:
         """Record the GPUs that the jobs hold, and forget jobs that are gone."""
@@ -81,7 +82,7 @@ class History:
         self._service, self._seen = service, seen
 
     def bound(self, job: JobView) -> int:
-        """Return the most GPUs that the job may have now: twice its largest count so far, 1 at first.
+        """Return the largest GPU count that the job may have now: twice its largest so far, and 1 before it has run.
 
         Pollux (OSDI 2021 §4.1, prior-driven exploration) and Sia (SOSP 2023 §3.4) grow jobs this way.
         """
@@ -97,57 +98,62 @@ def _gpus(job: JobView) -> int:
 
 
 def bounded(cluster: ClusterView, job: JobView, bound: int) -> tuple[int, ...]:
-    """Return the job's sizes up to `bound` that have a shape; at least the smallest such size."""
+    """Return the job's sizes up to `bound` that have a shape. If there is none, return only the smallest size with a
+    shape."""
     sizes = sorted(job.limits.gpus)
     within = tuple(n for n in sizes if n <= bound and shape_of(cluster, n) is not None)
     return within or tuple(n for n in sizes if shape_of(cluster, n) is not None)[:1]
 
 
 def restart_factor(job: JobView, now: float) -> float:
-    """Return the factor (T - R·S) / (T + S) on a job's speed if it is re-allocated again (Pollux §4.2.2, Sia §3.4). T
-    is its age, R its re-allocations so far, S the seconds per re-allocation."""
+    """Return a factor on the speed of a job that is re-allocated once more: (T - R·S) / (T + S), by Pollux §4.2.2 and
+    Sia §3.4. T is the job's age in seconds, R the number of its re-allocations so far, S the seconds that each
+    takes."""
     age = max(now - job.submitted, 0.0) if math.isfinite(now - job.submitted) else 0.0
     cost = max(job.resize_s, 0.0) if math.isfinite(job.resize_s) else 0.0
     return max(age - job.resizes * cost, 0.0) / (age + cost) if age + cost > 0 else 1.0
 
 
 BatchRule = Literal["requested", "scaled", "best"]
-"""Rule for the global batch at a size: as submitted; proportional to the GPUs (ONES §3.3); or of highest goodput."""
+"""Rule for the global batch at each size: the user's batch; in proportion to the GPUs (ONES §3.3); or that of best
+goodput."""
 
 BATCHES = 14
-"""Number of batches tried at each size to find the best."""
+"""Number of global batches that are tried at each size, in search of the best goodput."""
 STEPS: Floats = np.linspace(0.0, 1.0, BATCHES)
 SLOWEST, FASTEST = 1e-6, 1e12
-"""Bounds to which every predicted throughput is clipped, in samples/s."""
+"""Bounds on each predicted throughput, in samples/s. Predictions outside are set to the bound."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Sizes and predictions of the jobs that may change or start."""
+    """Sizes of the jobs that may change or start, with predictions for each."""
 
     jobs: tuple[JobView, ...]
     sizes: Ints
-    """(U,) GPUs of each size that any job may have, ascending from 0."""
+    """(U,) GPUs of each size that at least one job may have, ascending from 0."""
     nodes: Ints
     """(U,) number of nodes that each size takes."""
     current: Ints
-    """(J,) column of the job's current size; 0 for a waiting job."""
+    """(J,) column of the job's present size; 0 for a waiting job."""
     allowed: Bools
-    """(J, U) True if the job may have the size; always for its current size, never for size 0."""
+    """(J, U) True if the job may have the size. Its present size is always allowed, size 0 never."""
     batch: Ints
-    """(J, U) global batch at an allowed size, else 0."""
+    """(J, U) global batch at an allowed size; 0 at other sizes."""
     speed: Floats
-    """(J, U) throughput in samples/s at an allowed size, else 0."""
+    """(J, U) throughput in samples/s at an allowed size; 0 at other sizes."""
     goodput: Floats
-    """(J, U) goodput in base-batch samples/s at an allowed size, else 0."""
+    """(J, U) goodput, in samples/s at the base batch, at an allowed size; 0 at other sizes."""
     uncertainty: Floats
     """(J, U) relative standard deviation of `speed`."""
     kind: Ints
-    """(U,) index of each column's kind of GPU in the cluster's kinds; -1 for column 0. `sizes` ascend within a kind."""
+    """(U,) number of each column's kind of GPU in `ClusterView.kinds`; -1 for column 0. Within a kind, `sizes`
+    ascend."""
 
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
-    """Build the tables of these jobs on this cluster; a running job's size is allowed whatever its limits."""
+    """Build the tables of these jobs on this cluster. A running job's present size is allowed even if its limits
+    exclude it."""
     placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
     # Jobs of one kind have the same choice.
     kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
@@ -185,8 +191,8 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
-    """Join the tables of several kinds of GPU by columns. Each table has a row for all `jobs`; a job runs in at most
-    one table."""
+    """Join the tables of several kinds of GPU into one, whose columns are those of the first kind, then of the next.
+    Each table has a row for all `jobs`. A job runs in at most one table."""
     before = np.cumsum([0, *(len(part.sizes) - 1 for part in parts)])
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, offset in zip(parts, before[:-1], strict=True):
@@ -200,13 +206,14 @@ def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> Tables:
 
 
 def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
-    """Predict samples/s and goodput (S, B) at sizes (S,) and batches (S, B), finite and positive always."""
+    """Predict samples/s and goodput (S, B) of a job at sizes (S,) and batches (S, B). All results are finite and
+    positive."""
     fast, good = _predictions(_OneByOne([job.model]), [job.efficiency], nodes[None], gpus[None], batches[None])
     return fast[0], good[0]
 
 
 def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
-    """Predict samples/s and goodput (J,) of each job at its own size and batch (J,)."""
+    """Predict samples/s and goodput (J,) of J jobs, each at one size and one batch."""
     speed, goodput = np.zeros(len(jobs)), np.zeros(len(jobs))
     kinds: dict[type, list[int]] = {}
     for j, job in enumerate(jobs):
@@ -234,7 +241,7 @@ def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
 def _predictions(
     models: ThroughputModel, efficiencies: Sequence[EfficiencyModel], nodes: Ints, gpus: Ints, batches: Ints
 ) -> tuple[Floats, Floats]:
-    """Predict samples/s and goodput (J, S, B) of several jobs at sizes (J, S) and batches (J, S, B)."""
+    """Predict samples/s and goodput (J, S, B) of J jobs, each at its sizes (J, S) and batches (J, S, B)."""
     jobs, _, tried = wide = batches.shape
     flat = batches.reshape(jobs, -1)
     said = models.throughput(np.repeat(nodes, tried, axis=1), np.repeat(gpus, tried, axis=1), flat)
@@ -245,7 +252,7 @@ def _predictions(
 
 
 class _OneByOne:
-    """Models of a class without `together`, called one by one with a row each."""
+    """Combined model for a class without `together`: it calls the models one by one, each with its row."""
 
     def __init__(self, models: Sequence[ThroughputModel]) -> None:
         self._models = models
@@ -258,7 +265,7 @@ class _OneByOne:
 
 
 def ask_together(models: Sequence[ThroughputModel]) -> ThroughputModel:
-    """Combine models of one class into one model, by the class's `together` if it has one."""
+    """Combine models of one class into one model, by the class's `together` if it has that method."""
     together = getattr(type(models[0]), "together", None)
     found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
     return found
@@ -272,7 +279,8 @@ def _finite(said: Floats, nan: float, infinite: float) -> Floats:
 
 
 def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
-    """Return the sizes, ascending, that allow the job some batch; its `held` size is included."""
+    """Return the placeable sizes at which the limits allow some batch, ascending. The size that the job holds is
+    included."""
     sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
     least, most = bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
@@ -280,7 +288,7 @@ def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
 
 
 def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
-    """Return the number of nodes (S,) that the job takes at sizes (S,)."""
+    """Return the number of nodes (S,) on which the job runs at each size (S,)."""
     nodes = -(-gpus // max(cluster.gpus_per_node, 1))
     if job.nodes_at is not None:
         known = [job.nodes_at.get(int(count), fewest) for count, fewest in zip(gpus, nodes, strict=True)]
@@ -291,7 +299,7 @@ def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
 
 
 def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
-    """Return the candidate global batches (S, B) of a job at sizes (S,)."""
+    """Return the global batches (S, B) that are considered for a job at each size (S,)."""
     if rule == "requested":
         return _clamped(job, job.requested_batch, gpus)[:, None]
     if rule == "scaled":
@@ -311,10 +319,11 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     return np.where(fits, even, low[:, None]).astype(np.int64)
 
 
-def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
-    """Return the allocation of the largest valid size up to the user's request, or else of the smallest above.
+def requested_allocation(cluster: ClusterView, job: JobView) -> Allocation | None:
+    """Return the user's request as an allocation. If its size is not valid, take the next smaller valid size, or else
+    the next larger.
 
-    None if the job can have no size on this cluster.
+    None if no size of the job is valid on this cluster.
     """
     below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
     for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:
@@ -326,7 +335,8 @@ def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
 
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
-    """Return the batch (S,) rounded and clamped to the limits; the present one if they allow none."""
+    """Return the batch (S,) at each size, rounded and clamped to the limits. Where no batch is allowed, it is the
+    present one."""
     least, most = bounds(job.limits, gpus)
     quantum = quanta(job.limits, gpus)
     near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)

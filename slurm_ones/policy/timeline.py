@@ -1,10 +1,11 @@
 """Free GPUs over time, and the fewest GPUs with which a job meets its deadline: its minimum satisfactory share.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023, serves
-jobs in order of deadlines by progressive filling. Each job has a level: the most GPUs it takes at any moment. Its level
-is the lowest that finishes its work in time. Sources: the abstract, the authors' code and others' accounts of §4, not
-the paper itself. Our own: stretches of time between changes instead of equal slots, and pauses before a job trains at
-another size.
+jobs in order of deadlines by progressive filling. Each job has a level: the most GPUs that it takes at any moment. Its
+level is the lowest at which its work is done in time.
+
+Our sources are the abstract, the authors' code and others' accounts of §4, not the paper itself. Two things differ
+here. Time is cut at changes instead of into equal slots, and a job pauses before it trains at another size.
 """
 
 from __future__ import annotations
@@ -17,33 +18,34 @@ import numpy as np
 from slurm_ones.policy.contract import Floats, Ints, Reserved
 
 MOST_EDGES = 64
-"""Largest number of cuts of a timeline; of more, evenly spaced ones are kept."""
+"""Largest number of cuts of a timeline. If there are more, evenly spaced ones among them are kept."""
 NEAR_S = 0.5
-"""Seconds below which two moments count as one."""
+"""Time, in seconds, within which two moments count as one."""
 
 
 @dataclass(frozen=True)
 class SpeedCurve:
-    """Speed of a job by size, and its remaining work."""
+    """Speed of a job at each size, and the work that remains."""
 
     sizes: Ints
-    """(A,) GPUs, ascending from above 0; each size is faster than the one before."""
+    """(A,) numbers of GPUs above 0, ascending; each is faster than the one before."""
     rate: Floats
-    """(A,) progress/s at each size."""
+    """(A,) progress per second at each size."""
     work: float
-    """Remaining progress."""
+    """Progress that remains, in the unit of `rate` times seconds."""
     due_s: float
-    """Seconds to the job's deadline; infinite for none."""
+    """Seconds from now to the job's deadline; infinite without one."""
     pause_s: Floats
-    """(A,) seconds before the job trains at each size."""
+    """(A,) seconds from now until the job trains at each size."""
     least: int = 0
-    """GPUs that the job keeps in any case, since a running job is not stopped."""
+    """GPUs that the job keeps at any time; above 0 for a running job, which is not stopped."""
 
     @classmethod
     def of(
         cls, sizes: Ints, rate: Floats, work: float, due_s: float, pause_s: Floats | float = 0.0, least: int = 0
     ) -> SpeedCurve:
-        """Return the curve of the sizes (U,) faster than all smaller ones; `rate` is 0 at impossible sizes."""
+        """Return the curve of those sizes (U,) that are faster than all smaller ones. `rate` is 0 at a size the job
+        cannot have."""
         before = np.concatenate([[0.0], np.maximum.accumulate(rate)[:-1]])
         faster = rate > before
         pauses = np.broadcast_to(np.asarray(pause_s, dtype=np.float64), rate.shape)
@@ -52,14 +54,14 @@ class SpeedCurve:
 
 @dataclass(frozen=True)
 class Filled:
-    """Share of the GPUs that progressive filling gives a job."""
+    """GPUs that progressive filling gives a job, and how far the job gets with them."""
 
     gpus: Ints
-    """(T,) GPUs in each stretch of the timeline; 0 after the job's end."""
+    """(T,) GPUs in each of the timeline's intervals; 0 after the job's end."""
     share: float
-    """Fraction of the job's work done by its deadline; 1 if the deadline is met."""
+    """Fraction of the job's work that is done by its deadline; 1 if the deadline is met."""
     gpu_s: float
-    """GPU-seconds that the job takes up to its deadline."""
+    """GPU-seconds that the job uses up to its deadline."""
 
     @property
     def met(self) -> bool:
@@ -68,19 +70,19 @@ class Filled:
 
 @dataclass(frozen=True)
 class FreeTimeline:
-    """GPUs that are free in each stretch of time from now on."""
+    """Number of free GPUs in each interval of time from now on."""
 
     starts: Floats
-    """(T,) seconds from now, ascending from 0."""
+    """(T,) start of each interval in seconds from now, ascending from 0."""
     ends: Floats
-    """(T,)"""
+    """(T,) end of each interval in seconds from now."""
     free: Ints
-    """(T,)"""
+    """(T,) free GPUs in each interval."""
 
     @classmethod
     def of(cls, gpus: int, moments: Iterable[float], now: float, reserved: Sequence[Reserved] = ()) -> FreeTimeline:
-        """Return the timeline of `gpus` GPUs minus reserved ones, cut at the `moments` (seconds from now) and at the
-        ends of reservations. It ends at the last finite moment."""
+        """Return the timeline of `gpus` GPUs minus the reserved ones. It is cut at `moments` (seconds from now), and
+        where a reservation starts or ends. It ends at the last finite moment."""
         last = max((m for m in moments if np.isfinite(m)), default=NEAR_S)
         edges = [m for m in moments if 0 < m < last]
         edges += [at - now for one in reserved for at in (one.start, one.end) if 0 < at - now < last]
@@ -94,18 +96,18 @@ class FreeTimeline:
         return cls(starts, ends, np.maximum(free, 0))
 
     def less(self, gpus: Ints) -> FreeTimeline:
-        """Return the timeline minus these GPUs (T,)."""
+        """Return the timeline minus `gpus` (T,) in each interval."""
         return FreeTimeline(self.starts, self.ends, np.maximum(self.free - gpus, 0))
 
     def held(self, gpus: int, until_s: float) -> Ints:
-        """Return an array (T,): `gpus` in each stretch that starts before `until_s`, 0 afterwards."""
+        """Return an array (T,) that is `gpus` in each interval that starts before `until_s`, and 0 afterwards."""
         return np.where(self.starts < until_s, gpus, 0).astype(np.int64)
 
     def fill(self, curve: SpeedCurve, first: int | None = None) -> Filled:
-        """Return the filling at the lowest level that finishes the job by its deadline, or else at the level that does
-        the most work.
+        """Return the filling at the lowest level at which the job finishes by its deadline. If there is none, use the
+        level at which it does the most work.
 
-        With `first`, the job has this number of GPUs in the first stretch at every level.
+        With `first`, the job has this number of GPUs in the first interval, whatever the level.
         """
         levels = len(curve.sizes)
         nothing = np.zeros(len(self.free), dtype=np.int64)
@@ -132,12 +134,13 @@ class FreeTimeline:
         return Filled(gpus.astype(np.int64), share, gpu_s)
 
     def taken(self, filled: Filled, least: int = 0) -> FreeTimeline:
-        """Return the timeline minus the GPUs of a filled job, except its `least` GPUs, which were set aside before."""
+        """Return the timeline minus the GPUs of a filled job. Its `least` GPUs were never free here, so they are not
+        subtracted."""
         return self.less(np.maximum(filled.gpus - least, 0))
 
 
 def _thinned(moments: Sequence[float]) -> list[float]:
-    """Return ascending moments more than `NEAR_S` apart, `MOST_EDGES` at most."""
+    """Return ascending moments that are more than `NEAR_S` apart, at most `MOST_EDGES`."""
     found: list[float] = []
     for moment in moments:
         if not found or moment - found[-1] > NEAR_S:
@@ -151,9 +154,11 @@ def _thinned(moments: Sequence[float]) -> list[float]:
 def admitted(
     timeline: FreeTimeline, promised: Sequence[SpeedCurve], new: SpeedCurve, before: Sequence[Filled] | None = None
 ) -> tuple[Filled, int | None]:
-    """Return the filling of a `new` job next to the `promised` ones, and an index or None. The index is of the first
-    promised job that the new one makes miss its deadline. Earlier deadlines are served first. `before` holds the
-    promised jobs' fillings without the new job."""
+    """Return the filling of a `new` job among the `promised` ones. Also return the index of the first promised job that
+    would miss its deadline because of the new one; None if none would.
+
+    Jobs with earlier deadlines are filled first. `before` are the promised jobs' fillings without the new job.
+    """
     before = filled(timeline, promised) if before is None else before
     order = sorted(range(len(promised)), key=lambda i: promised[i].due_s)
     left, found, broken = timeline, None, None
@@ -170,7 +175,7 @@ def admitted(
 
 
 def filled(timeline: FreeTimeline, curves: Sequence[SpeedCurve]) -> list[Filled]:
-    """Fill each job in order of deadlines; return the fillings in the order given."""
+    """Fill the jobs in order of deadlines; return the fillings in the order of `curves`."""
     found: dict[int, Filled] = {}
     for i in sorted(range(len(curves)), key=lambda i: curves[i].due_s):
         found[i] = timeline.fill(curves[i])

@@ -28,7 +28,7 @@ from ones_db.reasons import reason
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.policy.ledger import free_of_kind
-from slurm_ones.policy.tables import asked, build_tables, predict
+from slurm_ones.policy.tables import build_tables, predict, requested_allocation
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
@@ -105,7 +105,7 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
     for k, kind in enumerate(cluster.kinds):
         part = cluster.of_kind(kind)
         for j, view in enumerate(cluster.views_on(kind, jobs)):
-            got = asked(part, view)
+            got = requested_allocation(part, view)
             if got is not None and got.shape.gpus <= part.gpus:
                 nodes, count = np.array([got.shape.nodes]), np.array([got.shape.gpus])
                 gpus[j, k] = got.shape.gpus

@@ -14,7 +14,7 @@ from slurm_ones.policy.build import allocate_in_order, fits_nowhere, fixed_jobs
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.policy.shapes import nodes_of
-from slurm_ones.policy.tables import LONGEST, asked, predict, to_come, within
+from slurm_ones.policy.tables import LONGEST, predict, requested_allocation, to_come, within
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fifo:
             if job.job_id in fixed:
                 reasons[job.job_id] = fixed[job.job_id]
                 continue
-            wanted = asked(cluster, job)
+            wanted = requested_allocation(cluster, job)
             if wanted is not None and not blocked and ledger.take(wanted.shape):
                 allocations[job.job_id] = wanted
                 reasons[job.job_id] = reason("turn", first="jobs submitted earlier")
@@ -83,7 +83,7 @@ class Srtf:
         return allocate_in_order(cluster, jobs, order, self.first)
 
     def _key(self, cluster: ClusterView, job: JobView) -> float:
-        wanted = asked(cluster, job)
+        wanted = requested_allocation(cluster, job)
         return LONGEST if wanted is None else self._weigh(wanted, remaining_seconds(cluster, job, wanted))
 
     def _weigh(self, wanted: Allocation, seconds: float) -> float:
