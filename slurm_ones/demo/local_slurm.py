@@ -250,7 +250,7 @@ class LocalSlurm:
         spec = _SimulatedNodes(NODES, GPUS)
         self.world = _SimulatedJobs(
             workload(SIMULATED_JOBS[:simulated]), spec, folder, CLUSTER_SETTINGS,
-            mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), beside=[here] if jobs else [],
+            mechanism=Hot(launch_s=START_S), timeline=Timeline(time.time()), others=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster)
         self._env = self._environment(make_shims(folder / "bin"))

@@ -2,4 +2,4 @@
 
 
 class BadInput(Exception):
-    """Error of a workload, profile or option that cannot be used, by file, line and column if it is in a file."""
+    """Error: a workload, profile or option cannot be used. The message names file, line and column if there are any."""

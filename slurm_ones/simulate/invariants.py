@@ -1,4 +1,4 @@
-"""Invariants that are checked at the end of a simulation."""
+"""Checks at the end of a simulation: no job was lost, no sample skipped, and the database agrees with the cluster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from slurm_ones.slurm.model import JobState
 
 
 class InvariantViolated(Exception):
-    """Error of a simulation: a job lost or held, work skipped or repeated, a database unlike the cluster."""
+    """Error: a check at the end of a simulation failed. For example a job was lost, or its record in the database is
+    wrong."""
 
 
-FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
-"""End states of a job that are no violation: a time limit and a node failure are not the companion's doing."""
-OF_BLOCKS = FATAL | {JobState.CANCELLED, JobState.PREEMPTED}
-"""End states of a block that are no violation: those of a job, cancelled while waiting, or preempted as a guest."""
+EXPECTED_ENDS = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
+"""End states that a job may have. The companion is not to blame for a time limit or a failed node."""
+EXPECTED_ENDS_OF_BLOCKS = EXPECTED_ENDS | {JobState.CANCELLED, JobState.PREEMPTED}
+"""End states that a block (a task of a job's array) may have. Blocks are also cancelled as they wait, and preempted."""
 
 
 def violations(world: World, store: Store) -> list[str]:
-    """Return a description of each violation; an empty list if there is none.
+    """Return a description of each failed check.
 
-    A job that ends by its time limit or a node failure is no violation.
+    A job that ended by its time limit or by a node's failure fails no check.
     """
     return [*_lost(world), *misplaced(world, world.trainings), *_disagreements(world, store), *_skipped(world)]
 
@@ -37,7 +38,7 @@ def _lost(world: World) -> Iterator[str]:
             if not job.ended:
                 held = f", held by {job.held_by}" if job.held_by else ""
                 yield f"job {name} is {job.state.value} at the end{held}"
-            elif job.state not in (FATAL if job.array is None else OF_BLOCKS):
+            elif job.state not in (EXPECTED_ENDS if job.array is None else EXPECTED_ENDS_OF_BLOCKS):
                 yield f"job {name} ended {job.state.value}"
         if any(job.state is JobState.COMPLETED for job in records) and not training.finished:
             yield f"job {job_id} is COMPLETED and has not trained to its end"
@@ -45,7 +46,7 @@ def _lost(world: World) -> Iterator[str]:
 
 
 def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
-    """Describe each run of these jobs at a size that their strategy cannot use."""
+    """Describe each run of these jobs on a number of GPUs that the job's training strategy cannot use."""
     for job_id in job_ids:
         for where in world.trainings[job_id].misplaced:
             yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
@@ -77,7 +78,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe each difference between the database's record of a job and the cluster's job with its allocations."""
+    """Describe each difference between a job's record in the database and the same job in the simulated cluster."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if training.hot is not None:
         yield from blocks_differ(training, record, store)
@@ -95,7 +96,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
 
 
 def blocks_differ(training: Training, record: JobRecord, store: Store) -> Iterator[str]:
-    """Describe each difference between a job of blocks and its record, whose runs are the job's terms."""
+    """Describe each difference between a job of blocks and its record in the database, where each term is a run."""
     job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
         yield f"job {job_id} is {record.state} in the database, and has trained to its end"
@@ -118,10 +119,11 @@ def _skipped(world: World) -> Iterator[str]:
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
-    """Check a job's reports: each run starts at the newest checkpoint and uses each epoch's samples once, in order.
+    """Check that the reports of a job's runs use every sample of an epoch once and in order.
 
-    So only a run that ended without a checkpoint may be repeated, and a drained run never ends so. A job of `blocks`
-    continues at its leader's position. If the leader was lost, samples that it had not yet reported may be missing.
+    A run must start where the newest checkpoint ends. If a run ended without a checkpoint, the next run repeats its
+    samples. A drained run must end with a checkpoint. A job of `blocks` starts where its leader was. If the leader was
+    lost, the samples that it had not reported may be missing.
     """
     newest, durable, left = (0, 0), (0, 0), False
     for restart, reports in enumerate(runs):

@@ -1,7 +1,7 @@
-"""An oracle in the companion's place: the policy is given true curves, and its schedule takes effect at once.
+"""Oracle that replaces the companion: its policy is given the true curves, and schedules take effect at once.
 
-The published studies make the same assumptions. Cluster and jobs are those of other simulations, but there is no wait
-for Slurm and no learning. A checkpoint costs nothing but the start that follows.
+Published studies make the same assumptions. Cluster and jobs are the same as in other simulations. But nothing waits
+for Slurm, nothing is learned, and writing a checkpoint takes no time. Only starting a job costs time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from slurm_ones.simulate.training.training import Phase, Training
 from slurm_ones.simulate.world import World
 
 Placement = Literal["pack", "spread"]
-"""Placement rule. Pack: largest job first, each on nodes that it leaves with the fewest free GPUs. Spread: each on the
-emptiest nodes, in the order of the schedule, as Pollux's study places rival policies' jobs."""
+"""Placement rule. "pack" places the largest job first, on the nodes that then have the fewest free GPUs. "spread"
+follows the order of the schedule and takes the emptiest nodes, as Pollux's study does for rival policies."""
 IMMEDIATE = ClusterSettings(requeue_delay_s=0.0, ending_s=0.0, save=0.0, stop=0.0, launch=1.0, load=0.0)
 """Cluster settings in which only starts take time."""
 SETTLED_S = 120.0
-"""Seconds after its last placement from which a hot job may move to fewer nodes."""
+"""Seconds that a job keeps its nodes before it may move to fewer nodes, if it is resized from memory (`Hot`)."""
 
 
 @dataclass
@@ -56,9 +56,9 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """Present shape of the job; the new shape while it changes, None if it has no GPUs."""
+    """Present shape; during a change already the new shape. None if the job has no GPUs."""
     target: dict[str, int] | None = None
-    """GPUs on each node that the job will have once the new ones are ready; None if no change is under way."""
+    """GPUs on each node after the change under way; None if no change is under way."""
     changed_epoch: int = 0
     placed: float = 0.0
     """Time at which the job was last given nodes."""
@@ -74,12 +74,12 @@ class _OracleJob:
 
     @property
     def own(self) -> dict[str, int]:
-        """GPUs on each node that train."""
+        """GPUs on each node on which the job trains now."""
         return {} if self.shape is None else dict(self.training.nodes)
 
     @property
     def kind(self) -> str:
-        """Kind that sets the pace among the job's GPUs; without GPUs, the cluster's most frequent kind."""
+        """Slowest kind of the job's GPUs. If the job has none, the kind with the most GPUs in the cluster."""
         kinds = {self.training.kinds[name] for name in self.own}
         if len(kinds) == 1:
             return kinds.pop()
@@ -89,16 +89,16 @@ class _OracleJob:
         return min(kinds, key=self.training.speed_on)
 
     def differs(self, got: Allocation) -> bool:
-        """Return True if the allocation differs from the job's GPU count or kind."""
+        """Return True if this allocation changes the number or the kind of the job's GPUs."""
         return self.shape is None or got.shape.gpus != self.shape.gpus or got.kind not in ("", self.kind)
 
     def scattered(self, now: float) -> bool:
-        """Return True if the elastic job has been on more nodes than it needs for `SETTLED_S` seconds."""
+        """Return True if the elastic job has trained for `SETTLED_S` seconds on more nodes than it needs."""
         least = -(-sum(self.training.nodes.values()) // self.cluster.gpus_per_node)
         return self.training.submission.elastic and len(self.training.nodes) > least and now - self.placed >= SETTLED_S
 
     def view(self, world: World) -> JobView:
-        """Return the job's view for a policy; a change under way is shown as done."""
+        """Return the job as the policy sees it. If a change is under way, the policy sees the job after the change."""
         training, mechanism = self.training, self.mechanism
         app, asked, done = training.application, training.submission, training.position.progress
         epochs, left = done / app.dataset, max(app.total * asked.epochs - done, 1.0) / app.dataset
@@ -143,10 +143,10 @@ class _OracleJob:
 
 
 class Oracle:
-    """Places the jobs of a world by the schedules of a policy that is given their true curves.
+    """Runs a policy that is given the true curves, and carries its schedules out at once.
 
-    A job whose GPU count stays does not move. A hot job trains on while its new GPUs prepare; it holds them from the
-    decision on.
+    A job moves only if its number of GPUs changes. A job resized from memory (`Hot`) holds its new GPUs at once and
+    trains on with the old ones until the new ones are ready.
     """
 
     def __init__(self, world: World, policy: Policy, placement: Placement, seed: int) -> None:
@@ -160,11 +160,12 @@ class Oracle:
 
     @property
     def promises(self) -> dict[int, bool]:
-        """Deadlines promised (True) or refused (False) so far, by job id."""
+        """Answers to users' deadlines so far, by job id: True if promised, False if refused."""
         return {i: job.promised for i, job in self._jobs.items() if job.promised is not None}
 
     def tick(self) -> list[float]:
-        """Let the policy decide, and apply its schedule; return the real seconds, none without jobs."""
+        """Let the policy decide, and apply its schedule. Return the real seconds of the decision; empty if there are no
+        jobs."""
         live = self._live()
         if not live:
             return []
@@ -221,7 +222,7 @@ class Oracle:
             job.training.adjust(job.training.position.wanted if job.busy else job.batch, slowdown.exchange)
 
     def _change(self, changes: Mapping[int, Allocation], optional: Collection[int]) -> None:
-        """Start and change jobs; `optional` changes only move a job to fewer nodes."""
+        """Start and change jobs. A change in `optional` is made only if it moves the job to fewer nodes."""
         world = self._world
         world.timeline.run(world.timeline.now)
         asked = [
@@ -247,7 +248,7 @@ class Oracle:
         job.shape, job.target = None, None
 
     def _leave(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Free the GPUs that the plan does not keep for the job."""
+        """Free the GPUs that the job gives up by its plan."""
         if not job.own or plan.keeps == job.own:
             return
         if not plan.keeps:
@@ -258,7 +259,7 @@ class Oracle:
         job.training.go_on(plan.keeps, batch, self._world.mechanism.shrink_s(job.training.application))
 
     def _take(self, job: _OracleJob, plan: GpuPlan, got: Allocation) -> None:
-        """Give the job its new GPUs, to start on now, or to train on once they are ready."""
+        """Give the job its new GPUs. A waiting job starts on them; a running job trains on them once they are ready."""
         world, training = self._world, job.training
         app, fresh = training.application, job.shape is None
         job.shape, job.batch, job.placed = got.shape, got.batch, world.timeline.now
@@ -281,7 +282,7 @@ class Oracle:
 
 @dataclass(frozen=True)
 class TrueModel:
-    """True throughput and efficiency of a job, used as both models of a policy."""
+    """True throughput and efficiency of a job, in place of the learned models that a policy usually gets."""
 
     application: Application
     done: float
@@ -291,7 +292,7 @@ class TrueModel:
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return zeros: nothing is uncertain."""
+        """Return zeros, since the true values have no uncertainty."""
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:
@@ -307,7 +308,7 @@ def remaining_s(training: Training, cluster: ClusterView) -> float:
 
 
 def limits_of(training: Training, cluster: ClusterView) -> Limits:
-    """Return the sizes and batches that a job can have; for a rigid job only its request."""
+    """Return the sizes and batches that a job can have. A rigid job can have only those that it requested."""
     app, asked = training.application, training.submission
     most = min(app.max_gpus, cluster.gpus)
     counts = valid_counts(cluster, 1, most) if asked.elastic else ()
@@ -324,10 +325,10 @@ def limits_of(training: Training, cluster: ClusterView) -> Limits:
 
 
 def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = False, kind: str = "") -> dict[str, int]:
-    """Return GPUs on nodes for the shape, all of one `kind`; empty if there is no room.
+    """Return the GPUs on each node for a job of this shape, all of one `kind`; empty if there is no room.
 
-    If no kind is given, the kind with the least sufficient room is used. Kinds are mixed only if none has enough, and
-    slow nodes are used only if the others do not suffice.
+    If no kind is given, the kind with the fewest free GPUs that suffice is chosen. Kinds are mixed only if no kind has
+    enough. Slow nodes are used only if the other nodes have too little room.
     """
     kinds: dict[str, list[NodeView]] = {}
     for node in cluster.nodes:
@@ -345,7 +346,10 @@ def place(shape: Shape, free: Nodes, cluster: ClusterView, *, spread: bool = Fal
 def place_near(
     shape: Shape, free: Nodes, cluster: ClusterView, own: Nodes, *, spread: bool = False, kind: str = ""
 ) -> dict[str, int]:
-    """Place like `place`, on the job's `own` nodes if that needs no more nodes and leaves no more GPUs free on them."""
+    """Place a job like `place`, but prefer the job's `own` nodes.
+
+    They are chosen if the job then needs no more nodes than with `place`, and leaves no more of their GPUs free.
+    """
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
         return found
@@ -367,8 +371,8 @@ def _room(nodes: Iterable[NodeView], free: Nodes) -> int:
 
 
 def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bool, spread: bool) -> dict[str, int]:
-    """Return the GPUs of each node that a job gets, as Slurm's tree topology places it: below the leaf switch with the
-    least room that suffices. If no leaf suffices, the leaf with the most room is combined with further ones."""
+    """Return the GPUs on each node, as Slurm's tree topology chooses them. Of the leaf switches with enough room, the
+    one with the least room is chosen. If none has enough, the one with the most room is combined with others."""
     leaves: dict[str, dict[str, int]] = {}
     for node in nodes:
         if node.name in free:
@@ -383,7 +387,7 @@ def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bo
 
 
 def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str, int]:
-    """Return GPUs on the fullest nodes that have room, or on the emptiest with `spread`."""
+    """Return GPUs on the nodes with the least free GPUs that suffice; with `spread`, on the nodes with the most."""
     if uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         return {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]} if len(fitting) >= shape.nodes else {}
@@ -405,24 +409,24 @@ class GpuChange(NamedTuple):
     own: Nodes
     kind: str = ""
     optional: bool = False
-    """The job keeps its size and moves only if that needs fewer nodes."""
+    """True if the job keeps its number of GPUs, and moves only if it then needs fewer nodes."""
 
 
 class GpuPlan(NamedTuple):
-    """New GPUs of a job, and those it keeps until the new ones are ready."""
+    """Plan for one job: its new GPUs, and the old ones it keeps for now."""
 
     nodes: dict[str, int]
     keeps: dict[str, int]
-    """GPUs on each node that the job keeps until the new ones are ready."""
+    """GPUs on each node that the job keeps until its new GPUs are ready."""
 
 
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Plan the changes of running jobs to their new GPUs; jobs without room are left out.
+    """Plan new GPUs for running jobs; leave out jobs that find no room.
 
-    Jobs are placed on the GPUs of all changing jobs, the largest first unless `spread`. A job keeps its old GPUs until
-    the new ones are ready, unless another job needs them. Then it leaves the surplus ones at once.
+    The GPUs of all these jobs are given out again, to the largest job first unless `spread`. A job keeps its old GPUs
+    until the new ones are ready. If another job needs some of the old ones, the job leaves these at once.
     """
     changes = list(changes) if spread else sorted(changes, key=lambda one: -one.shape.gpus)
     while True:

@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import JobState
 
 @dataclass(frozen=True)
 class Segment:
-    """Time segment in which a job held the same GPUs."""
+    """Span of time in which a job held the same GPUs."""
 
     job: str
     start: float
@@ -45,17 +45,17 @@ class JobOutcome:
     lost_gpu_s: float
     """GPU-seconds held without training: starting, stopping, resizing."""
     resizes: int
-    """Interruptions or GPU changes of the job after its first start."""
+    """Number of requeues and of changes of GPUs after the job's first start."""
     fair_s: float
-    """Seconds for the job by itself on its fair share: the GPUs over the mean number of jobs meanwhile."""
+    """Seconds that the job would have taken on its fair share of the cluster, undisturbed (see `fair_seconds`)."""
     metric: float
     target: float
-    """Target metric of the job's user; NaN for none."""
+    """Metric that would satisfy the job's user; NaN if unknown."""
     elastic: bool = True
     deadline: float | None = None
-    """Time of the job's deadline; None for none."""
+    """Time of the job's deadline; None if it has none."""
     promised: bool | None = None
-    """True if the deadline was promised, False if refused; None if undecided or without deadline."""
+    """True if the deadline was promised, False if it was refused. None if neither happened."""
 
     @property
     def in_time(self) -> bool | None:
@@ -69,7 +69,7 @@ class JobOutcome:
 
     @property
     def missed(self) -> bool:
-        """True if the job did not end, or its metric ended below the target."""
+        """True if the job did not end, or ended with a metric below its target."""
         return self.ended is None or self.metric < self.target - 1e-9
 
 
@@ -87,7 +87,7 @@ class Outcome:
     decision_s: tuple[float, ...] = ()
     """Real seconds that each decision took."""
     goodput: tuple[tuple[float, float], ...] = ()
-    """(time, total goodput) at each tick, as a share of the whole cluster's goodput at perfect efficiency."""
+    """(time, total goodput) at each tick. 1 is the goodput of all GPUs of the cluster at perfect efficiency."""
     wall_s: float = 0.0
     """Real seconds that the whole simulation took."""
     notes: tuple[str, ...] = field(default=())
@@ -102,10 +102,11 @@ def fair_seconds(
     gpus: int,
     per_node: int,
 ) -> float:
-    """Return the seconds a job takes by itself on 1/n of the cluster, n the mean number of jobs during its presence.
+    """Return the seconds that a job would take on its fair share of the cluster.
 
-    `presence` is (time, jobs) in order. The job uses up to its share of GPUs, rounded down and at least 1, and the best
-    batch of each epoch.
+    The share is `gpus` divided by the mean number of jobs from its submission to its end, rounded down, at least one
+    GPU. On it the job has the best size and the best batch of each epoch. `presence` lists (time, number of jobs) in
+    order.
     """
     end = presence[-1][0] if ended is None and presence else (ended or submitted)
     inside = [jobs for at, jobs in presence if submitted <= at <= end and jobs > 0]
@@ -114,7 +115,7 @@ def fair_seconds(
 
 
 def alone_seconds(application: Application, epochs: float, gpus: int, per_node: int) -> float:
-    """Return a job's training seconds at its best size up to `gpus` GPUs and the best batch of each epoch."""
+    """Return a job's training seconds at its best size of at most `gpus` GPUs, with the best batch in each epoch."""
     sizes = sorted({n for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, gpus) if n <= gpus})
     return min(_seconds(application, epochs, n, per_node) for n in sizes)
 
@@ -140,7 +141,8 @@ NO_PROMISES: Mapping[int, bool] = {}
 
 
 class RunFigures:
-    """Collector of a run's figures at each tick. `on_time` gets the simulated seconds and the jobs ended."""
+    """Collector of figures at each tick. `on_time` is called with the simulated seconds and the number of ended
+    jobs."""
 
     def __init__(self, world: World, on_time: Callable[[float, int], None] | None = None) -> None:
         self.decisions: list[float] = []
@@ -165,7 +167,8 @@ class RunFigures:
     def outcome(
         self, policy: str, seed: int, promises: Mapping[int, bool] = NO_PROMISES, notes: Sequence[str] = ()
     ) -> Outcome:
-        """Return the outcome at the end of the run; `promises` holds the promised and refused deadlines by job id."""
+        """Return the outcome at the end. `promises` says by job id if a deadline was promised (True) or refused
+        (False)."""
         world, now = self._world, self._world.timeline.now
         segments = (a for job_id in world.job_ids.values() for a in _held(world.cluster.records.of(job_id), now))
         return Outcome(
@@ -211,7 +214,7 @@ class RunFigures:
 
 
 def _held(records: Sequence[SimulatedJob], now: float) -> Iterator[Segment]:
-    """Yield the segments in which a job held GPUs: one for each run, or for each set of GPUs of a job of blocks."""
+    """Yield the segments of a job. A plain job has one for each run, a job of blocks one for each set of GPUs."""
     held = [a for record in records for a in record.held(now)]
     if not held:
         return

@@ -1,4 +1,4 @@
-"""Simulation of a workload to its end in virtual time, under the unchanged companion or an oracle."""
+"""Simulation of a workload to its end in virtual time, under the real companion or an oracle."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from slurm_ones.simulate.training.application import Mechanism, Requeue
 from slurm_ones.simulate.workloads.profiles import Workload, check_fits
 from slurm_ones.simulate.world import World
 
-TOLD_THE_TRUTH = frozenset({"srtf", "srsf"})
-"""Names of the policies that are given the true remaining time of jobs."""
+GIVEN_TRUE_TIMES = frozenset({"srtf", "srsf"})
+"""Names of the policies that are given the true remaining time of each job."""
 
 MOST_S = 60 * 86400.0
-"""Simulated seconds after which a simulation stops and unfinished jobs are given up."""
+"""Simulated seconds after which a simulation is stopped, even if jobs have not ended."""
 
 SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 256 << 20
-"""Bytes that a directory must have free for several parallel simulations of about 20 MB each."""
+"""Free bytes that a directory needs to hold several parallel simulations of about 20 MB each."""
 
 DEFAULTS: dict[str, Any] = {"cluster": "simulated", "mode": "act"}
 """Companion settings of every simulation and policy; all other settings have their usual defaults."""
@@ -51,16 +51,16 @@ AT_ONCE: dict[str, float] = {
     "limits.near_end_s": 0.0,
     "limits.near_limit_s": 0.0,
 }
-"""Overrides that let a policy resize any job at any time. On the command line each is one `--set` of `slurm-ones
-simulate`. Tables older than these settings were made with them."""
+"""Settings without delays, so that a policy may resize any job at any time. On the command line each is a `--set` of
+`slurm-ones simulate`. The older tables of our benchmarks were made with them."""
 
 
 class SimulationFailed(Exception):
-    """Failure of the companion or its policy at a tick; the cause is the original exception."""
+    """Error: the companion or its policy failed at a tick; `__cause__` is the original exception."""
 
 
 class WarningLog(logging.Handler):
-    """Log handler that collects the companion's warnings and the first logged exception."""
+    """Log handler that keeps the companion's warnings and the first exception that it logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -73,13 +73,13 @@ class WarningLog(logging.Handler):
             self.failure = self.failure or record.exc_info[1]
 
     def check(self) -> None:
-        """Raise `SimulationFailed` if an exception was logged; a real companion would only log it and continue."""
+        """Raise `SimulationFailed` if an exception was logged. A real companion would log it and continue."""
         if self.failure is not None:
             raise SimulationFailed(f"{type(self.failure).__name__}: {self.failure}") from self.failure
 
     @contextmanager
     def recording(self) -> Iterator[WarningLog]:
-        """Context in which the companion's log records are collected here and go nowhere else."""
+        """Context in which this handler takes all log records of the companion."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
         logger.propagate, before = False, logger.propagate
@@ -105,7 +105,8 @@ class Clairvoyant:
 
 
 def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[str, Any], **own: Any) -> Settings:
-    """Return the companion's settings: `DEFAULTS`, the simulation's `own`, and overrides such as `resize.dwell_s`.
+    """Return the companion's settings: `DEFAULTS`, then the simulation's `own`, then overrides such as
+    `resize.dwell_s`.
 
     Raises pydantic's ValidationError, a ValueError, for unknown or invalid settings.
     """
@@ -124,15 +125,15 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
 
 
 class VirtualStop:
-    """Stand-in for `daemon.Stop` in simulations: virtual time passes in its `wait`.
+    """Stand-in for `daemon.Stop`: its `wait` lets virtual time pass.
 
-    Between two ticks the companion checks resizes under way every `advance_s` seconds. Nothing changes between two job
-    events, so such a wait ends at the first check after the next event. Hence a resize that timed out is noticed only
-    then, or at the next tick.
+    Between two ticks the companion checks open resizes every `advance_s` seconds. To save time, checks are skipped
+    until an event has changed a job. So a resize that times out is noticed at the check after the next event, or at the
+    next tick.
     """
 
     def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
-        """`check` is called before simulated time passes, and may end the simulation by an exception."""
+        """Call `check` before simulated time passes; its exceptions end the simulation."""
         self._world = world
         self._interval_s = interval_s
         self._advance_s = advance_s
@@ -168,8 +169,10 @@ class VirtualStop:
 
 
 def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
-    """Return True if a simulation is over: all jobs have ended, which the companion knows, and no resize is under way;
-    or `most_s` seconds have passed."""
+    """Return True if a simulation is over: `most_s` seconds have passed, or nothing is left to do.
+
+    Nothing is left once all jobs have ended, the companion has noticed that, and no resize is under way.
+    """
     return (world.done and not tick.observation.elastic and not tick.resizing) or world.seconds > most_s
 
 
@@ -183,8 +186,8 @@ def run_companion(
 ) -> Iterator[Store]:
     """Context that runs a companion on the world until `on_tick` returns True, and yields its database.
 
-    The database is new, in the world's directory unless the settings name one. `make` makes the policy in place of the
-    settings' own. Raises `SimulationFailed`.
+    The database is new. It is in the world's directory unless the settings name one. `make` makes the policy if the
+    settings do not. Raises `SimulationFailed`.
     """
     stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)
 
@@ -220,14 +223,16 @@ def run(
     conf: SlurmConf = SlurmConf(),
     most_s: float = MOST_S,
 ) -> Outcome:
-    """Simulate the workload to its end under a policy, given by name and options or made by `make`.
+    """Simulate the workload to its end under a policy: the one of this name with these options, or what `make` returns.
 
-    The companion drives the jobs. With the mechanism `Hot`, elastic jobs are jobs of blocks. With an `oracle`
-    placement, an `Oracle` replaces the companion: only starts take time, and the `settings` of companion and cluster
-    are not used. `faults` are injected into the simulated Slurm, `conf` holds its admin's settings. `on_time` is called
-    at each tick with the simulated seconds and the number of ended jobs. Raises `BadInput` if a job fits the cluster at
-    no size, and ValueError for an unknown policy, option or setting. Raises `SimulationFailed`. Raises
-    `InvariantViolated` if a job was lost or left held, or the database disagrees with the cluster.
+    The companion resizes the jobs. With the mechanism `Hot`, elastic jobs are jobs of blocks. If `oracle` names a
+    placement, an `Oracle` replaces the companion: only starts take time, and both `settings` are ignored. `faults` are
+    injected into the simulated Slurm, and `conf` is its admin's configuration. `on_time` is called at each tick with
+    the simulated seconds and the number of ended jobs.
+
+    Raises `BadInput` if a job is too large for the cluster, and ValueError for an unknown policy, option or setting.
+    Raises `SimulationFailed` if companion or policy fail, and `InvariantViolated` if a job or its record is wrong at
+    the end.
     """
     check_fits(workload, cluster.gpus)
     made = make or (lambda: make_policy(policy, **options))
@@ -261,7 +266,7 @@ def run(
             figures.tick()
             return over(world, tick, most_s)
 
-        makes = (lambda: Clairvoyant(made(), world)) if policy in TOLD_THE_TRUTH else made
+        makes = (lambda: Clairvoyant(made(), world)) if policy in GIVEN_TRUE_TIMES else made
         with run_companion(world, merged, log, on_tick, makes) as store:
             world.pass_time(cluster_settings.ending_s)
             wrong = violations(world, store) if world.done else []
@@ -272,7 +277,7 @@ def run(
 
 
 def fast_directory() -> str | None:
-    """Return a directory in memory with enough free space for fast temporary files, or None."""
+    """Return a directory in memory with enough space for the simulation's files; None if there is none."""
     roomy = (
         SHARED_MEMORY.is_dir()
         and os.access(SHARED_MEMORY, os.W_OK)

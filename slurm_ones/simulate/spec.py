@@ -26,23 +26,24 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster of equal nodes in one partition, or of `parts` with one each. Raises `BadInput` if impossible."""
+    """A cluster of equal nodes in one partition, or of `parts` with a partition each. Raises `BadInput` if it is
+    impossible."""
 
     nodes: int = 0
     gpus_per_node: int = 0
     whole_nodes: bool = False
-    """Slurm allocates whole nodes and has no GPUs configured."""
+    """True if Slurm allocates whole nodes and has no GPUs configured."""
     slow_nodes: tuple[float, ...] = ()
     """Relative speeds of the slow nodes; all other nodes have speed 1."""
     network: Network | None = None
-    """Network between nodes; None for one without contention."""
+    """Network between nodes; None if jobs never slow down each other's traffic."""
     parts: tuple[Part, ...] = ()
     cpus_per_gpu: int = 0
     """CPUs per GPU, on nodes and in job requests; 0 if CPUs are not counted."""
     any_shape: bool = True
-    """GPUs of a job may be spread unequally over nodes (only without a companion)."""
+    """True if a job's nodes may have different numbers of its GPUs. Only an oracle can run such a cluster."""
     charged: bool = False
-    """Jobs have an account, which is charged for their GPU-hours."""
+    """True if each job has an account that is charged for its GPU-hours."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", sum(part.nodes for part in self.all_parts))
@@ -54,7 +55,7 @@ class ClusterSpec:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Parts of the cluster; the cluster itself if it has equal nodes."""
+        """Parts of the cluster. A cluster of equal nodes is its own only part."""
         return self.parts or (Part(self.nodes, self.gpus_per_node),)
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class ClusterSpec:
 
     @property
     def least_node(self) -> int:
-        """Fewest GPUs of any node."""
+        """GPUs of the smallest node."""
         return min(part.gpus_per_node for part in self.all_parts)
 
     @property
@@ -115,14 +116,17 @@ class ClusterSpec:
 
 
 def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
-    """Return the smallest uniform shape with at least `gpus` GPUs on the fewest nodes, at most the whole cluster."""
+    """Return the shape of a request for `gpus` GPUs: the fewest nodes, with equally many GPUs on each.
+
+    The GPUs are rounded up, and limited to the whole cluster.
+    """
     gpus = min(gpus, spec.gpus)
     nodes = -(-gpus // spec.gpus_per_node)
     return Shape(nodes, spec.gpus_per_node if spec.whole_nodes else -(-gpus // nodes))
 
 
 def rounded(gpus: int, per_node: int) -> int:
-    """Return the GPUs of a job after rounding its request up to equally many on each of the fewest nodes."""
+    """Round a request for GPUs up, so that the fewest possible nodes give the same number of GPUs each."""
     nodes = -(-gpus // per_node)
     return -(-gpus // nodes) * nodes
 
@@ -132,7 +136,7 @@ Nodes = Mapping[str, int]
 
 
 class Slowdown(NamedTuple):
-    """Factors by which compute and gradient exchange of a job's step take longer."""
+    """Factors by which the compute and the gradient exchange of a job's steps are longer than usual."""
 
     compute: float = 1.0
     exchange: float = 1.0
@@ -143,18 +147,18 @@ NONE = Slowdown()
 
 @dataclass(frozen=True)
 class Network:
-    """Network of leaf switches with equally many nodes each, in the order of the nodes.
+    """Network of leaf switches that have equally many nodes each, in the order of the nodes.
 
-    Jobs below one leaf switch exchange gradients at full speed. Across several, the exchange takes `taper` times as
-    long, times the number of such jobs on the job's most used link. Jobs share links evenly (contention as in Wang et
-    al., arXiv 2002.10105).
+    Jobs below one leaf switch exchange gradients at full speed. A job across several leaf switches is slower: its
+    exchange takes `taper` × n times as long. n is the number of such jobs on the most crowded link that it uses. Jobs
+    share a link evenly (contention as in Wang et al., arXiv 2002.10105).
     """
 
     leaves: int
     nodes: int
-    """Nodes below each leaf switch."""
+    """Number of nodes below each leaf switch."""
     taper: float = 1.0
-    """Bandwidth below a leaf switch over that of its link to the other leaf switches."""
+    """Bandwidth below a leaf switch divided by the bandwidth of its link to the other leaf switches."""
 
     def __post_init__(self) -> None:
         if self.leaves < 1 or self.nodes < 1 or not self.taper >= 1:
@@ -165,14 +169,17 @@ class Network:
 
 
 def slow_speeds(names: Sequence[str], slow: Sequence[float]) -> dict[str, float]:
-    """Return slow nodes' speeds by name, evenly spread. Raises `BadInput` if they are more than all nodes."""
+    """Return the relative speed of each slow node by name. Slow nodes are spread evenly over `names`.
+
+    Raises `BadInput` if there are more slow nodes than names.
+    """
     if len(slow) > len(names):
         raise BadInput(f"{len(slow)} slow nodes are more than the cluster's {len(names)}")
     return {names[i * len(names) // len(slow)]: speed for i, speed in enumerate(slow)}
 
 
 def slowdowns(cluster: ClusterView, placed: Sequence[Nodes]) -> list[Slowdown]:
-    """Return each job's slowdown, given the placement of all jobs; a job runs at the speed of its slowest node."""
+    """Return the slowdown of each job, given the GPUs of all jobs. A job computes at the speed of its slowest node."""
     leaf = {node.name: node.leaf for node in cluster.nodes}
     speed = {node.name: node.speed for node in cluster.nodes}
     below = [{leaf[name] for name, gpus in nodes.items() if gpus and name in leaf} for nodes in placed]

@@ -1,4 +1,4 @@
-"""A workload on a simulated cluster, and the passage of its virtual time."""
+"""A workload on a simulated cluster in virtual time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from slurm_ones.slurm.model import JobKey, Task
 
 USER, ACCOUNT = "researcher", "lab"
 BLOCKS = 8
-"""Tasks in the array of a job of blocks, as in the templates."""
+"""Number of tasks in the array of a job of blocks. It is the number in our sbatch templates."""
 
 
 def least_gpus(app: Application) -> int:
-    """Return the least GPUs of a request and its step: before a run only the user knows a strategy's sizes."""
+    """Return the fewest GPUs that the job can use. Larger requests are multiples of it."""
     return app.by.degree if app.by is not None else 1
 
 
 class World:
-    """A simulated cluster, the true behaviour of its jobs, and the submissions to come."""
+    """A simulated cluster, the true behaviour of its jobs, and the jobs still to be submitted."""
 
     def __init__(
         self,
@@ -44,15 +44,16 @@ class World:
         mechanism: Mechanism = Requeue(),
         seed: int = 0,
         timeline: Timeline | None = None,
-        beside: Sequence[PartitionSpec] = (),
+        others: Sequence[PartitionSpec] = (),
         oracle: bool = False,
         faults: Faults | None = None,
         conf: SlurmConf = SlurmConf(),
     ) -> None:
-        """Jobs keep their files in `directory`. With the mechanism `Hot`, elastic jobs are jobs of blocks.
+        """Schedule the submissions, counted from the present time of `timeline`, and let jobs write their files in
+        `directory`.
 
-        Submission times count from the present time of `timeline`. `beside` are further partitions that the workload
-        does not use. With `oracle`, jobs are submitted held, have no files, and are never jobs of blocks.
+        With the mechanism `Hot`, elastic jobs are jobs of blocks. `others` are further partitions, which the workload
+        does not use. For an `oracle`, jobs are plain, are submitted held, and write no files.
         """
         self.spec = spec
         self.workload = workload
@@ -60,11 +61,11 @@ class World:
         self.settings = settings
         self.timeline = timeline or Timeline()
         self.began = self.timeline.now
-        self.cluster = SimulatedCluster([*spec.partitions(), *beside], settings, self.timeline, faults, conf)
+        self.cluster = SimulatedCluster([*spec.partitions(), *others], settings, self.timeline, faults, conf)
         self.client = SimulatedClient(self.cluster)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
-        """Job id of each submission, by the submission's name."""
+        """Job id of each submitted job, by its name in the workload."""
         self.mechanism = mechanism
         self._oracle = oracle
         self._speeds = spec.speeds
@@ -90,7 +91,7 @@ class World:
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
-        """Let jobs read their orders, let simulated time pass, then write the jobs' reports."""
+        """Let jobs read their orders, let simulated time pass, then write the jobs' reports to their files."""
         live = [self.trainings[job_id] for job_id in self.cluster.records.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()
@@ -101,7 +102,7 @@ class World:
                 training.files.flush()
 
     def skip_idle(self, interval_s: float) -> None:
-        """Let whole intervals pass until just before the next submission; none if there is no next one."""
+        """Skip as many whole intervals as fit before the next submission; none if there is no next one."""
         left_s = max(self._upcoming[-1] - self.seconds, 0.0) if self._upcoming else 0.0
         self.pass_time(math.floor(left_s / interval_s) * interval_s)
 

@@ -69,7 +69,7 @@ class BlockWorld(Interrupted):
         elsewhere = PartitionSpec("elsewhere", ("e1",), 4, default=False)
         (own,) = ClusterSpec(4, 4).partitions()
         beside = [elsewhere, replace(own, name="scavenge", default=False, preempt=preempt)]
-        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, beside=beside, conf=conf)
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, mechanism=hot, others=beside, conf=conf)
         (self.job_id,) = self.simulated.job_ids.values()
         training = self.simulated.trainings[self.job_id]
         assert training.hot is not None

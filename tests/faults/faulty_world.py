@@ -253,7 +253,7 @@ class FaultyWorld(World):
             SETTINGS,
             mechanism=Requeue(plan.resize_s),
             seed=plan.seed,
-            beside=plan.beside,
+            others=plan.beside,
             conf=plan.conf,
             faults=self.tally,
         )

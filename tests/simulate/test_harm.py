@@ -65,7 +65,7 @@ def waited_s(folder: Path, mechanism: Mechanism, asked: dict[str, Any]) -> tuple
     was requeued."""
     settings = companion_settings(SPEC, folder, FREE, tick_s=TICK_S, policy="fifo")
     conf = SlurmConf(licenses={"matlab": 20}, account_gpus={"lab": 20})
-    world = Shared(WORK, SPEC, folder, QUIET, mechanism=mechanism, beside=OTHERS, conf=conf)
+    world = Shared(WORK, SPEC, folder, QUIET, mechanism=mechanism, others=OTHERS, conf=conf)
     cluster, rigid = world.cluster, list[int]()
 
     def submit() -> None:

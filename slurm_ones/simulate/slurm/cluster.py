@@ -1,6 +1,6 @@
-"""Slurm in virtual time: the queue, the nodes, and all that happens to jobs between submission and end.
+"""Slurm in virtual time: the queue, the nodes, and each job from its submission to its end.
 
-Behaviour that Slurm's documentation leaves open follows real Slurms; tests compare this one with them.
+If Slurm's documentation does not say how Slurm behaves, this module does what real Slurms do. Tests compare the two.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ THROTTLED = "JobArrayTaskLimit"
 
 
 class Faults:
-    """Hooks for faults of a simulated Slurm; the base class injects none.
+    """Hooks by which tests inject faults into a simulated Slurm. This base class injects none.
 
-    Subclasses raise errors, act on the cluster, or carry a change out differently or not at all. Their random draws
-    come from a seed.
+    Subclasses may raise errors, act on the cluster, or carry out a change differently or not at all. They draw random
+    numbers from a seed.
     """
 
     def begin(self, cluster: SimulatedCluster) -> None:
-        """Hook at the beginning: the cluster is set up, and no job was submitted yet."""
+        """Called once, when the cluster is set up and no job is submitted yet."""
 
     def started(self, job: SimulatedJob) -> None:
-        """Hook at the start of each run of a job."""
+        """Called at the start of each run of a job."""
 
     def preempted(self, job: SimulatedJob, mode: PreemptMode, winner: int) -> None:
-        """Hook before a job's run is preempted for the job `winner` (its id, 0 for none)."""
+        """Called before a job is preempted for the job with id `winner` (0 if it is preempted for none)."""
 
     def ask(self, what: str) -> None:
-        """Hook before a client's query is answered; `what` names the query. It may raise the client's errors."""
+        """Called before a client's query is answered; it may raise an error in place of the answer. `what` names the
+        query."""
 
     def change(self, what: str, job_id: JobKey, make: Callable[[], None]) -> None:
-        """Make a change of a job that a client requested; `what` names its kind."""
+        """Make a change that a client requested for a job, by calling `make`. `what` names the kind of change."""
         make()
 
     def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
-        """Change the shape of a job; `make(True)` changes only its nodes, `make(False)` all of it."""
+        """Change the shape of a job. `make(True)` would change only the number of nodes, `make(False)` the GPUs too."""
         self.change("update", job.key, lambda: make(False))
 
 
 class SimulatedCluster:
-    """A simulated Slurm cluster; job ids start at 1. `SimulatedClient` checks permissions, this class none."""
+    """A simulated Slurm cluster. Job ids start at 1. Permissions are not checked here but by `SimulatedClient`."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class SimulatedCluster:
         self.nodes = Nodes(partitions)
         self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
         self.jobs = self.records.jobs
-        """All jobs ever submitted, by job id; of arrays the records that Slurm keeps."""
+        """All jobs ever submitted, by job id. An array has one or more of these records."""
         self.faults = faults or Faults()
         self._known = self.records.known
         self._due = False
@@ -79,7 +80,7 @@ class SimulatedCluster:
     # -- what is seen --------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Return the snapshot that Slurm shows now."""
+        """Return what Slurm shows now of jobs, nodes, partitions, reservations and licences."""
         jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
         nodes = self.nodes.to_model(self._reserved(self.timeline.now))
@@ -93,7 +94,7 @@ class SimulatedCluster:
         return {name: most - used[name] for name, most in self.conf.licenses.items()} if asking else {}
 
     def quotas(self, users: Collection[str]) -> Quotas:
-        """Return the GPU limits of accounts, of QOS, and of these users in each QOS."""
+        """Return the limits on GPUs of each account, of each QOS, and of each of these users in each QOS."""
         used: Counter[tuple[str, str, str]] = Counter()
         for job in self._known.values():
             for whose in ((job.qos, "", ""), (job.qos, "", job.request.user), ("", job.account, "")):
@@ -118,7 +119,7 @@ class SimulatedCluster:
     # -- what users and operators do -----------------------------------------------------------------------------
 
     def submit(self, request: Request, program: Callable[[JobKey], Program]) -> int:
-        """Submit a job and return its id; `program` makes the program of a job, or of each of an array's tasks.
+        """Submit a job and return its id. `program` returns the program of the job or, of an array, that of each task.
 
         Raises `NotResizable` for an unknown partition or QOS.
         """
@@ -162,13 +163,13 @@ class SimulatedCluster:
                 self._end(job, JobState.CANCELLED, 0)
 
     def hold(self, job_id: JobKey, by: str = "user") -> None:
-        """Hold a job, by priority 0; the hold of a running job takes effect at its next requeue."""
+        """Hold a job, as Slurm does by priority 0. A running job is held once it is requeued."""
         for job in self.records.named(job_id):
             if not job.ended and job.held_by not in ("admin", "exit"):
                 job.held_by = by
 
     def release(self, job_id: JobKey) -> None:
-        """Release a held job: it queues from now on."""
+        """Release a held job, and put it at the end of the queue."""
         for job in self.records.named(job_id):
             if job.held_by:
                 job.held_by, job.requeue_held = "", False
@@ -176,13 +177,16 @@ class SimulatedCluster:
                     self._wait(job, job.begin)
 
     def set_begin(self, job_id: JobKey, time: float) -> None:
-        """Set the earliest start of a pending job; raises `NotResizable` for a job that does not wait."""
+        """Set the earliest start of a pending job. Raises `NotResizable` for any other job."""
         for job in self.records.waiting(job_id):
             if time > self.timeline.now or job.begin:
                 self._wait(job, time)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
-        """Change the nodes of a pending job and, unless `nodes_alone` or it has none, the GPUs of each."""
+        """Change the number of nodes and the GPUs per node of a pending job.
+
+        With `nodes_alone`, or if the job has no GPUs per node, only the number of nodes changes.
+        """
         for job in self.records.waiting(job_id):
             job.nodes = job.max_nodes = shape.nodes
             if job.gpus_per_node and not nodes_alone:
@@ -190,7 +194,8 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
-        """Accept this shape of a job but never start it: the next scheduling holds the job with BadConstraints."""
+        """Make Slurm accept this shape for the job but never start it. The scheduler then holds the job with
+        BadConstraints."""
         for job in self.records.named(job_id):
             job.forbidden_shapes |= {shape}
 
@@ -200,7 +205,7 @@ class SimulatedCluster:
             job.request = replace(job.request, comment=text)
 
     def move(self, job_id: JobKey, queue: Queue) -> None:
-        """Move a job, or the waiting tasks of an array, to another queue."""
+        """Move a job, or the waiting tasks of an array, to other partition, QOS, account, time limit or licences."""
         self._check_known([queue.partition] if queue.partition else [], queue.qos)
         for job in self.records.waiting(job_id):
             job.partitions = (queue.partition,) if queue.partition else job.partitions
@@ -218,9 +223,11 @@ class SimulatedCluster:
         killed: bool = False,
         winner: int = 0,
     ) -> None:
-        """Preempt a running job for the job `winner` (0 for none). A requeued job waits, held only if somebody held it
-        before; a job that may not be requeued ends. Unless `killed`, its processes end by themselves within
-        `grace_s`."""
+        """Preempt a running job for the job with id `winner` (0 for none).
+
+        If it is requeued, it waits without a new hold. A job that may not be requeued ends. Unless `killed`, its
+        processes end by themselves within `grace_s` seconds.
+        """
         for job in self.records.named(job_id):
             if job.running:
                 job.preempted_at = self.timeline.now
@@ -232,7 +239,8 @@ class SimulatedCluster:
                     self._end(job, JobState.PREEMPTED, 0, seconds=seconds)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
-        """Requeue a running job under its id. With `hold`, a waiting job is held; others stay as they are."""
+        """Requeue a running job under its id. With `hold`, it is held, and so is a waiting job. Other jobs do not
+        change."""
         for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=hold)
@@ -240,19 +248,19 @@ class SimulatedCluster:
                 job.held_by, job.requeue_held = "user", True
 
     def requeue_completing(self, job_id: JobKey) -> None:
-        """Requeue a job that has ended and whose last processes are still there."""
+        """Requeue a job that has ended, but whose last processes still exist."""
         for job in self.records.named(job_id):
             if job.ended and job.ending:
                 self._wait_again(job)
 
     def kill(self, job_id: JobKey, code: int) -> None:
-        """End a running job by a signal to its steps."""
+        """End a running job as if a signal had killed its steps."""
         for job in self.records.named(job_id):
             if job.running:
                 self._exit(job, code, job.program.stop(killed=True))
 
     def place(self, job_id: int, gpus: Mapping[str, int]) -> None:
-        """Give a job these GPUs at once, past the scheduler: a pending job starts, a running job goes on.
+        """Give a job these GPUs at once, without the scheduler. A pending job starts; a running job continues.
 
         Raises ValueError if they are not free.
         """
@@ -269,7 +277,7 @@ class SimulatedCluster:
     # -- arrays --------------------------------------------------------------------------------------------------
 
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
-        """Hold the waiting tasks of an array: those named, or all. Running tasks are not held."""
+        """Hold waiting tasks of an array: those in `tasks`, or all. Running tasks are not held."""
         for job in self.records.known_of(array_id):
             if not job.pending or job.held_by:
                 continue
@@ -279,8 +287,10 @@ class SimulatedCluster:
                 record.held_by = "user"
 
     def reuse(self, task: Task) -> None:
-        """Requeue a task that has ended, in a hold; a waiting task stays as it is. Raises `Refused` for a task that
-        runs, was cancelled, may not be requeued after a preemption, or still has processes."""
+        """Put a task that has ended back into the queue, held. Do nothing for a waiting task.
+
+        Raises `Refused` for a task that runs, was cancelled, may not be requeued, or still has processes.
+        """
         job = self.records.get(task)
         if job.pending and not job.ending:
             return
@@ -299,7 +309,7 @@ class SimulatedCluster:
         self._renew(job)
 
     def throttle(self, array_id: int, most: int) -> None:
-        """Let at most this number of the array's tasks run at once; 0 for no limit."""
+        """Set how many of the array's tasks may run at once; 0 for no limit."""
         array = self.records.arrays.get(array_id)
         if array is None or not self.records.known_of(array_id):
             raise UnknownJob(f"job {array_id}: Invalid job id specified")
@@ -317,17 +327,17 @@ class SimulatedCluster:
     # -- what happens to nodes -----------------------------------------------------------------------------------
 
     def drain(self, name: str) -> None:
-        """Drain a node: no job starts there any more, and running jobs stay."""
+        """Drain a node: no more jobs start on it, and its running jobs continue."""
         self.nodes[name].drained = True
 
     def resume(self, name: str) -> None:
-        """Let a drained node take jobs again."""
+        """Let jobs start again on a drained node."""
         node = self.nodes[name]
         node.drained = node.down = False
         self._schedule_soon()
 
     def fail(self, name: str) -> None:
-        """Fail a node: its jobs are requeued if they may be, else they end."""
+        """Make a node fail. Its jobs are requeued if they may be requeued; the others end."""
         self.nodes[name].down = True
         for job_id in list(self.nodes[name].held):
             job = self.jobs[job_id]
@@ -341,13 +351,13 @@ class SimulatedCluster:
     # -- the life of a job ---------------------------------------------------------------------------------------
 
     def exited(self, job_id: JobKey, code: int) -> None:
-        """End a job whose program exited by itself with this exit code."""
+        """End a job because its program has exited with this code."""
         job = self.records.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
             self._exit(job, code, self.settings.ending_s)
 
     def _exit(self, job: SimulatedJob, code: int, seconds: float) -> None:
-        """End a run with this exit code, and its processes after `seconds`."""
+        """End a run with this exit code, and its processes `seconds` later."""
         if not (self.conf.requeues(code) and job.request.requeue):
             self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=seconds)
             return
@@ -356,7 +366,8 @@ class SimulatedCluster:
         self._wait_after(job, seconds)
 
     def _wait(self, job: SimulatedJob, begin: float) -> None:
-        """Put a job at the end of the queue from `begin` on: a job that may not start yet loses its place."""
+        """Put a job at the end of the queue at time `begin`. Until then it may not start, and has no place in the
+        queue."""
         now = self.timeline.now
         job.begin = begin if begin > now else 0.0
         job.waits_since = max(begin, now)
@@ -419,7 +430,7 @@ class SimulatedCluster:
         del self._known[job_id]
 
     def _end_processes(self, job: SimulatedJob, seconds: float) -> None:
-        """End a job's processes; it holds its GPUs until the last is gone."""
+        """End a job's processes after `seconds`. The job holds its GPUs until then."""
         job.ending = True
 
         def gone() -> None:
@@ -439,8 +450,11 @@ class SimulatedCluster:
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
     def _need(self, job: SimulatedJob, partition: str) -> Resources:
-        """Return the resources that a job takes of each node of a partition; all of a node if nodes are allocated
-        whole. A total of GPUs is divided among the job's nodes, rounded up."""
+        """Return the resources that a job takes on each node of a partition.
+
+        They are all of a node's resources if the partition or the job takes whole nodes. A total number of GPUs is
+        divided by the number of nodes and rounded up.
+        """
         spec, asked = self.nodes.partitions[partition], job.request
         if spec.whole_nodes or asked.exclusive:
             return spec.capacity
@@ -473,7 +487,8 @@ class SimulatedCluster:
         return Association(job.request.user, job.account, job.qos, job.licenses)
 
     def _reserved(self, now: float, seconds: float = 0.0, own: str = "") -> frozenset[str]:
-        """Return the nodes with a reservation, not one of its `own`, that begins within `seconds` from now."""
+        """Return the nodes that are reserved now or within `seconds`. Reservations named in `own` (joined by commas) do
+        not count."""
         found: set[str] = set()
         for one in self.conf.reservations:
             if one.start_time <= now + seconds and now < one.end_time and one.name not in own.split(","):
@@ -481,7 +496,8 @@ class SimulatedCluster:
         return frozenset(found)
 
     def queue(self) -> list[QueuedJob]:
-        """Return startable jobs in scheduling order, with an entry for each partition that a job names."""
+        """Return the jobs that may start, in the scheduler's order. A job has an entry for each partition that it
+        names."""
         jobs = [job for job in self._known.values() if job.startable and not job.never_starts]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
         rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
@@ -502,7 +518,7 @@ class SimulatedCluster:
         return queue
 
     def running(self) -> list[RunningJob]:
-        """Return the jobs that hold GPUs, also those that are ending, as the scheduler sees them."""
+        """Return the jobs that hold GPUs, with those that are just ending, in the form that the scheduler needs."""
         return [
             RunningJob(
                 job.start_time + (job.limit_s or UNLIMITED_S),
@@ -543,7 +559,7 @@ class SimulatedCluster:
         made = self._pass()
         made.main(queue)
         self._carry_out(made)
-        self._say_throttled(entry.job_id for entry, _ in made.chosen)
+        self._show_throttled(entry.job_id for entry, _ in made.chosen)
         for job_id, reason in made.reasons.items():
             self.jobs[job_id].reason = reason
         if made.crowded and not self._backfill_due:
@@ -551,8 +567,8 @@ class SimulatedCluster:
             every = self.settings.backfill_s
             self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
 
-    def _say_throttled(self, job_ids: Iterable[int]) -> None:
-        """Set the reason JobArrayTaskLimit of these jobs' arrays' waiting tasks if no more of them may run."""
+    def _show_throttled(self, job_ids: Iterable[int]) -> None:
+        """Set the reason JobArrayTaskLimit for waiting tasks of these jobs' arrays, if no more tasks may run."""
         for array in (self.jobs[job_id].array for job_id in job_ids):
             if array is not None and array.room <= 0:
                 for record in array.records:
@@ -560,7 +576,7 @@ class SimulatedCluster:
                         record.reason = THROTTLED
 
     def _backfill(self) -> None:
-        """Run Slurm's backfill. The next round follows once the main scheduling finds jobs that wait behind another."""
+        """Run Slurm's backfill. The main scheduling starts its next round if jobs wait behind other jobs."""
         self._backfill_due = False
         made = self._pass()
         made.backfill(self.queue())

@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster, its partitions, and an admin's settings."""
+"""Nodes of a simulated cluster, its partitions, and the rest of its configuration."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from slurm_ones.policy.ledger import NOTHING, Ledger, Resources
 from slurm_ones.slurm.model import Node, Partition, Reservation
 
 PreemptMode = Literal["", "cancel", "requeue"]
-"""Fate of a preempted job; "" for one that is not preempted."""
+"""Treatment of preempted jobs; "" if jobs are not preempted."""
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """Equal nodes under one name. Partitions that share nodes must agree on the nodes' resources."""
+    """A partition of equal nodes. If two partitions share nodes, both must give them the same resources."""
 
     name: str
     nodes: tuple[str, ...]
     gpus_per_node: int
     whole_nodes: bool = False
-    """True if Slurm allocates whole nodes and knows no GPUs."""
+    """True if Slurm allocates whole nodes and does not count GPUs."""
     max_time_s: float = 0.0
     default: bool = True
     cpus_per_node: int = 0
-    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` is 0 if it does not count memory."""
+    """CPUs of each node; 0 if Slurm does not count CPUs. `memory_mb` is likewise 0 if Slurm does not count memory."""
     memory_mb: int = 0
     tier: int = 1
-    """Priority tier: jobs of higher tiers start first."""
+    """Priority tier. Jobs in a partition of a higher tier start before others."""
     preempt: PreemptMode = ""
-    """Fate of this partition's jobs when jobs of higher tiers preempt them."""
+    """Treatment of this partition's jobs when a job in a partition of a higher tier needs their nodes."""
     grace_s: float = 0.0
 
     @property
     def capacity(self) -> Resources:
-        """Resources of an empty node."""
+        """Resources of a node without jobs."""
         return Resources(self.gpus_per_node, self.cpus_per_node, self.memory_mb)
 
     def to_model(self) -> Partition:
@@ -50,51 +50,52 @@ class Qos(NamedTuple):
     name: str = "normal"
     priority: int = 0
     preempts: tuple[str, ...] = ()
-    """Names of the QOS whose jobs are preempted for jobs of this one."""
+    """Names of the QOS whose jobs may be preempted for jobs of this QOS."""
     mode: PreemptMode = ""
-    """Fate of this QOS's jobs when they are preempted."""
+    """Treatment of this QOS's jobs when they are preempted."""
     grace_s: float = 0.0
     exempt_s: float = 0.0
-    """Seconds from a run's start during which the run is not preempted (PreemptExemptTime)."""
+    """Seconds after its start for which a run is not preempted (PreemptExemptTime)."""
     gpus: int = 0
-    """Most GPUs of all the QOS's jobs (GrpTRES); 0 for no limit."""
+    """Most GPUs that all jobs of the QOS may hold together (GrpTRES); 0 for no limit."""
     user_gpus: int = 0
-    """Most GPUs of each user's jobs in the QOS (MaxTRESPU); 0 for no limit."""
+    """Most GPUs that the jobs of one user may hold in this QOS (MaxTRESPU); 0 for no limit."""
     usage_factor: float = 1.0
-    """Weight of a GPU-hour of the QOS's jobs."""
+    """Factor on the charge for a GPU-hour in this QOS."""
 
 
 @dataclass(frozen=True)
 class SlurmConf:
-    """Settings of an admin besides nodes and partitions."""
+    """Configuration of a simulated Slurm, except for its nodes and partitions."""
 
     qos: tuple[Qos, ...] = (Qos(),)
-    """All QOS; jobs that name none get the first."""
+    """All QOS. A job that names none gets the first."""
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Number of each licence, by licence name."""
     account_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs of all jobs of an account (GrpTRES), by account."""
+    """Most GPUs that all jobs of an account may hold together (GrpTRES), by account."""
     accounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Accounts of a user's associations, by user; a user without an entry may use all."""
+    """Accounts that each user may use; a user who is not listed may use all."""
     own_qos: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """QOS that a user's associations list, by user; a user without an entry may use all."""
+    """QOS that each user may use; a user who is not listed may use all."""
     reservations: tuple[Reservation, ...] = ()
     youngest_first: bool = False
-    """True if the youngest of jobs with equal priority and nodes is preempted first."""
+    """True if Slurm preempts the youngest job first, among jobs with equal priority and number of nodes."""
     reclaim_licenses: bool = False
-    """True if jobs are preempted for their licences too."""
+    """True if Slurm also preempts jobs because their licences are needed."""
     kill_wait_s: float = 30.0
     """Seconds from SIGTERM to SIGKILL."""
     requeue_exit: str = ""
-    """Exit codes after which a job that may be requeued waits again (RequeueExit), as `1,90-99`."""
+    """Exit codes after which Slurm requeues a job that may be requeued (RequeueExit), such as `1,90-99`."""
 
     def requeues(self, code: int) -> bool:
-        """Tell whether a job that ends with that code waits again."""
+        """Return True if Slurm requeues a job that ends with this exit code."""
         ranges = (part.partition("-") for part in self.requeue_exit.split(",") if part)
         return any(int(low) <= code <= int(high or low) for low, _, high in ranges)
 
     def refusal(self, user: str, account: str, qos: str, *, operator: bool) -> str:
-        """Return Slurm's words against this account and QOS of a job, or ""; operators may name any QOS."""
+        """Return Slurm's error message if a user may not use this account or QOS; "" if allowed. An operator may use
+        any QOS."""
         if account and account not in self.accounts.get(user, {account}):
             return "Invalid account or account/partition combination specified"
         if qos and not operator and qos not in self.own_qos.get(user, {qos}):
@@ -108,7 +109,7 @@ class SlurmConf:
 
 @dataclass
 class NodeState:
-    """One node."""
+    """State of one node."""
 
     name: str
     capacity: Resources
@@ -118,7 +119,7 @@ class NodeState:
     down: bool = False
     drained: bool = False
     held: dict[int, Resources] = field(default_factory=dict)
-    """Resources that each job holds of the node, by job id."""
+    """Resources that jobs hold on the node, by job id."""
 
     @property
     def usable(self) -> bool:
@@ -182,7 +183,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """Return the node to change it; its cached view is dropped."""
+        """Return a node that the caller may change, so what was last shown of it is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 
@@ -191,7 +192,7 @@ class Nodes:
         return tuple(self._states)
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return these nodes in the cluster's order."""
+        """Return the nodes with these names in the cluster's order."""
         return tuple(sorted(names, key=self._place.__getitem__))
 
     def usable(self, name: str) -> bool:
@@ -199,35 +200,35 @@ class Nodes:
         return self._states[name].usable
 
     def sharing(self, partition: str) -> frozenset[str]:
-        """Return the names of other partitions that share nodes with this one."""
+        """Return the names of the other partitions that have some of this partition's nodes."""
         if partition not in self._sharing:
             found = {name for node in self.partitions[partition].nodes for name in self._states[node].partitions}
             self._sharing[partition] = frozenset(found - {partition})
         return self._sharing[partition]
 
     def only(self, partition: str) -> frozenset[str] | None:
-        """Return the nodes of a partition, or None if the partition has all nodes."""
+        """Return the nodes of a partition; None if the partition has all nodes of the cluster."""
         nodes = self.partitions[partition].nodes
         return None if len(nodes) == len(self._states) else frozenset(nodes)
 
     def ledger(self) -> Ledger:
-        """Return the resources that each usable node could give now."""
+        """Return the free resources of each usable node."""
         return Ledger({name: state.free for name, state in self._states.items() if state.usable})
 
     def free(self, partition: str) -> dict[str, int]:
-        """Return the GPUs that each usable node of a partition could give now."""
+        """Return the free GPUs of each usable node of a partition."""
         states = (self._states[name] for name in self.partitions[partition].nodes)
         return {state.name: state.free.gpus for state in states if state.usable}
 
     def empty(self, partition: str) -> Ledger:
-        """Return the nodes of a partition as if nothing ran on them."""
+        """Return the resources of a partition's nodes as if no job ran on them."""
         if partition not in self._empty:
             spec = self.partitions[partition]
             self._empty[partition] = Ledger(dict.fromkeys(spec.nodes, spec.capacity))
         return self._empty[partition]
 
     def take(self, job_id: int, held: Mapping[str, Resources]) -> None:
-        """Give the job these resources of each node; raises ValueError if they are not free."""
+        """Give these resources to a job. Raises ValueError if they are not free."""
         for name, amount in held.items():
             if not self[name].free.cover(amount):
                 raise ValueError(f"{name}: {amount} for job {job_id}, {self[name].free} is free")

@@ -1,7 +1,7 @@
-"""Scheduling of a simulated Slurm: starts in order, preemptions for them, and EASY backfill.
+"""Scheduler of a simulated Slurm: it starts jobs in order, preempts others for them, and backfills.
 
-EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995): a job may overtake the first job without room if that does
-not delay the first job's start. Ends are taken from time limits, as in Slurm.
+Backfill is EASY (Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995). A job may overtake the first job that finds no
+room, if it does not delay that job's start. The scheduler takes the end of a job from its time limit, as Slurm does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from slurm_ones.policy.ledger import Ledger, Resources
 from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 
 UNLIMITED_S = 365 * 86400.0
-"""Seconds that Slurm plans with for a job without a time limit."""
+"""Seconds for which Slurm expects a job without a time limit to run."""
 RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
-"""Slurm's words for reasons of waiting; reasons for limits are not among them."""
+"""Slurm's names for why a job waits; names of limits are built elsewhere."""
 
 
 class Association(NamedTuple):
-    """User, account and QOS whose limits a job counts against, and the job's licences."""
+    """User, account and QOS to whose limits a job counts, and the job's licences."""
 
     user: str = ""
     account: str = ""
@@ -30,27 +30,27 @@ class Association(NamedTuple):
 
 
 class QueuedJob(NamedTuple):
-    """A pending job that may start in a partition once there is room."""
+    """A pending job, in one of the partitions in which it may start."""
 
     job_id: int
     partition: str
     least_nodes: int
     most_nodes: int
     need: Resources
-    """Resources that the job takes of each node."""
+    """Resources that the job needs on each node."""
     limit_s: float = 0.0
     """Time limit in seconds; 0 for none."""
     only: frozenset[str] | None = None
-    """Nodes that the job may use; None for all."""
+    """Nodes on which the job may run; None for all."""
     named: frozenset[str] = frozenset()
-    """Nodes that the job must have."""
+    """Nodes that the job must get (`--nodelist`)."""
     of: Association = Association()
     most: int = 1
-    """Most of the job's tasks that may start."""
+    """Number of the job's tasks that may start in this round."""
 
 
 class RunningJob(NamedTuple):
-    """A job's present resources, and its latest end."""
+    """Resources of a job that runs or is ending, and the latest time of its end."""
 
     ends: float
     held: Mapping[str, Resources]
@@ -59,7 +59,7 @@ class RunningJob(NamedTuple):
     of: Association = Association()
     started: float = 0.0
     ending: bool = False
-    """True if the run is over and only its last processes are left."""
+    """True if the run is over, but some of its processes still exist."""
 
     @property
     def gpus(self) -> int:
@@ -67,7 +67,7 @@ class RunningJob(NamedTuple):
 
 
 class Counts:
-    """GPUs and licenses in use, against the limits of accounts, QOS and users."""
+    """GPUs and licences in use, to be compared with the limits of accounts, QOS and users."""
 
     def __init__(self, conf: SlurmConf, running: Iterable[RunningJob]) -> None:
         self._conf = conf
@@ -77,20 +77,20 @@ class Counts:
             self.add(job.of, job.gpus)
 
     def copy(self) -> Counts:
-        """Return a copy, for trial placements."""
+        """Return a copy, on which preemptions can be tried."""
         other = Counts(self._conf, ())
         other._gpus, other._licenses = self._gpus.copy(), self._licenses.copy()
         return other
 
     def add(self, of: Association, gpus: int, times: int = 1) -> None:
-        """Count a job's GPUs and licenses as used; with `times` of -1 as free again."""
+        """Add a job's GPUs and licences to those in use; with `times` = -1, subtract them."""
         for key in (("account", of.account), ("qos", of.qos), ("user", of.qos, of.user)):
             self._gpus[key] += gpus * times
         for name, count in of.licenses:
             self._licenses[name] += count * times
 
     def refusal(self, job: QueuedJob) -> str:
-        """Return Slurm's name of the limit that keeps the job from running; "" for none."""
+        """Return Slurm's name of the limit for which the job waits; "" if it is within all limits."""
         of, qos, gpus = job.of, self._conf.qos_of(job.of.qos), job.need.gpus * job.least_nodes
         limits = (
             (qos.gpus, ("qos", of.qos), "QOSGrpGRES"),
@@ -106,7 +106,7 @@ class Counts:
 
 
 def place(job: QueuedJob, free: Ledger) -> list[str] | None:
-    """Return nodes for the job by best fit, equal nodes in the cluster's order; None without room."""
+    """Return the nodes that fit the job best, in the cluster's order if they fit equally; None if there is no room."""
     if not job.named:
         found = free.nodes_with(job.need, job.most_nodes, only=job.only)
         return found if len(found) >= job.least_nodes else None
@@ -117,17 +117,17 @@ def place(job: QueuedJob, free: Ledger) -> list[str] | None:
 
 
 class SchedulingPass:
-    """One round of the scheduler: jobs that start, preempted jobs, and reasons of waiting jobs."""
+    """One round of the scheduler. It chooses jobs to start and to preempt, and the reason of each job that waits."""
 
     def __init__(self, nodes: Nodes, conf: SlurmConf, running: Sequence[RunningJob], now: float) -> None:
         self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
         """Jobs that start, each with its nodes."""
         self.victims: dict[int, int] = {}
-        """Job for which each preempted job is preempted, by the preempted job's id."""
+        """Ids of the jobs to preempt, each with the id of the job that needs its room."""
         self.reasons: dict[int, str] = {}
-        """Reason of each waiting job, by job id."""
+        """Reasons of waiting jobs, by job id."""
         self.crowded = False
-        """True if jobs wait behind another."""
+        """True if jobs wait behind another job, which backfill may change."""
         self._nodes, self._conf, self._now = nodes, conf, now
         self._before = running
         self._running = list(running)
@@ -135,12 +135,13 @@ class SchedulingPass:
         self._free = nodes.ledger()
         self._starts: Counter[int] = Counter()
         self._kept: list[tuple[float, Ledger]] = []
-        """Latest start of each job that waits first, with the resources free next to it from then on."""
+        """Reservations for the first waiting jobs: the latest start of each, and the resources that are then left for
+        others."""
 
     # -- the two schedulers --------------------------------------------------------------------------------------
 
     def main(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in order, in each partition up to the first that finds no room, whose nodes are kept free."""
+        """Start jobs in order until one finds no room. In its partition, no further job starts in this round."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most:
@@ -167,7 +168,8 @@ class SchedulingPass:
                 self.reasons[job.job_id] = UNAVAILABLE if job.named else RESOURCES
 
     def backfill(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in order; jobs may overtake the first of their partition that finds no room (EASY)."""
+        """Start jobs in order. The first job of a partition that finds no room gets a reservation, and others may
+        overtake it."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most or self._limit(job, self._free):
@@ -185,7 +187,7 @@ class SchedulingPass:
         return self._now + (job.limit_s or UNLIMITED_S)
 
     def _limit(self, job: QueuedJob, free: Ledger) -> str:
-        """Return the limit, or Licenses, for which the job waits; "" for none."""
+        """Return the name of the limit or "Licenses" if the job waits for one of them, "" otherwise."""
         if reason := self._counts.refusal(job):
             return reason
         if not self._counts.lacks_licenses(job):
@@ -209,13 +211,17 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Return the free resources for this job, those kept for waiting jobs only if it ends before."""
+        """Return the resources that this job may use. Those reserved for a waiting job count only if this job ends
+        before."""
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """Return the job's latest start, and what is free then without the jobs that it may preempt, as in Slurm."""
+        """Return the latest start of the job, and the resources that are then left for others.
+
+        As in Slurm, the jobs that it may preempt are taken to be gone.
+        """
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
         guests = {one.job_id: one.held for one in self._preemptable(job)}
         steps = [(self._now, [*guests.values()])] if guests else []
@@ -232,8 +238,11 @@ class SchedulingPass:
     # -- preemption ----------------------------------------------------------------------------------------------
 
     def _preempt(self, job: QueuedJob, free: Ledger) -> bool:
-        """Choose jobs to preempt until this job fits, next to jobs that are leaving already. Keep nodes and licences
-        for it. Return False, choosing none, if it would not fit even without all of them."""
+        """Choose jobs to preempt until this job fits, and keep nodes and licences for it.
+
+        Jobs that are ending anyway are counted first. If the job would not fit even without all preemptible jobs,
+        choose none and return False.
+        """
         guests = self._preemptable(job)
         if not guests:
             return False
@@ -263,7 +272,8 @@ class SchedulingPass:
         return not victim.held.keys().isdisjoint(nodes) or any(name in licenses for name, _ in victim.of.licenses)
 
     def _preemptable(self, job: QueuedJob) -> list[RunningJob]:
-        """Return the jobs to preempt for this one: the lowest QOS first, fewest nodes, on request youngest."""
+        """Return the jobs that may be preempted for this one, in order: lowest QOS priority, fewest nodes, youngest if
+        so set."""
         conf, parts = self._conf, self._nodes.partitions
         preempts, tier = conf.qos_of(job.of.qos).preempts, parts[job.partition].tier
         if not preempts and not any(part.preempt and part.tier < tier for part in parts.values()):

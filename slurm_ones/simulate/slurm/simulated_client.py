@@ -1,4 +1,4 @@
-"""`SlurmClient` of a simulated Slurm, with the protocol and the answers of the real clients."""
+"""`SlurmClient` of a simulated Slurm. It gives the same answers as the clients of a real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurm_ones.slurm.model import GpuUse, JobKey, Queue, Quotas, SlurmJob, Snap
 class SimulatedClient:
     """`SlurmClient` of a simulated cluster, for one user.
 
-    An operator may change all users' jobs. `faults` replaces the cluster's faults at this client.
+    An operator may change the jobs of all users. `faults` are used here in place of the cluster's.
     """
 
     name = "simulated"
@@ -35,7 +35,7 @@ class SimulatedClient:
         self._operator = operator
         self._faults = faults or cluster.faults
         self.uses: dict[int, GpuUse] = {}
-        """Measured GPU use by job id, as tests or the demo set it."""
+        """Measured use of GPUs by job id, set by tests or the demo."""
 
     # -- what is read --------------------------------------------------------------------------------------------
 

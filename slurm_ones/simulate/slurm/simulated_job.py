@@ -1,4 +1,4 @@
-"""A simulated job, with the state that Slurm keeps of it."""
+"""A simulated job: everything that Slurm keeps about it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Program(Protocol):
         """Global batch in force."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """Begin run number `restart` on `gpus` of each node."""
+        """Begin run number `restart` on these GPUs of each node."""
 
     def stop(self, *, killed: bool = False) -> float:
-        """Stop the run, or end one whose processes were `killed`; return the seconds until they are gone."""
+        """Stop the run and return the seconds until its processes end. If `killed`, they ended without notice."""
 
 
 class Idle:
@@ -42,18 +42,18 @@ class Idle:
 
 @dataclass(frozen=True)
 class Request:
-    """Request of a job to `sbatch`."""
+    """Options of a job at `sbatch`."""
 
     nodes: int = 1
     max_nodes: int = 0
     """Most nodes; 0 for exactly `nodes`."""
     gpus_per_node: int = 0
     gpus_total: int = 0
-    """GPUs of the whole job (`--gpus`); then no GPUs are requested for each node."""
+    """GPUs of the whole job (`--gpus`). If set, `gpus_per_node` is 0."""
     tasks: int = 0
     """Number of tasks (`--ntasks`); 0 if the job named none."""
     partition: str = ""
-    """Partitions with commas between; empty for the default."""
+    """Names of one or more partitions, joined by commas; empty for the default partition."""
     name: str = "job"
     comment: str = ""
     work_dir: str = "/"
@@ -62,9 +62,9 @@ class Request:
     hold: bool = False
     requeue: bool = True
     array: bool = False
-    """True for a part of a heterogeneous job."""
+    """True if Slurm shows the job as a task of an array or as a part of a heterogeneous job."""
     array_tasks: tuple[int, ...] = ()
-    """Tasks of the job array, ascending; empty for a plain job."""
+    """Task numbers of a job array, ascending; empty for a plain job."""
     throttle: int = 0
     """Most tasks of the array that may run at once; 0 for no limit."""
     batch: bool = True
@@ -74,23 +74,23 @@ class Request:
     uid: int = 0
     account: str = ""
     qos: str = ""
-    """QOS by name; empty for the site's first."""
+    """Name of the QOS; empty for the site's first."""
     licenses: tuple[tuple[str, int], ...] = ()
     cpus_per_node: int = 1
-    """CPUs on each node; they count only if Slurm counts CPUs."""
+    """CPUs on each node. They are ignored if Slurm does not count CPUs."""
     cpus_per_gpu: int = 0
     memory_mb: int = 0
-    """Memory in MB on each node; it counts only if Slurm counts memory."""
+    """Memory on each node in MB. It is ignored if Slurm does not count memory."""
     node_names: tuple[str, ...] = ()
-    """Nodes that the job must have (`--nodelist`)."""
+    """Nodes that the job must get (`--nodelist`)."""
     excluded: tuple[str, ...] = ()
-    """Nodes that the job must not have (`--exclude`)."""
+    """Nodes that the job must not get (`--exclude`)."""
     exclusive: bool = False
     """True if no other job may share the job's nodes."""
     reservation: str = ""
 
     def cpus_on(self, gpus: int) -> int:
-        """Return the CPUs that the job requests on a node with this number of its GPUs."""
+        """Return the CPUs that the job requests on a node that gives it this number of GPUs."""
         return max(self.cpus_per_node, self.cpus_per_gpu * gpus)
 
 
@@ -109,17 +109,18 @@ _HOLDS = {"user": "JobHeldUser", "admin": "JobHeldAdmin", "exit": "NonZeroExitCo
 
 @dataclass
 class TaskArray:
-    """State that the tasks of a job array share."""
+    """State that all tasks of a job array share."""
 
     array_id: int
     program: Callable[[JobKey], Program]
     throttle: int
     records: list[SimulatedJob] = field(default_factory=list)
-    """Records of the array's tasks. Waiting tasks that do not differ share one record, which has the array's id."""
+    """Records of the array's tasks. As in Slurm, all waiting tasks without differences have one record, under the
+    array's id."""
 
     @property
     def room(self) -> int:
-        """Number of tasks that may start now."""
+        """Number of further tasks that may start now."""
         if not self.throttle:
             return len(self.records) + sum(len(record.array_tasks) for record in self.records)
         return self.throttle - sum(record.running or record.ending for record in self.records)
@@ -127,13 +128,13 @@ class TaskArray:
 
 @dataclass
 class SimulatedJob:
-    """State of a job or of an array's task; waiting tasks that do not differ share one record."""
+    """State of a job, of one task of an array, or of several equal tasks that wait."""
 
     job_id: int
     request: Request
     program: Program
     partitions: tuple[str, ...]
-    """Partition of the running job, or all partitions in which it may start."""
+    """Partition of the run; before the start, all partitions in which the job may start."""
     nodes: int
     max_nodes: int
     gpus_per_node: int
@@ -144,42 +145,43 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
-    """Holder: "" for nobody, user, admin, slurm, or exit (Slurm, for the job's exit code)."""
+    """Holder of the job: "user", "admin", "slurm", "exit" (Slurm, because of the exit code), or "" for nobody."""
     requeue_held: bool = False
-    """True if a requeue put the job into its hold."""
+    """True if the job was held by a requeue (`scontrol requeuehold`)."""
     switches: int = 0
-    """Most leaf switches that were requested; without effect, since all simulated nodes share one."""
+    """Most leaf switches that the user allows (`--switches`). It has no effect: all simulated nodes are below one
+    switch."""
     restart: int = 0
     begin: float = 0.0
-    """Earliest start as a Unix time; 0 for none."""
+    """Unix time of the earliest start; 0 if the job may start at once."""
     waits_since: float = 0.0
-    """Unix time from which the job could have started, which decides its place in the queue."""
+    """Unix time since which the job may start. It decides the job's place in the queue."""
     limit_s: float = 0.0
     start_time: float = 0.0
     end_time: float = 0.0
     exit_code: int = 0
     gpus: dict[str, int] = field(default_factory=dict)
-    """GPUs that the job holds on each node, until its last process ends."""
+    """GPUs that the job holds on each node; it holds them until its last process ends."""
     resources: Resources = NOTHING
-    """Resources besides GPUs that the job holds on each node."""
+    """CPUs and memory that the job holds on each node."""
     preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
     """Nodes of the last run."""
     ending: bool = False
-    """True while processes of the last run remain."""
+    """True while processes of the last run still exist."""
     forbidden_shapes: frozenset[Shape] = frozenset()
-    """Shapes that Slurm accepts but at which it never starts the job."""
+    """Shapes that Slurm accepts for the job, but at which it never starts it."""
     array: TaskArray | None = None
     array_tasks: tuple[int, ...] = ()
-    """Task number in the array, or the numbers of several waiting tasks."""
+    """Numbers of the tasks that this record stands for: one, or several that wait."""
     events: list[Event] = field(default_factory=list)
-    """Pending events of the job's run or wait."""
+    """Events that are scheduled for the job's run, or for its wait."""
     forgotten: Event | None = None
-    """Event at which Slurm forgets the job, MinJobAge after its end."""
+    """Event at which Slurm drops the job's record, MinJobAge after the job's end."""
     allocations: list[HeldGpus] = field(default_factory=list)
-    """Allocations of earlier runs, and earlier ones of this run."""
+    """GPUs that the job held before, in earlier runs or earlier in this one."""
     since: float = 0.0
-    """Unix time at which the job got its present GPUs."""
+    """Unix time since which the job holds its present GPUs."""
     _model: SlurmJob | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -190,7 +192,7 @@ class SimulatedJob:
 
     @property
     def main_id(self) -> int:
-        """Id that sbatch answered: the job's own, or its array's."""
+        """Id that sbatch printed: the job's or, for a task, the array's."""
         return self.array.array_id if self.array is not None else self.job_id
 
     @property
@@ -207,12 +209,12 @@ class SimulatedJob:
 
     @property
     def startable(self) -> bool:
-        """True if the job waits for room only."""
+        """True if the job could start as soon as there is room."""
         return self.pending and not (self.held_by or self.ending or self.begin)
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm never starts the job at its present shape."""
+        """True if Slurm would never start the job at its present shape."""
         return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
     @property
@@ -225,7 +227,7 @@ class SimulatedJob:
         return {name: self.resources._replace(gpus=count) for name, count in self.gpus.items()}
 
     def held(self, now: float) -> list[HeldGpus]:
-        """Return the GPUs of all runs until now, with their times."""
+        """Return all GPUs that the job has held until now, with their times."""
         here = [HeldGpus(self.since, now, self.gpus, self.program.batch)] if self.gpus else []
         return [*self.allocations, *here]
 
@@ -306,16 +308,20 @@ class SimulatedJob:
 
 
 class JobRecords:
-    """Records of all jobs by id, from 1. A task set apart gets a new id; the last one keeps its array's."""
+    """Records of all jobs, by ids that start at 1.
+
+    As in Slurm, waiting tasks of an array share a record. A task that starts or changes gets a record and an id of its
+    own. The last task of the array keeps the array's id.
+    """
 
     def __init__(self, wait: Callable[[SimulatedJob], None]) -> None:
-        """`wait` is called for a task that is set apart while it waits for its earliest start."""
+        """Call `wait` for a task that gets its own record while it waits for its earliest start."""
         self.jobs: dict[int, SimulatedJob] = {}
         """All jobs ever submitted."""
         self.arrays: dict[int, TaskArray] = {}
-        """All job arrays ever submitted, by their ids."""
+        """All job arrays ever submitted, by array id."""
         self.known: dict[int, SimulatedJob] = {}
-        """Jobs that Slurm has not forgotten, by id."""
+        """Jobs that Slurm still knows, by id."""
         self._wait = wait
 
     def add(self, job: SimulatedJob) -> None:
@@ -327,7 +333,7 @@ class JobRecords:
             _give_program(job)
 
     def get(self, job_id: JobKey) -> SimulatedJob:
-        """Return the record of a job or task; raises `UnknownJob`, also for a job that Slurm has forgotten."""
+        """Return the record of a job or task. Raises `UnknownJob`, also for a job whose record Slurm has dropped."""
         if isinstance(job_id, Task):
             for record in self.known_of(job_id.array):
                 if job_id.task in record.array_tasks:
@@ -337,13 +343,15 @@ class JobRecords:
         raise UnknownJob(f"job {job_id}: Invalid job id specified")
 
     def look(self, job_id: JobKey) -> SlurmJob:
-        """Return the job as Slurm shows it, and a task as a job of its own. Raises `UnknownJob`."""
+        """Return a job or a single task as Slurm shows it. Raises `UnknownJob`."""
         record = self.get(job_id)
         return record.to_model().of_task(job_id.task) if isinstance(job_id, Task) else record.to_model()
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
-        """Return the tasks of an array that Slurm still knows, each as a job of its own. Tasks cancelled while they
-        waited together are left out. Raises `UnknownJob` for an unknown array."""
+        """Return each task of an array that Slurm still knows. Raises `UnknownJob` for an unknown array.
+
+        Tasks that were cancelled while they shared a record are left out.
+        """
         records = self.known_of(array_id)
         if not records:
             self.get(array_id)
@@ -352,32 +360,36 @@ class JobRecords:
         return tuple(found[task].to_model().of_task(task) for task in sorted(found))
 
     def of(self, job_id: int) -> list[SimulatedJob]:
-        """Return all records of a job id: the job's, or an array's by task; empty for an unknown id."""
+        """Return all records of a job, or of an array in the order of its tasks; empty for an unknown id."""
         array = self.arrays.get(job_id)
         if array is not None:
             return sorted(array.records, key=lambda r: r.array_tasks)
         return [self.jobs[job_id]] if job_id in self.jobs else []
 
     def known_of(self, array_id: int) -> list[SimulatedJob]:
-        """Return the records of an array that Slurm still knows, by task; empty if the id is no array's."""
+        """Return the records of an array that Slurm still knows, in the order of its tasks; empty for any other id."""
         known = self.of(array_id) if array_id in self.arrays else []
         return [record for record in known if record.job_id in self.known]
 
     def named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Return the records that a command with this id changes: of a job, a task (set apart), or all of an array."""
+        """Return the records that a command with this id changes.
+
+        The id names a job, all tasks of an array, or one task, which then gets its own record.
+        """
         if isinstance(job_id, Task):
             return [self.set_apart(self.get(job_id), job_id.task)]
         return self.known_of(job_id) or [self.get(job_id)]
 
     def waiting(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Return the pending records of this id; raises `NotResizable` if none is pending."""
+        """Return the pending records of those that a command with this id changes. Raises `NotResizable` if there are
+        none."""
         waiting = [job for job in self.named(job_id) if job.pending]
         if not waiting:
             raise NotResizable(f"job {job_id}: Job is no longer pending execution")
         return waiting
 
     def set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """Give a task its own record with a new id and return it; an array's last task keeps the array's id."""
+        """Give a task its own record with a new id, and return it. The last task of an array keeps the array's id."""
         array = job.array
         if array is None or len(job.array_tasks) < 2:
             return job
@@ -394,7 +406,7 @@ class JobRecords:
         return apart
 
     def live_ids(self) -> dict[int, None]:
-        """Return the ids that sbatch answered for jobs that have not ended, in order of submission."""
+        """Return the ids of jobs and arrays that have not ended, in order of submission."""
         return dict.fromkeys(job.main_id for job in self.known.values() if not job.ended)
 
 

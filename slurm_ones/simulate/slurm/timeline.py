@@ -1,4 +1,4 @@
-"""Virtual time, and the durations of all that happens in a simulated cluster."""
+"""Virtual time, and how long things take in a simulated cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPOCH = 1_700_000_000.0
 
 @dataclass
 class Event:
-    """A scheduled action, which can be cancelled."""
+    """An action at a time, which can be cancelled."""
 
     time: float
     action: Callable[[], None] | None
@@ -24,12 +24,12 @@ class Event:
 
 
 class Timeline:
-    """A clock that jumps from event to event. Calling it returns the time, so it serves as any `clock`."""
+    """A clock that jumps from event to event. Calling the clock returns the time, so it can be used as any `clock`."""
 
     def __init__(self, start: float = EPOCH) -> None:
         self.now = start
         self.changed = False
-        """True after an event that watchers of single jobs need to see; watchers set it back."""
+        """Set to True by events that change a job. Callers who wait for a change set it to False before."""
         self._heap: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
 
@@ -37,7 +37,8 @@ class Timeline:
         return self.now
 
     def at(self, time: float, action: Callable[[], None]) -> Event:
-        """Call `action` at that time, or at once if past; of equal times in the order of the calls."""
+        """Call `action` at this time, or at once if it is past. Actions at equal times are called in the order of these
+        calls."""
         event = Event(max(time, self.now), action)
         heapq.heappush(self._heap, (event.time, next(self._order), event))
         return event
@@ -47,7 +48,7 @@ class Timeline:
         return self.at(self.now + seconds, action)
 
     def run(self, until: float, *, until_change: bool = False) -> None:
-        """Let time pass to `until`; with `until_change` only to the first event that sets `changed`."""
+        """Let time pass to `until`. With `until_change`, stop after the first event that sets `changed`."""
         while self._heap and self._heap[0][0] <= until:
             time, _, event = heapq.heappop(self._heap)
             if event.action is None:
@@ -61,38 +62,39 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Durations in a simulated cluster, in seconds; Slurm's own are its defaults."""
+    """Seconds that things take in a simulated cluster. The defaults are Slurm's own."""
 
     requeue_delay_s: float = 121.0
-    """Delay of a requeued job's start, unless its earliest start is set again."""
+    """Time from a requeue to the job's next start. Setting the job's earliest start replaces this delay."""
     schedule_s: float = 1.0
-    """Time from a change to Slurm's main scheduling, which starts jobs in order until one finds no room."""
+    """Time from a change to the next round of Slurm's main scheduling."""
     backfill_s: float = 30.0
-    """Time between two rounds of backfill, which starts later jobs that do not delay the first waiting one."""
+    """Time between two rounds of Slurm's backfill."""
     ending_s: float = 1.0
-    """Time from a job's end until its last processes are gone and its GPUs are free."""
+    """Time from a job's end until its last processes end, and its GPUs are free."""
     min_job_age_s: float = 300.0
-    """Time from a job's end until Slurm forgets it."""
+    """Time from a job's end until Slurm drops its record."""
     time_limit_s: float = 0.0
-    """Time limit of each job; 0 for none. Without a limit Slurm plans with a year."""
+    """Time limit of each job; 0 for no limit. Slurm expects a job without a limit to run for a year."""
 
     report_s: float = 30.0
-    """Simulated seconds between a job's throughput reports; really 2 s; the companion uses one report a tick."""
+    """Simulated time between two throughput reports of a job. Real jobs report every 2 s, but one report a tick is
+    used."""
     first_report_s: float = 30.0
     """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
-    """Time between two periodic checkpoints of a job: the wrapper's default."""
+    """Time between two periodic checkpoints of a job. It is the wrapper's default."""
     stall_s: float = 0.0
-    """Pause of training for a periodic checkpoint; the published studies count nothing."""
+    """Pause of training for each periodic checkpoint. The published studies assume none."""
     speed_noise: float = 0.05
     """Standard deviation of the logarithm of a reported throughput."""
     gradient_noise: float = 0.15
     """Standard deviation of the logarithm of a reported gradient noise scale."""
     save: float = 0.1
-    """Share of a resize's cost spent on the checkpoint."""
+    """Share of a resize's time in which the checkpoint is written."""
     stop: float = 0.1
-    """Share of a resize's cost spent on ending the old run's processes."""
+    """Share of a resize's time in which the old run's processes end."""
     launch: float = 0.5
-    """Share of a resize's cost spent on starting the new run's ranks; a first start costs it too."""
+    """Share of a resize's time in which the new run's ranks start. A job's first start takes as long."""
     load: float = 0.3
-    """Share of a resize's cost spent on loading the checkpoint."""
+    """Share of a resize's time in which the checkpoint is loaded."""

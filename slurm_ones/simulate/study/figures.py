@@ -14,7 +14,7 @@ from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
 
 UNFAIR = 1.05
-"""Finish-time fairness ρ above which a job was treated unfairly (Themis, NSDI 2020, §3)."""
+"""Finish-time fairness ρ above which a job counts as treated unfairly (Themis, NSDI 2020, §3)."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Metric:
     key: str
     title: str
     unit: str
-    """Unit: `s`, `ms`, `hours`, `share` or an empty text."""
+    """Unit: `s`, `ms`, `hours`, `share`, or "" for none."""
     meaning: str
     tables: str = "policies"
-    """Names of the tables that show it: `policies` (contenders), `bound` (`--bound`), `shares` (of elastic jobs)."""
+    """Names of the tables that have a row for it. `policies` compares policies, `bound` is for `--bound`, and `shares`
+    compares shares of elastic jobs."""
 
 
 METRICS: tuple[Metric, ...] = (
@@ -69,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("pauses_s", "of it: pauses", "s", "GPUs held without training, and waits for the first decision", "bound"),
     Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt", "bound"),
 )
-"""All figures, in the order in which tables show them."""
+"""All figures, in the order of the tables' rows."""
 
 
 def metrics_of(*tables: str) -> list[Metric]:
@@ -78,7 +79,7 @@ def metrics_of(*tables: str) -> list[Metric]:
 
 
 def end_of(outcome: Outcome) -> float:
-    """Return the end of the last job; the end of the simulation if jobs were given up."""
+    """Return the time of the last job's end. If some jobs did not end, return the end of the simulation."""
     ends = [job.ended for job in outcome.jobs if job.ended is not None]
     if len(ends) < len(outcome.jobs):
         ends += [segment.end for segment in outcome.segments] + [at for at, _ in outcome.goodput]
@@ -87,18 +88,21 @@ def end_of(outcome: Outcome) -> float:
 
 
 def completion_times(outcome: Outcome) -> Floats:
-    """Return (J,) the JCT of each job, s; of unfinished jobs a lower bound, to the end of the simulation."""
+    """Return the JCT of each job in seconds. Jobs that did not end count up to the end of the simulation."""
     last = end_of(outcome)
     return np.array([(last if job.ended is None else job.ended) - job.submitted for job in outcome.jobs])
 
 
 def unfairness(job: JobOutcome, jct_s: float) -> float:
-    """Return the finish-time fairness ρ: JCT over the time by itself on a fair share of the cluster; NaN if unknown."""
+    """Return the finish-time fairness ρ, or NaN if it is unknown.
+
+    ρ is the job's JCT divided by the time that the job would take on its fair share of the cluster.
+    """
     return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
 
 
 def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
-    """Return each metric by its key. `work` is the amount of work of each job by name, in any unit."""
+    """Return each metric by its key. `work` is the amount of work of each job, in any unit."""
     jobs, jct = outcome.jobs, completion_times(outcome)
     begin, end = min(job.submitted for job in jobs), end_of(outcome)
     held = sum(job.gpu_s for job in jobs)
@@ -130,7 +134,7 @@ def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
 
 
 def _deadlines(jobs: Sequence[JobOutcome], jct: Floats) -> dict[str, float]:
-    """Return the metrics of deadlines by key; none if no job has a deadline."""
+    """Return the metrics about deadlines by key; empty if no job has a deadline."""
     due = [job for job in jobs if job.deadline is not None]
     if not due:
         return {}
@@ -152,7 +156,10 @@ def _share(values: Iterable[bool]) -> float:
 def share_figures(
     outcome: Outcome, recorded_hours: Mapping[str, float], rigid: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return a trace's figures by key; `recorded_hours` by job, `rigid` JCTs, s, when no job is elastic."""
+    """Return the metrics of a trace by key.
+
+    `recorded_hours` are the recorded GPU-hours of each job. `rigid` is each job's JCT in seconds if no job is elastic.
+    """
     jobs = [job for job in outcome.jobs if job.ended is not None]
     elastic = [job for job in jobs if job.elastic]
     jct = np.array([job.jct_s for job in jobs])
@@ -189,7 +196,7 @@ RESAMPLES = 4000
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean over seeds and its 95 % confidence interval, whose bounds are NaN for a single seed."""
+    """Mean over seeds, and the bounds of its 95 % confidence interval. The bounds are NaN if there is only one seed."""
 
     mean: float
     low: float
@@ -198,20 +205,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a policy with the first one, paired by job and seed."""
+    """Comparison of a policy with the first policy on the same jobs and seeds."""
 
     difference: Estimate
-    """Mean JCT minus the first policy's, in seconds."""
+    """Mean JCT of the policy minus that of the first policy, in seconds."""
     ratio: Estimate
-    """Ratio of the mean JCT to the first policy's."""
+    """Mean JCT of the policy divided by that of the first policy."""
     p_value: float
-    """P-value of the two-sided Wilcoxon signed-rank test over JCTs (ONES, SC21, §4); NaN if all are equal."""
+    """P-value of the two-sided Wilcoxon signed-rank test on JCTs (ONES, SC21, §4). NaN if all JCTs are the same."""
     sooner: float
-    """Share of jobs that end sooner under this policy than under the first."""
+    """Share of the jobs that end sooner than under the first policy."""
 
 
 def estimate(values: Sequence[float] | Floats) -> Estimate:
-    """Return the mean over seeds with a percentile bootstrap interval."""
+    """Return the mean and its confidence interval, which is a percentile bootstrap."""
     found = np.array([value for value in values if math.isfinite(value)])
     mean = float(found.mean()) if len(found) else math.nan
     if len(found) < 2:
@@ -227,7 +234,7 @@ def estimate(values: Sequence[float] | Floats) -> Estimate:
 
 
 def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
-    """Compare a policy's JCTs with the first policy's: one array for each seed, with jobs in the same order."""
+    """Compare a policy's JCTs with the first policy's. Both have an array for each seed, and the same jobs."""
     means = np.array([float(seed.mean()) for seed in jct])
     others = np.array([float(seed.mean()) for seed in first])
     paired = np.concatenate(list(jct)) - np.concatenate(list(first))
@@ -237,29 +244,31 @@ def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
 
 @dataclass(frozen=True)
 class Bound:
-    """Lower bound and reference values of the mean JCT, in seconds."""
+    """Lower bound of the mean JCT, and two values to compare with, in seconds."""
 
     mean_jct_s: float
     """Mean JCT that no schedule can beat."""
     fluid_mean_jct_s: float
-    """Mean JCT of the fluid schedule: the prices of `ones` with fractional GPUs, free changes and the true curves."""
+    """Mean JCT of the fluid schedule. It uses the prices of `ones` with fractions of GPUs, changes without cost, and
+    the true curves."""
     alone_mean_jct_s: float
-    """Mean JCT if each job had the whole cluster from its submission."""
+    """Mean JCT if each job had the whole cluster to itself."""
 
 
 def bounds_json(bounds: Mapping[int, Bound]) -> dict[str, Any]:
-    """Return JSON with the means over seeds in `bound`, and the values of each seed in `bounds`."""
+    """Return JSON: the values of each seed in `bounds`, and their means in `bound`."""
     each = {seed: asdict(bound) for seed, bound in bounds.items()}
     mean = {key: float(np.mean([bound[key] for bound in each.values()])) for key in asdict(next(iter(bounds.values())))}
     return {"bound": mean, "bounds": [{"seed": seed, **bound} for seed, bound in each.items()]}
 
 
 def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str, float]:
-    """Return the ratio of mean JCT to the bound, and the parts of the mean JCT, in seconds per job.
+    """Return the mean JCT divided by the bound, and the parts of the mean JCT in seconds per job.
 
-    The first parts are the time of a job by itself on the cluster, and the cost of sharing in the fluid schedule. The
-    pauses are the time with GPUs but without training, and the wait for the first decision. The rest is whole GPUs,
-    placement, changes not worth their cost, and imperfect knowledge or choices of the policy.
+    The first part is the time that a job takes with the whole cluster to itself. The second is the cost of sharing the
+    cluster, in the fluid schedule. The third are pauses: time with GPUs but without training, and the wait for the
+    first decision. The rest has several causes. GPUs are whole, placement matters, some changes are not worth their
+    cost, and a policy knows and decides imperfectly.
     """
     mean = float(completion_times(outcome).mean())
     paused = [job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0 for job in outcome.jobs]

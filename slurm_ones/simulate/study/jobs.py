@@ -1,7 +1,7 @@
-"""A study whose parts are jobs of a site's Slurm: submitit sends them as one array, and one squeue queries them all.
+"""Study that runs as jobs of a site's Slurm. submitit sends its parts as one array; one squeue asks for all of them.
 
-Files and the queue are the only state. A killed command is simply started again: it takes existing results, finds
-waiting and running jobs by name, and sends the rest.
+All state is in files and in the queue. If the command is killed, the same command is started again. It takes the
+results that exist, finds waiting and running jobs by name, and sends the other parts.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import ENDED, JobState
 
 TRIES = 3
-"""Most times that one command sends a part of a study."""
+"""Most attempts of one command to run a part of a study."""
 MOST_TASKS = 500
-"""Most parts in one job array; sites allow 1,000 by default."""
+"""Most parts in one job array. Slurm allows about 1,000 by default."""
 USUAL_MIN = 120
-"""Time limit of a part in minutes unless `--sbatch` sets one."""
+"""Time limit of a part in minutes, if `--sbatch` sets none."""
 SAME_AGAIN = {
     JobState.TIMEOUT: "it ran into its time limit: start the study again with more, as --sbatch '--time=8:00:00'",
     JobState.OUT_OF_MEMORY: "it needed more memory: start the study again with more, as --sbatch '--mem=8G'",
     JobState.CANCELLED: "somebody cancelled it",
     JobState.DEADLINE: "Slurm ended it at its deadline",
 }
-"""End states that another try would only repeat, with the reason shown to the user."""
+"""End states that would come again at the next attempt, each with the reason that the user is shown."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
-"""Slurm variables kept from the environment; the others belong to the job in which the study may run."""
+"""Variables that are kept in the environment. Slurm's others belong to the job in which the command itself may run."""
 
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
-"""Names of submitit's files for jobs that Slurm refused; files of accepted jobs contain their ids."""
+"""Names of files that submitit leaves if Slurm refuses jobs. For accepted jobs, file names have the job's id."""
 
 SentAs = tuple[str, int]
-"""Name of the jobs with which a part was sent, and the part's index in their array."""
+"""Name of the array with which a part was sent, and the part's index in it."""
 
 
 class SeenJob(NamedTuple):
-    """Job of a part as squeue lists it."""
+    """A part's job, as squeue shows it."""
 
     state: JobState
     job: str
@@ -68,10 +68,10 @@ class SeenJob(NamedTuple):
 
 
 class StudyJobs:
-    """Access to a study's jobs in the site's Slurm. All nodes must see `folder` at the same path."""
+    """Access to a study's jobs in the site's Slurm. `folder` must have the same path on all nodes."""
 
     def __init__(self, folder: Path, options: Mapping[str, str | bool]) -> None:
-        """Use `folder` for scripts and logs. Raises `BadInput` if submitit is missing."""
+        """Write scripts and logs into `folder`. Raises `BadInput` if submitit is missing."""
         if importlib.util.find_spec("submitit") is None:
             raise BadInput("--executor slurm needs submitit: pip install 'slurm-ones[studies]'")
         self._folder, self._options = folder, options
@@ -79,8 +79,10 @@ class StudyJobs:
             self._client = CommandClient()
 
     def submit(self, name: str, calls: Sequence[Callable[[], None]]) -> str:
-        """Submit an array named `name` with one job for each call; return the array's job id in words. Raises
-        `Unreachable` if Slurm may have accepted it, another `SlurmError` if not."""
+        """Submit a job array with one task for each call, and return a text such as "job 123".
+
+        Raises `Unreachable` if Slurm may have accepted the array, and another `SlurmError` if it did not.
+        """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -108,7 +110,7 @@ class StudyJobs:
         return f"job {jobs[0].job_id.partition('_')[0]}"
 
     def states(self, names: Collection[str]) -> Mapping[SentAs, SeenJob]:
-        """Return the jobs of these names that Slurm still knows."""
+        """Return the jobs in arrays of these names, as far as Slurm still knows them."""
         command = ["squeue", "--noheader", "--array", "--states=all", *_mine(names), "-o", "%F|%K|%T|%j"]
         found = {}
         for line in with_retries(lambda: self._client.run(command)).splitlines():
@@ -119,19 +121,22 @@ class StudyJobs:
         return found
 
     def cancelling(self, names: Collection[str]) -> str:
-        """Return the command with which the owner cancels the jobs of these names."""
+        """Return the command by which the user can cancel the jobs of these names."""
         return " ".join(["scancel", *_mine(names)])
 
 
 def _mine(names: Collection[str]) -> list[str]:
-    """Return squeue options for our own jobs of these names. The user is explicit, as LOGNAME may name another: then no
-    job would be found, and all parts sent again."""
+    """Return squeue's options for this user's jobs of these names.
+
+    The user is named, since squeue takes LOGNAME otherwise. If that were another user, no job would be found, and all
+    parts would be sent again.
+    """
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Context without Slurm's and sbatch's environment variables, which would override the options."""
+    """Context without the environment variables of Slurm and sbatch, which would override options."""
     words = ("SLURM_", "SBATCH_")
     hidden = {k: v for k, v in os.environ.items() if k.startswith(words) and k not in LEADS_TO_SLURM}
     for name in hidden:
@@ -144,34 +149,37 @@ def _outside_of_jobs() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Waits:
-    """Intervals of a study's queries, in seconds."""
+    """Intervals in seconds at which a study checks files and Slurm."""
 
     files_s: float = 1.0
     first_s: float = 2.0
-    """Interval between queries to Slurm after a job's state has changed."""
+    """Interval between queries to Slurm just after a job's state has changed."""
     most_s: float = 60.0
-    """Longest interval between queries to Slurm; sites ask for at most one a minute."""
+    """Longest interval between queries to Slurm. Sites ask users not to query more often than once a minute."""
     late_s: float = 60.0
-    """Delay from a job's end until its result is visible on a network file system."""
+    """Longest time from a job's end until a network file system shows its result."""
 
 
 @dataclass
 class _Open:
     part: StudyPart
     sent: SentAs | None = None
-    """Jobs with which the part was sent; None until then."""
+    """Array and index of the job that runs the part; None while none does."""
     seen: SeenJob | None = None
     ended_at: float | None = None
     tries: int = 0
 
 
 class StudyQueue:
-    """Queue of one command's parts of a study, used within `folder.locked()`. `say` shows sentences to the user."""
+    """Queue of the parts of a study that still have to run. The caller must hold `folder.locked()`.
+
+    `say` is called with sentences for the user.
+    """
 
     def __init__(
         self, plan: StudyPlan, folder: StudyFolder, site: StudyJobs, say: Callable[[str], None], waits: Waits = Waits()
     ) -> None:
-        """Read existing results, and find the jobs that wait or run. Raises `SlurmError`."""
+        """Read the results that exist, and find the jobs that wait or run. Raises `SlurmError`."""
         self._plan, self._folder, self._site, self._say, self._waits = plan, folder, site, say, waits
         self._all = parts_of(plan)
         self._at_once, self._not_before = MOST_TASKS, 0.0
@@ -179,7 +187,7 @@ class StudyQueue:
         self._runs = {key: run for key, run in before.items() if run is not None and run.outcome is not None}
         self._open = {part.key: _Open(part) for part in self._all if part.key not in self._runs}
         again = {key for key, run in before.items() if run is not None} - self._runs.keys()
-        for key in again:  # the cause of its failure may be mended
+        for key in again:  # the cause of its failure may be gone
             folder.drop_result(self._open[key].part)
         sent = {task: key for task, key in folder.sent().items() if key in self._open}
         for task, seen in site.states({name for name, _ in sent}).items() if sent else ():
@@ -196,7 +204,7 @@ class StudyQueue:
 
     @property
     def left(self) -> int:
-        """Number of runs without a result."""
+        """Number of parts without a result."""
         return len(self._open)
 
     @property
@@ -207,7 +215,10 @@ class StudyQueue:
         return {one.sent[0] for one in self._sent if one.sent is not None}
 
     def run(self, on_progress: OnProgress) -> list[StudyRun]:
-        """Return all runs, once each has a result or failed too often. Raises `SlurmError` if no job is accepted."""
+        """Run all parts and return their runs. A part that failed too often has a run with an error.
+
+        Raises `SlurmError` if Slurm accepts no job.
+        """
         pause_s, ask_at = self._waits.first_s, 0.0
         try:
             while self._open:
@@ -230,7 +241,7 @@ class StudyQueue:
         return [self._runs[part.key] for part in self._all]
 
     def _send(self) -> bool:
-        """Send all parts that are due, fewer at a time if Slurm refuses; return True if any was sent."""
+        """Send all parts that are due. If Slurm refuses, send fewer at a time. Return True if there were any."""
         todo = [one for one in self._open.values() if one.sent is None]
         if not todo or time.monotonic() < self._not_before:
             return False
@@ -297,7 +308,8 @@ class StudyQueue:
         return changed
 
     def _fail(self, one: _Open, seen: SeenJob | None, on_progress: OnProgress) -> None:
-        """Retry or give up a part whose job ended without a result. `seen` is None if Slurm forgot the job."""
+        """Handle a part whose job ended without a result: send it again, or give up. `seen` is None if Slurm dropped
+        the job."""
         same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
         if seen is None:
             job = f"job {one.seen.job}" if one.seen is not None else f"its job, named {one.sent and one.sent[0]},"

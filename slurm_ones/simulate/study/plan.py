@@ -1,4 +1,4 @@
-"""Plan of a study: contenders on the same work and cluster. It is plain data, checked before anything runs."""
+"""Plan of a study: which contenders run on which work and cluster. It is plain data, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits, read_pr
 from slurm_ones.text import seconds
 
 VARIANT = re.compile(r"-[a-h]$")
-"""Suffix in the names of generated applications that are variants of one kind."""
+"""Pattern of the suffix that tells apart a workload's applications of one kind, as in `bert-glue-a`."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy with its options, and the label under which it is shown."""
+    """A policy with its options, and the label that stands for it in tables."""
 
     label: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
     elastic: float | None = None
-    """Share of a trace's jobs that are elastic; None if the work is no trace."""
+    """Share of a trace's jobs that are elastic. None if the work is not a trace."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of the work: one of the `MIXES`, or a workload file with a folder of profiles."""
+    """Origin of a study's work: one of the `MIXES`, or a workload file with a folder of profiles."""
 
     table: ClassVar[str] = "policies"
-    """Name of the table in `figures.METRICS` that compares the contenders."""
+    """Name of the table that compares the contenders (`figures.Metric.tables`)."""
 
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """Number of jobs, the first ones of a file; None for all, or for the mix's default."""
+    """Number of jobs; of a file, the first ones. None for all of a file, or as many as the mix names."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None
@@ -58,7 +58,10 @@ class Source:
     """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed, for a file always the same; `elastic` is for traces. Raises `BadInput`."""
+        """Return the work of one seed. Raises `BadInput`.
+
+        A file has the same work for all seeds. `elastic` is used by traces only.
+        """
         if self.workload in MIXES:
             if self.profiles is not None:
                 raise BadInput(
@@ -86,15 +89,16 @@ class Source:
         return replace(found, submissions=scaled)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with only the jobs that the study's figures count."""
+        """Return the outcome reduced to the jobs that the study counts."""
         return outcome
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
-        """Return the metrics by key, given each job's `work` in any unit and the first contender's outcome."""
+        """Return the metrics by key. `work` is the amount of work of each job, in any unit; `first` is the first
+        contender's outcome."""
         return figures(outcome, work)
 
     def kind(self, job: JobOutcome) -> str:
-        """Return the kind of a job; jobs of a kind share a colour in plots."""
+        """Return the kind of a job. Plots give all jobs of a kind the same colour."""
         return VARIANT.sub("", job.application) if self.workload in MIXES else job.application
 
     def described(self) -> dict[str, Any]:
@@ -104,7 +108,7 @@ class Source:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """Contenders, seeds, cluster and engine of a study: plain data that other processes can unpickle."""
+    """Contenders, seeds, cluster and engine of a study, as plain data that other processes can unpickle."""
 
     source: Source
     contenders: tuple[Contender, ...]
@@ -112,14 +116,15 @@ class StudyPlan:
     cluster: ClusterSpec
     interval_s: float = 60.0
     mechanism: Mechanism = field(default_factory=Requeue)
-    """Mechanism and costs of a resize."""
+    """Mechanism by which jobs are resized, and its costs."""
     idealized: bool = False
-    """True to assume what the published studies assume, instead of running the companion on a simulated Slurm."""
+    """True to simulate under the assumptions of published studies. False to run the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that differ from the simulation's defaults; in a named `database` each run is a cluster."""
+    """Companion settings that differ from the simulation's defaults. If they name a `database`, each run is a cluster
+    in it."""
 
     def with_database(self, url: str) -> StudyPlan:
-        """Return the plan with runs recorded in a new job database. Raises `BadInput` if the database exists."""
+        """Return the plan with its runs recorded in a new job database. Raises `BadInput` if there already is one."""
         if not url:
             return self
         if self.idealized:
@@ -135,18 +140,19 @@ class StudyPlan:
         return {**self.settings, **own}
 
     def seeds_of(self, contender: Contender) -> tuple[int, ...]:
-        """Return the contender's seeds: only the first if no job is elastic, since then nothing depends on the seed."""
+        """Return the seeds of a contender. Without elastic jobs all seeds give the same result, so there is only the
+        first."""
         return self.seeds[:1] if contender.elastic == 0 else self.seeds
 
     def runs(self) -> Iterator[tuple[Contender, int]]:
-        """Yield each contender on each of its seeds, seed by seed."""
+        """Yield each contender with each of its seeds, in the order of the seeds."""
         for seed in self.seeds:
             for contender in self.contenders:
                 if seed in self.seeds_of(contender):
                     yield contender, seed
 
     def description(self) -> dict[str, str]:
-        """Return the plan in words, by topic."""
+        """Return sentences that describe the plan, by topic."""
         one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
         cluster = self.cluster
         found = {
@@ -170,14 +176,14 @@ class StudyPlan:
         return found
 
     def workload(self, seed: int, contender: Contender | None = None) -> Workload:
-        """Return a contender's work of one seed. Raises `BadInput`, also if a job does not fit the cluster."""
+        """Return the work of a contender with this seed. Raises `BadInput`, also if a job does not fit the cluster."""
         elastic = contender.elastic if contender is not None else None
         found = self.source.load_workload(seed, self.cluster.gpus, self.cluster.least_node, elastic)
         check_fits(found, self.cluster.gpus)
         return found
 
     def check(self) -> None:
-        """Check the plan before anything is run; raises `BadInput`."""
+        """Raise `BadInput` if the plan cannot be run."""
         labels = [contender.label for contender in self.contenders]
         for label in labels:
             if labels.count(label) > 1:

@@ -1,4 +1,4 @@
-"""Presentation of a study: cells of tables, JSON, and the data of its page; for a trace also a verdict in words."""
+"""Presentation of a study's results as tables, JSON, CSV and page; for a trace also as sentences."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from slurm_ones.simulate.workloads.trace import Trace
 from slurm_ones.text import seconds
 
 UNITS = {"s": ", s", "ms": ", ms", "share": ", %"}
-"""Suffix with the unit for the titles of rows that compare policies."""
+"""Text that is added to the title of a row in a comparison of policies, by unit."""
 
 
 def value(found: float, unit: str) -> str:
-    """Format a figure of a policy comparison, without the unit, which is in the row's title."""
+    """Format a figure for a comparison of policies. Its unit is left out, because the row's title has it."""
     if not math.isfinite(found):
         return "–"
     if unit == "s":
@@ -47,7 +47,7 @@ def value(found: float, unit: str) -> str:
 
 
 def value_and_unit(found: float, unit: str) -> str:
-    """Format a figure of an elasticity study, with its unit."""
+    """Format a figure with its unit, for a study of elasticity."""
     if not math.isfinite(found):
         return "–"
     if unit == "s":
@@ -64,19 +64,19 @@ def probability(p: float) -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a study's table: a title, and one figure for each contender."""
+    """Row of a study's table: its title, and a figure for each contender."""
 
     title: str
     cells: Sequence[tuple[str, str]]
-    """Mean and interval of each contender; empty texts if unknown or of no width."""
+    """Mean and interval of each contender, as texts. An interval is empty if it is unknown or has no width."""
     recorded: str = ""
-    """Value of the figure that the trace recorded."""
+    """The same figure as the trace recorded it, as text."""
 
 
 def rows(
     plan: StudyPlan, summaries: Sequence[ContenderSummary], recorded: Mapping[str, float] | None = None
 ) -> list[TableRow]:
-    """Return the rows of all metrics that any contender has, then those that compare each policy with the first."""
+    """Return a row for each metric of any contender, then the rows that compare each policy with the first."""
     shares = plan.source.table == "shares"
     found = []
     for metric in metrics_of(plan.source.table, "bound"):
@@ -102,7 +102,8 @@ def rows(
 
 
 def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
-    """Return the mean and its 95 % confidence interval; of shares, with few seeds, the lowest and highest."""
+    """Return the mean as text, with its 95 % confidence interval. In a study of elasticity, with its few seeds, return
+    their lowest and highest value as the interval."""
     if not shares:
         return estimated(summary.metrics.get(metric.key), metric.unit)
     found = [one.get(metric.key, math.nan) for one in summary.each.values()]
@@ -128,7 +129,10 @@ def as_json(
     runs: Sequence[StudyRun],
     bounds: Mapping[int, Bound] = NO_BOUNDS,
 ) -> dict[str, Any]:
-    """Return the plan and all results as JSON. Means over seeds have their own names, next to their intervals."""
+    """Return the plan and all results as JSON.
+
+    Means over seeds have the metrics' names, intervals have names of their own.
+    """
     mechanism = plan.mechanism
     policies = {
         summary.label: {
@@ -175,7 +179,7 @@ def as_json(
 
 
 def finite(found: Any) -> Any:
-    """Replace numbers that are not finite by None, JSON's null, at any depth."""
+    """Replace infinite numbers and NaN by None at any depth, since JSON has neither."""
     if isinstance(found, float):
         return found if math.isfinite(found) else None
     if isinstance(found, dict):
@@ -184,7 +188,7 @@ def finite(found: Any) -> Any:
 
 
 def as_csv(summaries: Sequence[ContenderSummary]) -> str:
-    """Return CSV with one line for each policy and figure: the mean over seeds and its interval."""
+    """Return CSV with a line for each figure of each policy: its mean over seeds, and the interval."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("policy", "figure", "mean", "low", "high"))
@@ -196,7 +200,7 @@ def as_csv(summaries: Sequence[ContenderSummary]) -> str:
 
 
 def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, Any]:
-    """Return the values of the template `study.html`, except pictures."""
+    """Return the values for the template `study.html`, without pictures."""
     return {
         "title": f"Policies compared: {plan.source.workload}",
         "run": plan.description(),
@@ -212,8 +216,10 @@ def page(plan: StudyPlan, summaries: Sequence[ContenderSummary]) -> dict[str, An
 
 
 def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> dict[str, Any]:
-    """Return the pictures of the page by name: completion times of all seeds; GPUs by contender, and goodput, of the
-    first seed. None without a run of that seed."""
+    """Return the pictures of the page by name; empty if the first seed has no run.
+
+    "jct" shows the completion times of all seeds. "gpus" (by contender) and "goodput" show the first seed.
+    """
     from slurm_ones.show.pictures import gpus_over_time, lines, thinned
 
     jct, goodput, held = {}, {}, dict[str, list[TimelineRow]]()
@@ -241,7 +247,7 @@ def pictures(plan: StudyPlan, runs: Sequence[StudyRun]) -> dict[str, Any]:
 
 
 def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
-    """Return the outcome's segments, with the kind of each job as its partition."""
+    """Return the outcome's segments as rows of a timeline. The kind of a job is put in place of its partition."""
     kinds = {job.name: plan.source.kind(job) for job in outcome.jobs}
     numbers = {name: number for number, name in enumerate(kinds, 1)}
     of_cluster = plan.cluster.gpus
@@ -252,9 +258,9 @@ def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
 
 
 FAR = 2.0
-"""Ratio of recorded to simulated mean wait, either way, above which the two are called far apart."""
+"""Ratio of recorded and simulated mean wait, larger to smaller, above which a trace is called badly reproduced."""
 FAR_S = 60.0
-"""Seconds by which the mean waits must also differ to be called far apart."""
+"""Seconds by which recorded and simulated mean wait must also differ."""
 MOST_LISTED = 1000
 """Largest number of jobs whose curves the page lists."""
 RIGID = "stays rigid"
@@ -262,7 +268,7 @@ RIGID = "stays rigid"
 
 @dataclass(frozen=True)
 class ElasticityStudy:
-    """Study of a trace's stretch with growing shares of elastic jobs, and its results."""
+    """Study that simulates a stretch of a trace with growing shares of elastic jobs, and its results."""
 
     trace: Trace
     stretch: Stretch
@@ -272,7 +278,7 @@ class ElasticityStudy:
     runs: Sequence[StudyRun]
 
     def verdict(self) -> list[str]:
-        """Return sentences for an admin: gain and costs of each share of elastic jobs, and their certainty."""
+        """Return sentences for an admin: what each share of elastic jobs gains and costs, and how sure that is."""
         none, *others = self.summaries
         found = []
         for one in others:
@@ -290,7 +296,7 @@ class ElasticityStudy:
         return found
 
     def fidelity(self) -> str:
-        """Return a sentence on how far the simulation without elastic jobs is from the recorded waits."""
+        """Return a sentence that compares the recorded waits with those simulated without elastic jobs."""
         each = list(self.summaries[0].each.values())
         if not each:
             return ""
@@ -317,7 +323,7 @@ class ElasticityStudy:
         return text + " The simulation is near this cluster in that."
 
     def assumptions(self) -> list[str]:
-        """Return the assumptions in words."""
+        """Return sentences on what the study assumes."""
         s = self.stretch
         cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
         cluster += ", as named; jobs" if s.given else ", since jobs"
@@ -354,12 +360,12 @@ class ElasticityStudy:
         ]
 
     def picks(self) -> list[list[str]]:
-        """Return the application of each job with each seed, as if all jobs were elastic."""
+        """Return for each job the application that each seed gives it, if all jobs are elastic."""
         each = [picked(self.stretch, self.curves, 1.0, seed) for seed in self.plan.seeds]
         return [[pick or RIGID for pick in picks] for picks in zip(*each, strict=True)]
 
     def listed(self) -> list[tuple[str, int, str, list[str]]]:
-        """Return number, GPUs, run time, and application with each seed, of each listed job."""
+        """Return name, GPUs, run time and applications (one for each seed) of the jobs that the page lists."""
         jobs = self.stretch.jobs[:MOST_LISTED]
         return [(job.name, job.gpus, seconds(job.run_s), picks) for job, picks in zip(jobs, self.picks(), strict=False)]
 
@@ -381,7 +387,7 @@ class ElasticityStudy:
         }
 
     def page(self) -> dict[str, Any]:
-        """Return the values of the template `study.html`, except pictures."""
+        """Return the values for the template `study.html`, without pictures."""
         by_seed = [
             [seed, *(value_and_unit(one.each.get(seed, {}).get("mean_jct_s", math.nan), "s") for one in self.summaries)]
             for seed in self.plan.seeds

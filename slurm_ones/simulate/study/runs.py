@@ -1,8 +1,7 @@
-"""Runs of a study: each contender on every seed's workload, in parallel processes, kept in a directory.
+"""Runs of a study: each contender on the work of each seed, in parallel processes. Results are kept in a directory.
 
-Each result is a file, written atomically and named by a digest of everything that determines it. These are the plan,
-the contender, the seed, the workload's files, the code and the numerical libraries. If any of them changes, the part is
-run again.
+Each result is a file. Its name is a digest of all that the result depends on: plan, contender, seed, workload files,
+code and numerical libraries. If one of these changes, the part is run again.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from slurm_ones.simulate.study.plan import Contender, StudyPlan
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables that limit the threads of numerical libraries."""
+"""Environment variables by which numerical libraries limit their threads."""
 FORMAT = 3
-"""Version of the file format, part of every digest."""
+"""Version of the file format. It is part of every digest."""
 REPORT_S = 1.0
-"""Least seconds between two progress reports of a part."""
+"""Least seconds between two reports on the progress of a part."""
 OURS = ("slurm_ones", "ones_db", "ones_wrapper")
 LIBRARIES = ("numpy", "scipy")
-"""Packages whose versions may change the last digits of a result."""
+"""Packages whose version may change a result in its last digits."""
 
 NO_BOUNDS: Mapping[int, Bound] = {}
 
@@ -63,7 +62,7 @@ class StudyRun:
     seed: int
     outcome: Outcome | None = None
     error: str = ""
-    """Error message if there is no outcome."""
+    """Error message if the run has no outcome."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class RunProgress:
     jobs: int = 0
     """Number of jobs in the workload."""
     finished: bool = False
-    """True once the run is over, with or without error."""
+    """True if the run is over, even by an error."""
 
     @property
     def share(self) -> float:
@@ -97,16 +96,16 @@ class StudyPart:
     contender: Contender
     seed: int
     key: str
-    """Digest of everything that determines the result, and the name of the result's file."""
+    """Digest of all that the result depends on. The result's file is named by it."""
 
     @property
     def label(self) -> str:
-        """Name of the part shown to users."""
+        """Name of the part, as users see it."""
         return f"{self.contender.label}, seed {self.seed}"
 
 
 def parts_of(plan: StudyPlan) -> list[StudyPart]:
-    """Return all parts, in the order of `run_all`. Reads the workload's files and the code."""
+    """Return all parts of a study, in the order of `run_all`. Workload files and code are read for their digests."""
     common = repr((FORMAT, replace(plan, contenders=(), seeds=()), _files(plan), _code(), _libraries()))
     found = []
     for contender, seed in plan.runs():
@@ -126,7 +125,7 @@ def _files(plan: StudyPlan) -> str:
 
 @lru_cache
 def _code() -> str:
-    """Return a digest of our packages' sources, since several checkouts may have the same version."""
+    """Return a digest of our source code, because checkouts with the same version may differ."""
     found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)
@@ -159,18 +158,21 @@ def _libraries() -> list[str]:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Directory of a study, visible to all its processes. Several studies may use it, one after the other."""
+    """Directory of a study, which all its processes share. One study uses it at a time."""
 
     root: Path
 
     @property
     def jobs(self) -> Path:
-        """Directory of the jobs' scripts and logs."""
+        """Directory of scripts and logs of Slurm jobs."""
         return self.root / "jobs"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Context of sole use of the folder. Raises `BadInput` if it is in use, open to others, or not writable."""
+        """Context in which no other study may use the folder.
+
+        Raises `BadInput` if one does, or if others may write to it, or if we may not.
+        """
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
                 (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
@@ -190,7 +192,7 @@ class StudyFolder:
             yield
 
     def result(self, part: StudyPart) -> StudyRun | None:
-        """Return a part's run; None if there is no readable result."""
+        """Return a part's run; None if it has none, or its file is damaged."""
         try:
             key, run = pickle.loads(self._result(part).read_bytes())
         except Exception:  # whatever a damaged pickle raises
@@ -202,16 +204,16 @@ class StudyFolder:
         _write(self._result(part), pickle.dumps((part.key, run)))
 
     def drop_result(self, part: StudyPart) -> None:
-        """Remove a part's result, so that it is run again."""
+        """Remove a part's result, so that the part is run again."""
         self._result(part).unlink(missing_ok=True)
 
     def done(self, parts: Iterable[StudyPart]) -> dict[str, StudyRun]:
-        """Return the runs that ended without error, by their parts' keys."""
+        """Return the runs of these parts that ended without error, by the part's key."""
         runs = {part.key: self.result(part) for part in parts}
         return {key: run for key, run in runs.items() if run is not None and run.outcome is not None}
 
     def progress(self, part: StudyPart) -> RunProgress | None:
-        """Return a part's last progress report; None if there is none."""
+        """Return the last progress report of a part; None if there is none."""
         try:
             found = json.loads((self.root / "progress" / f"{part.key}.json").read_text(encoding="utf-8"))
             return RunProgress(part.contender.label, part.seed, float(found[0]), int(found[1]), int(found[2]))
@@ -219,13 +221,13 @@ class StudyFolder:
             return None
 
     def put_progress(self, part: StudyPart, progress: RunProgress) -> None:
-        """Write a part's progress report; losing one is harmless."""
+        """Write a progress report of a part. Errors are ignored, because a report may be lost."""
         words = json.dumps([float(progress.simulated_s), progress.ended, progress.jobs])
         with contextlib.suppress(OSError):
             _write(self.root / "progress" / f"{part.key}.json", words.encode())
 
     def sent(self) -> dict[tuple[str, int], str]:
-        """Return the key of each part that was ever sent, by its jobs' name and its index in their array."""
+        """Return the key of each part that was ever sent to Slurm, by the name of its array and its index in it."""
         found = {}
         for path in sorted((self.root / "sent").glob("*.json")):
             with contextlib.suppress(OSError, ValueError):
@@ -234,11 +236,11 @@ class StudyFolder:
         return found
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
-        """Record, before sending, the name by which the next command finds these parts in Slurm."""
+        """Record the parts of an array before it is sent. By its name the next command finds them in Slurm."""
         _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:
-        """Forget parts recorded under this name, which were not sent."""
+        """Remove the record of an array that was not sent."""
         (self.root / "sent" / f"{name}.json").unlink(missing_ok=True)
 
     def _result(self, part: StudyPart) -> Path:
@@ -246,7 +248,7 @@ class StudyFolder:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raise `BadInput` if others may write to the folder, as jobs and results are unpickled from it."""
+    """Raise `BadInput` if other users may write to the folder. Results are unpickled from it, which runs code."""
     info = folder.stat()
     if info.st_uid != os.geteuid():
         raise BadInput(
@@ -260,7 +262,7 @@ def _check_ours(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file atomically; concurrent readers find the old or the new content."""
+    """Replace a file atomically, so that a concurrent reader sees the old or the new content."""
     handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -279,10 +281,11 @@ def run_all(
     on_progress: OnProgress = lambda progress: None,
     folder: StudyFolder | None = None,
 ) -> list[StudyRun]:
-    """Run all contenders and seeds of a plan in parallel processes. If a policy crashes, only that run is lost.
+    """Run all parts of a plan in parallel processes, and return their runs. If a policy crashes, only that run has an
+    error.
 
-    Only outcomes of the first seed keep segments and goodput, which are drawn. Results in the `folder` are reused, and
-    new ones added; it must be `locked`. Without it results are kept in memory only.
+    Results in `folder` are reused, and new ones are added; the caller must hold `folder.locked()`. Without a folder,
+    results are not kept. Only the first seed's outcomes keep segments and goodput, since only these are drawn.
     """
     parts = parts_of(plan)
     with contextlib.ExitStack() as stack:
@@ -307,7 +310,7 @@ def run_all(
 def _in_processes(
     plan: StudyPlan, parts: Sequence[StudyPart], processes: int, folder: StudyFolder, on_progress: OnProgress
 ) -> Generator[tuple[StudyPart, StudyRun]]:
-    """Yield each part with its run, as it ends."""
+    """Yield each part with its run as soon as it ends."""
     context = multiprocessing.get_context("spawn")
     with (
         _one_thread_each(),
@@ -335,7 +338,7 @@ def _be_quiet() -> None:
 
 
 def _reporting(plan: StudyPlan, part: StudyPart, folder: StudyFolder) -> StudyRun:
-    """Run a part in a process of its own, which reports its progress in the folder."""
+    """Run a part in a child process, which writes its progress into the folder."""
     sent, latest = 0.0, RunProgress(part.contender.label, part.seed)
     folder.put_progress(part, latest)  # in place of what a killed command left there
 
@@ -361,7 +364,10 @@ def _result(future: Future[StudyRun], part: StudyPart) -> StudyRun:
 
 
 def run_part(plan: StudyPlan, key: str, root: Path) -> None:
-    """Run a part here, in a Slurm job. Raises RuntimeError if plan, code or libraries are not the sender's."""
+    """Run a part in this process, which is a Slurm job.
+
+    Raises RuntimeError if plan, code or libraries differ from those of the command that sent the job.
+    """
     part = {part.key: part for part in parts_of(plan)}.get(key)
     if part is None:
         raise RuntimeError(
@@ -374,7 +380,7 @@ def run_part(plan: StudyPlan, key: str, root: Path) -> None:
 
 
 def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnProgress) -> StudyRun:
-    """Run one contender on one seed in this process; if the policy crashes, the run has an error. Raises `BadInput`."""
+    """Run one contender on one seed in this process. If the policy crashes, the run has an error. Raises `BadInput`."""
     try:
         workload = plan.workload(seed, contender)
         jobs = len(workload.submissions)
@@ -406,7 +412,7 @@ def attempt(plan: StudyPlan, contender: Contender, seed: int, on_progress: OnPro
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Context in which started processes compute in one thread, unless the environment says otherwise."""
+    """Context in which child processes compute with one thread each, unless the environment sets another number."""
     ours = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
     try:
@@ -422,18 +428,20 @@ class ContenderSummary:
 
     label: str
     each: Mapping[int, Mapping[str, float]]
-    """Figures by key, of each seed that ended without error."""
+    """Metrics by key, for each seed whose run ended without error."""
     metrics: Mapping[str, Estimate]
     against_first: Comparison | None
-    """Comparison with the first contender; None for the first itself, or without a common seed."""
+    """Comparison with the first contender. None for the first one itself, or if the two share no seed."""
     errors: tuple[str, ...] = ()
 
 
 def summarize(
     plan: StudyPlan, runs: Sequence[StudyRun], bounds: Mapping[int, Bound] = NO_BOUNDS
 ) -> list[ContenderSummary]:
-    """Summarize each contender over its seeds without error. It is compared with the first contender on common seeds,
-    and with the bound of each seed that has one."""
+    """Summarize each contender over the seeds whose runs ended without error.
+
+    Each is compared with the first contender on their common seeds, and with the bounds of the seeds that have one.
+    """
     done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}
     for one in plan.contenders:
         stands = [done[one.label, seed] for seed in plan.seeds_of(one) if (one.label, seed) in done]

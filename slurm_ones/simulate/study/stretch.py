@@ -1,8 +1,9 @@
-"""Stretch of a trace that is simulated, its cluster, and the study of it with growing shares of elastic jobs.
+"""Stretch of a trace: the consecutive jobs that are simulated, their cluster, and the study with growing shares of
+elastic jobs.
 
-A trace does not show how a job's speed depends on its size. A rule therefore gives each recorded job an application's
-curves. The rule is deterministic for a seed and is printed on the study's page. Other seeds show how much depends on
-the choice.
+A trace does not show how a job's speed depends on its size. So a rule gives each job the curves of an application. It
+always gives the same for the same seed, and the study's page shows it. Results of several seeds show how much depends
+on that choice.
 """
 
 from __future__ import annotations
@@ -30,41 +31,43 @@ from slurm_ones.simulate.workloads.profiles import Workload
 from slurm_ones.simulate.workloads.trace import Trace, TraceJob
 
 USUAL_NODE = 8
-"""GPUs of a node if neither the trace nor its jobs show it."""
+"""GPUs of a node if the trace does not show them."""
 SLACK_S = 60.0
-"""Seconds after a job's time limit at which Slurm ends it."""
+"""Seconds after its time limit at which Slurm ends a job."""
 PATIENCE = 2.0
-"""Longest run time of an earlier job, as a multiple of the stretch's expected time, lest it prolong the study."""
+"""Longest run time of a job from before the stretch, as a multiple of the stretch's expected time. Longer ones are cut,
+as they would prolong the study."""
 BEFORE = "before-"
-"""Prefix of the names of jobs present before the stretch, which are not counted."""
+"""Prefix in the names of jobs that were there before the stretch. They are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
-"""Shares of jobs drawn to be elastic, one for each contender."""
+"""Shares of jobs that are chosen to be elastic. Each is a contender."""
 POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
 TICKS = 1500
-"""Approximate limit of decisions in a run; longer runs decide less often."""
+"""About the most decisions in a run. In longer runs the interval between decisions is longer."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive jobs of a trace, the jobs present when they begin, and the cluster."""
+    """Consecutive jobs of a trace that are simulated, the jobs that are there when they begin, and the cluster."""
 
     jobs: tuple[TraceJob, ...]
     before: tuple[TraceJob, ...]
-    """Jobs that run or wait when the stretch begins, with the rest of their run times: rigid, not counted."""
+    """Jobs that run or wait when the stretch begins, with the rest of their run times. They are rigid and not counted.
+    """
     nodes: int
     gpus_per_node: int
     of_all: int
-    """Number of jobs from which the stretch was chosen."""
+    """Number of jobs in the trace, after sampling."""
     left_out: int = 0
-    """Number of jobs that asked for more GPUs than the cluster has."""
+    """Number of jobs that request more GPUs than the cluster has."""
     sample: float = 1.0
-    """Share of the trace's jobs that were sampled."""
+    """Share of the trace's jobs that are in the sample."""
     most_held: int = 0
-    """Most GPUs that the sampled jobs held at one time."""
+    """Most GPUs that the jobs of the sample held at one time."""
     given: bool = False
-    """True if the user gave the cluster; otherwise it has about `most_held` GPUs."""
+    """True if the user chose the cluster. Otherwise the cluster has about `most_held` GPUs."""
 
     @property
     def begins(self) -> float:
@@ -78,10 +81,11 @@ class Stretch:
 
 
 def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
-    """Return the stretch of at most `most` consecutive jobs of a trace whose load is the median of all such stretches.
+    """Return a stretch of at most `most` consecutive jobs. Of all such stretches of the trace it has the median load.
 
-    `cluster` is (nodes, GPUs of each); None for as many GPUs as were held at one time. `sample` is the share of jobs
-    taken, pseudo-randomly but always the same, for a cluster smaller than the trace's. Raises `BadInput`.
+    `cluster` is (nodes, GPUs per node); by default as many GPUs as jobs held at one time. `sample` is the share of the
+    trace's jobs to use, for a cluster smaller than the recorded one. It is drawn pseudo-randomly, but always the same.
+    Raises `BadInput`.
     """
     jobs = [job for job in trace.jobs if _drawn(job) < sample]
     if not jobs:
@@ -104,7 +108,7 @@ def _drawn(job: TraceJob) -> float:
 
 
 def node_gpus(trace: Trace) -> int:
-    """Return the GPUs of a node: the trace's own value, or the most GPUs per node of any job."""
+    """Return the GPUs of a node that the trace states, or else the most GPUs per node of any job."""
     found = [-(-job.gpus // job.nodes) for job in trace.jobs if job.nodes]
     return trace.gpus_per_node or max(found, default=USUAL_NODE)
 
@@ -132,13 +136,16 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
 
 
 def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
-    """Estimate the seconds from the first submission until these jobs have ended on `gpus` GPUs."""
+    """Estimate how many seconds after the first submission all these jobs have ended on `gpus` GPUs."""
     work_s = sum(job.gpus * job.run_s for job in jobs)
     return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """Return the jobs that ran at `at`, then those that waited, with the rest of run time (capped) and limit."""
+    """Return the jobs that ran at time `at`, then those that waited, with what is left of their run times and limits.
+
+    A run time is at most `most_s`.
+    """
     there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
     return [
         job._replace(
@@ -152,14 +159,17 @@ def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJ
 
 @dataclass(frozen=True)
 class TraceSource(Source):
-    """Source of a study whose work is a stretch with a share of elastic jobs."""
+    """Source of a study that simulates a stretch of a trace, a share of whose jobs is elastic."""
 
     table: ClassVar[str] = "shares"
     stretch: Stretch = field(kw_only=True)
     curves: Curves = field(kw_only=True)
 
     def load_workload(self, seed: int, gpus: int, per_node: int, elastic: float | None = None) -> Workload:
-        """Return the work of one seed, which draws elastic jobs and curves; larger shares include smaller ones."""
+        """Return the work of one seed. The seed chooses the elastic jobs and their curves.
+
+        A job that is elastic at a smaller share is also elastic at a larger one.
+        """
         begins = self.stretch.begins
         submissions: list[Submission] = []
         applications: dict[str, Application] = {}
@@ -172,11 +182,11 @@ class TraceSource(Source):
         return Workload(self.workload, tuple(sorted(submissions, key=lambda s: s.time)), applications)
 
     def counted(self, outcome: Outcome) -> Outcome:
-        """Return the outcome without the jobs present before the stretch."""
+        """Return the outcome without the jobs that were there before the stretch."""
         return replace(outcome, jobs=tuple(job for job in outcome.jobs if not job.name.startswith(BEFORE)))
 
     def figures(self, outcome: Outcome, work: Mapping[str, float], first: Outcome | None) -> dict[str, float]:
-        """See `Source.figures`; the first contender has no elastic job."""
+        """See `Source.figures`. The first contender is the one without elastic jobs."""
         hours = {str(i + 1): job.gpu_hours for i, job in enumerate(self.stretch.jobs)}
         rigid = {job.name: job.jct_s for job in first.jobs if job.ended is not None} if first is not None else {}
         return share_figures(self.counted(outcome), hours, rigid)
@@ -196,8 +206,10 @@ def plan_of(
     shares: Sequence[float] = SHARES,
     profiles: Path | None = None,
 ) -> StudyPlan:
-    """Return the study of a stretch with growing shares of elastic jobs. `profiles` is the folder of the curves, whose
-    files enter the digests of kept runs."""
+    """Return the plan of a study with growing shares of elastic jobs.
+
+    `profiles` is the folder with the curves. Its files are part of the digests of results.
+    """
     return StudyPlan(
         source=TraceSource(name, profiles, stretch=stretch, curves=curves),
         contenders=tuple(Contender(f"{100 * share:g} %", POLICY, elastic=share) for share in shares),
@@ -209,14 +221,14 @@ def plan_of(
 
 
 def interval_of(stretch: Stretch) -> float:
-    """Return the seconds between two decisions: 60 as at Slurm sites, more for a long stretch of few jobs."""
+    """Return the seconds between two decisions: 60, as at Slurm sites. They are more if the stretch is long."""
     expected = expected_s(stretch.jobs, stretch.nodes * stretch.gpus_per_node)
     least, most = INTERVAL_S
     return min(max(least, least * math.ceil(expected / TICKS / least)), most)
 
 
 def recorded(stretch: Stretch) -> dict[str, float]:
-    """Return the recorded figures of the stretch's jobs; empty if any start is unknown."""
+    """Return the figures of the stretch's jobs as the trace recorded them; empty if the start of any job is unknown."""
     starts = [job.started for job in stretch.jobs if job.started is not None]
     if len(starts) < len(stretch.jobs):
         return {}
@@ -226,7 +238,7 @@ def recorded(stretch: Stretch) -> dict[str, float]:
 
 
 def picked(stretch: Stretch, curves: Curves, share: float, seed: int) -> list[str | None]:
-    """Return the application of each elastic job; None for jobs that stay rigid."""
+    """Return the application that each job gets; None if the job stays rigid."""
     drawn = np.random.default_rng([seed, 62]).permutation(len(stretch.jobs)) < round(share * len(stretch.jobs))
     return [curves.pick(job, seed, stretch.gpus_per_node) if drawn[i] else None for i, job in enumerate(stretch.jobs)]
 
@@ -253,16 +265,16 @@ def _add(
 
 
 UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extra-large": float("inf")}
-"""Largest GPU-hours of the jobs of each size, as in the catalogue."""
+"""Most GPU-hours of a job of each size."""
 USEFUL = 0.5
-"""Least goodput per requested GPU, over that of one GPU, for a job's curves. Jobs below it requested too many GPUs, and
-advice to their users would gain as much as elasticity."""
+"""Least efficiency at which a job can have an application's curves: goodput per requested GPU, divided by the goodput
+of a single GPU. A job below it requested too many GPUs. Advice to its user would gain as much as elasticity."""
 LEAST_S = 300.0
-"""Least run time in seconds of elastic jobs; shorter ones end before a resize has paid."""
+"""Shortest run time of an elastic job in seconds. A shorter job ends before a resize has paid off."""
 RESIZE_S = 30.0
-"""Seconds for which a resize by checkpoint and requeue stops a job."""
+"""Seconds for which training stops for a resize by checkpoint and requeue."""
 STEPS = 20
-"""Least number of batches in an epoch of a job."""
+"""Fewest batches in an epoch of a job."""
 
 RULE = (
     f"The GPU-hours that a job took say how large it is: small up to {UP_TO_H['small']:g}, medium up to "
@@ -274,20 +286,20 @@ RULE = (
     "the time that was recorded.",
     f"Jobs that ran for less than {LEAST_S:g} s stay rigid.",
 )
-"""The rule in words, one sentence or more for each step."""
+"""Sentences that describe the rule by which jobs get curves."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Applications whose curves are given to jobs: plain data, except for a cache."""
+    """Applications whose curves jobs may get, as plain data with a cache."""
 
     applications: Mapping[str, Application]
     sizes: Mapping[str, Size]
     measured: bool = False
-    """True if the applications were measured, False if they are the catalogue's."""
+    """True if the applications were measured, False if they are from the catalogue."""
 
     def pick(self, job: TraceJob, seed: int, per_node: int) -> str | None:
-        """Return the name of the application whose curves the job gets; None if the job stays rigid."""
+        """Return the name of the application whose curves a job gets; None if the job stays rigid."""
         if job.run_s < LEAST_S:
             return None
         useful = self._useful_at(job.gpus, per_node)
@@ -313,17 +325,17 @@ class Curves:
 
 
 def size_of(job: TraceJob) -> Size:
-    """Return the size of a job by the GPU-hours that it took."""
+    """Return the size of a job, which depends on the GPU-hours that it took."""
     return next(size for size in get_args(Size) if job.gpu_hours <= UP_TO_H[size])
 
 
 def catalogue() -> Curves:
-    """Return the catalogue's applications, which have round figures and are not measured."""
+    """Return the catalogue's applications, whose figures are round and not measured."""
     return Curves({name: build(kind) for name, kind in KINDS.items()}, {n: kind.size for n, kind in KINDS.items()})
 
 
 def measured(profiles: Mapping[str, Application]) -> Curves:
-    """Return measured applications, each of the size of its training on one GPU."""
+    """Return measured applications. The size of each is that of its training on one GPU."""
     hours = {
         name: app.seconds(1, 1, float(app.min_batch or app.base_batch), 0.0) / 3600.0 for name, app in profiles.items()
     }
@@ -332,7 +344,8 @@ def measured(profiles: Mapping[str, Application]) -> Curves:
 
 
 def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[Application, int]:
-    """Return the application scaled to take `job.run_s` on the job's GPUs, all samples in, and its batch."""
+    """Return the application, scaled to train for `job.run_s` seconds on the job's GPUs at the best batch; and that
+    batch."""
     batch = best_batch(app, job.gpus, per_node)[1]
     nodes = -(-job.gpus // per_node)
     samples = app.total * job.run_s / app.seconds(nodes, job.gpus, float(batch), 0.0)
@@ -355,14 +368,15 @@ def fitted(app: Application, name: str, job: TraceJob, per_node: int) -> tuple[A
 
 
 class EverySecond:
-    """Speed model in which every step takes one second."""
+    """Speed at which every step takes one second."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         return np.ones_like(local), np.zeros_like(local)
 
 
 def rigid(name: str, gpus: int, run_s: float) -> Application:
-    """Return an application that holds its GPUs for `run_s` rounded seconds at one size, and starts at no cost."""
+    """Return an application that runs for `run_s` seconds, rounded, on this number of GPUs only. Its start takes no
+    time."""
     steps = max(round(run_s), 1)
     one = np.ones((1, 1))
     return Application(

@@ -1,11 +1,11 @@
 """True curves of a simulated training job: speed at each size, and efficiency at each batch.
 
-Only the simulator knows these curves. The companion sees a job's reports, which have noise.
+Only the simulator knows these curves. The companion sees the job's reports, which are noisy.
 
-A faster kind of GPU speeds up compute but not the exchange of gradients. The speed-up differs between applications
-(Gavel, OSDI 2020; Sia, SOSP 2023). Large matrices use all that a newer GPU has, small recurrent or embedding models
-little of it. The figures are our own round numbers between 1.0 and 3.5, not measured. On kind k, compute is `POWER[k]
-** use` times as fast as on the reference, the GPU of the profiles and the catalogue.
+A faster kind of GPU speeds up compute, but not the exchange of gradients. Applications differ in how much they gain
+(Gavel, OSDI 2020; Sia, SOSP 2023). Models with large matrices gain all that a newer GPU offers; small recurrent or
+embedding models gain little. On kind k, compute is `POWER[k] ** use` times as fast as on the reference GPU, on which
+the profiles were measured. The powers are our own round numbers from 1.0 to 3.5, not measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurm_ones.simulate.spec import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
-"""Upper limit of a job's GPUs, which encodes nodes and GPUs in one number."""
+"""Base of the code `nodes * PLACES + gpus`, larger than any number of GPUs."""
 
 
 class Speed(Protocol):
@@ -42,15 +42,15 @@ class PlacedSpeed(Speed, Protocol):
     """Model of step times that depend on the exact placement."""
 
     def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
-        """Return the times of `step` on a placement: GPUs on each node."""
+        """Return the times of `step` on a placement, given as the number of GPUs on each node."""
 
 
 @dataclass(frozen=True)
 class Application:
     """Kind of training job, with its true curves.
 
-    Progress is counted in samples of the base batch: one sample at a batch of efficiency e adds e to it. A job is done
-    when its progress reaches the end of its last epoch.
+    Progress is counted in samples of the base batch: a sample used at efficiency e adds e to the progress. A job is
+    done when its progress reaches the end of its last epoch.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Application:
     base_batch: int
     max_batch: int
     max_local_batch: int
-    """Largest batch that one GPU takes in a pass; a larger one is accumulated over several passes."""
+    """Largest batch that one GPU can take in one pass. Larger batches need several passes (gradient accumulation)."""
     max_gpus: int
     """Largest number of GPUs on which the application can run."""
     ends: Floats
@@ -67,30 +67,32 @@ class Application:
     """(B,) global batches at which the gradient was measured, ascending."""
     sqr: Floats
     var: Floats
-    """(E, B) gradient variance at the base batch in each epoch; `sqr` is the squared norm of the gradient."""
+    """(E, B) variance of the gradient at the base batch, in each epoch. `sqr` holds the squared norm of the gradient.
+    """
     metric: Floats
     """(E, B) validation metric at the end of each epoch."""
     min_batch: int = 0
     """Smallest global batch that the application allows; 0 for the base batch."""
     resize_s: float = 30.0
-    """Seconds of a resize of this application in the published studies; `--resize-cost` overrides it."""
+    """Seconds that a resize of this application takes in the published studies. `--resize-cost` overrides it."""
     parameters: float = 25e6
-    """Parameters of the application's model; the state sent to new ranks is proportional to them."""
+    """Number of the model's parameters. New ranks are sent an amount of state in proportion to it."""
     target: float = math.nan
-    """Metric that satisfies the job's user; NaN if training all epochs suffices."""
+    """Metric that satisfies the job's user. NaN if the user is satisfied once all epochs are trained."""
     patience: int = 0
-    """Epochs over the data without improvement after which the training stops (`TrainingCurve`); 0 for no
-    early stopping. The last epoch is the one at which efficiency 1 would stop; any lower efficiency stops no later."""
+    """Number of epochs without improvement after which the training stops early (`TrainingCurve`); 0 for no early
+    stopping. At efficiency 1 early stopping happens at the last epoch, and at a lower efficiency no later."""
     least_gain: float = 0.0
-    """Least rise of the metric that counts as an improvement over `patience` epochs."""
+    """Smallest rise of the metric over `patience` epochs that counts as an improvement."""
     passes_alone: int = 1
-    """Fewest passes of a step on one GPU if the batch is above the base batch."""
+    """Fewest passes of a step on a single GPU, for batches above the base batch."""
     faster: float = 1.0
-    """Compute speed on the application's kind of GPU, as a multiple of the reference's."""
+    """Compute speed on this application's kind of GPU, divided by the speed on the reference GPU."""
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
     later: Application | None = None
-    """The application after `TrainedBy.from_share`, when less is exchanged; None if it never changes."""
+    """The application after `TrainedBy.from_share` of the training, when ranks exchange less. None if it stays as it
+    is."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
     _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
@@ -98,7 +100,7 @@ class Application:
 
     @property
     def total(self) -> float:
-        """Progress at which a job of all epochs is done, in samples of the base batch."""
+        """Progress at the end of a job that trains all epochs, in samples of the base batch."""
         return float(self.ends[-1])
 
     @property
@@ -107,12 +109,12 @@ class Application:
         return max(1, round(self.total / len(self.ends)))
 
     def altered(self, **values: Any) -> Application:
-        """Return a copy with these fields changed and empty caches."""
+        """Return a copy with these fields changed and its caches empty."""
         known = {field.name: getattr(self, field.name) for field in fields(self) if not field.name.startswith("_")}
         return Application(**{**known, **values})
 
     def at(self, progress: float) -> Application:
-        """Return the application in the state that holds from this progress on: itself or `later`."""
+        """Return the application as it is at this progress: itself, or `later`."""
         frozen = self.by is not None and self.by.frozen(progress / self.total)
         return self.later if frozen and self.later is not None else self
 
@@ -128,7 +130,8 @@ class Application:
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the true samples/s, 0 above `max_gpus`. Shapes are those of `policy.contract.ThroughputModel`."""
+        """Return the true samples/s; 0 above `max_gpus`. The arrays have the shapes of
+        `policy.contract.ThroughputModel`."""
         gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
         runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))
@@ -136,11 +139,12 @@ class Application:
         return result
 
     def step_seconds(self, nodes: int, gpus: int, batches: Floats) -> Floats:
-        """Return the seconds of an optimizer step at each global batch, accumulation included."""
+        """Return the seconds of an optimizer step at each global batch, with all its accumulation passes."""
         return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
 
     def placed_speed(self, placement: tuple[int, ...], batch: float, slowdown: Slowdown = NONE) -> float:
-        """Return the samples/s on a placement (GPUs on each node), as precisely as the profile knows it."""
+        """Return the samples/s on a placement (GPUs on each node). A profile measured on this placement is used, if
+        there is one."""
         key = (placement, batch, slowdown)
         if key not in self._placed:
             self._placed[key] = float(self.placed_speeds(placement, np.array([batch]), slowdown)[0])
@@ -159,7 +163,7 @@ class Application:
         return wanted / (step + (passes - 1.0) * compute + more)
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
-        """Return the seconds of a step, for one-dimensional arrays; accumulation passes exchange no gradients."""
+        """Return the seconds of a step for one-dimensional arrays. Only a step's last pass exchanges gradients."""
         passes, local = self._passes(gpus, batches)
         places, row = np.unique(nodes * PLACES + gpus, return_inverse=True)
         curves = np.array([self._curve(place) for place in places.tolist()]).reshape(len(places), 2, -1)
@@ -185,13 +189,13 @@ class Application:
         return np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
 
     def _curve(self, place: int) -> Floats:
-        """Return (2, L) seconds of step and gradient exchange at place `nodes * PLACES + gpus`."""
+        """Return the seconds of a step and of its gradient exchange, (2, L), at the size `nodes * PLACES + gpus`."""
         if place not in self._curves:
             self._curves[place] = np.array(self._paced(*self.speed.step(place // PLACES, place % PLACES, self._locals)))
         return self._curves[place]
 
     def _paced(self, step: Floats, sync: Floats) -> tuple[Floats, Floats]:
-        """Convert a step and its exchange from the reference GPU to the application's kind."""
+        """Convert the times of a step and its exchange from the reference GPU to the application's kind of GPU."""
         return (step, sync) if self.faster == 1.0 else (np.maximum(step - sync, 0.0) / self.faster + sync, sync)
 
     def gradient(self, progress: float, batches: npt.ArrayLike) -> tuple[Floats, Floats]:
@@ -200,7 +204,7 @@ class Application:
         return np.interp(batches, self.batches, self.sqr[row]), np.interp(batches, self.batches, self.var[row])
 
     def noise(self, progress: float, batch: float) -> float:
-        """Return the gradient noise scale in samples, as a job at `batch` would measure it."""
+        """Return the gradient noise scale in samples that a job with global batch `batch` would measure."""
         sqr, var = self.gradient(progress, batch)
         return self.base_batch * float(var) / max(float(sqr), 1e-12)
 
@@ -219,7 +223,7 @@ class Application:
 
     @staticmethod
     def _worth(sqr: Floats, var: Floats, scale: Floats | float) -> Floats:
-        """Return the progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
+        """Return the progress per sample at a global batch of `scale` × the base batch (Pollux, OSDI 2021, §3.1)."""
         return np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
 
     def single_goodput(self, progress: float) -> float:
@@ -237,7 +241,7 @@ class Application:
         return float(np.interp(batch, self.batches, self.metric[max(row, 0)]))
 
     def gained(self, before: float, now: float) -> float:
-        """Return the rise of the metric between two points of progress at the base batch."""
+        """Return how much the metric rises from progress `before` to progress `now`, at the base batch."""
         ends, metric = np.append(0.0, self.ends), np.append(0.0, self.metric[:, 0])
         low, high = np.interp([before, now], ends, metric)
         return float(high - low)
@@ -268,7 +272,7 @@ class Submission:
     epochs: float = 1.0
     """Share of the application's epochs that the job trains."""
     declares: float = 1.0
-    """Epochs that the job reports over those that it trains; 0 if it reports none."""
+    """Number of epochs that the job reports, divided by the number that it trains. 0 if it reports none."""
     priority: int = 1
     """Slurm priority: jobs of higher priority come first."""
     deadline_s: float | None = None
@@ -278,7 +282,7 @@ class Submission:
 
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
-"""Compute speed of each kind over the reference's, for an application that uses all of it."""
+"""Compute speed of each kind of GPU divided by the reference GPU's, for an application that gains all of it."""
 USE = {
     "recommender": 0.1,
     "lstm-wikitext2": 0.3,
@@ -296,13 +300,13 @@ USE = {
     "vit-imagenet": 1.0,
     "gpt2-finetune": 1.0,
 }
-"""Exponent of each application on `POWER`: how much of a faster GPU it uses."""
+"""Exponent of `POWER` for each application: 1 gains all of a faster GPU's speed, 0 nothing."""
 LEAST_USE = 0.2
-"""Least use of an application not in `USE`; its name determines how much more it uses."""
+"""Smallest exponent of an application that is not in `USE`. A hash of the application's name is added."""
 
 
 def use_of(application: str) -> float:
-    """Return the application's use of a faster GPU by its name: an entry of `USE`, perhaps with a variant's letter."""
+    """Return the exponent of `POWER` for an application. A variant such as `bert-glue-a` has that of its kind."""
     for name, use in USE.items():
         if application == name or application.startswith(f"{name}-"):
             return use
@@ -310,12 +314,12 @@ def use_of(application: str) -> float:
 
 
 def factor(application: str, kind: str) -> float:
-    """Return the compute speed on a kind of GPU over the reference's; 1 for an unnamed kind."""
+    """Return the compute speed on a kind of GPU divided by the reference GPU's; 1 if the kind has no name."""
     return 1.0 if not kind else float(POWER[kind] ** use_of(application))
 
 
 def on_kind(app: Application, kind: str) -> Application:
-    """Return the application on that kind of GPU; unchanged if the kind is as fast as the reference."""
+    """Return the application on this kind of GPU; unchanged if that is as fast as the reference GPU."""
     times = factor(app.name, kind)
     if times == 1.0:
         return app
@@ -329,43 +333,47 @@ STATE_BYTES = 12.0
 
 @dataclass(frozen=True)
 class Requeue:
-    """Resize by a requeue: the job stops with a checkpoint and starts again. Meanwhile its GPUs are freed or idle."""
+    """Resize by a requeue: the job writes a checkpoint, stops and starts again. It does not train in between."""
 
     seconds: float | None = 30.0
-    """Seconds that each start pauses the job, the first included; None for the measured value of each application."""
+    """Seconds that each start takes before the job trains, its first start too. None for each application's measured
+    value."""
 
     def start_s(self, app: Application) -> float:
-        """Return the seconds for which a job that starts holds its GPUs before they train."""
+        """Return the seconds from a job's start to its first training step."""
         return app.resize_s if self.seconds is None else self.seconds
 
     grow_s = shrink_s = start_s
-    """Seconds that training pauses when the job gains GPUs (`grow_s`) or gives up GPUs (`shrink_s`)."""
+    """Seconds that training pauses when the job gains GPUs (`grow_s`) or loses GPUs (`shrink_s`)."""
 
     def prepare_s(self, app: Application) -> float:
-        """Return the seconds for which gained GPUs are held before training pauses for them."""
+        """Return the seconds for which a job holds additional GPUs before training pauses to include them."""
         return 0.0
 
 
 @dataclass(frozen=True)
 class Hot:
-    """Resize from memory: new blocks prepare while the job trains on, then it pauses to send them its state. Leaving
-    blocks cost a short pause between two steps.
+    """Resize from memory: blocks join and leave while the job trains.
 
-    The defaults were measured with real jobs on a real Slurm, with gloo and without GPUs (docs/benchmarks/resizes.md).
+    A new block starts while the others train; then training pauses while it is sent the state. Training also pauses for
+    a moment when blocks leave. The defaults were measured with real jobs on a real Slurm, with gloo and without GPUs
+    (docs/benchmarks/resizes.md).
     """
 
     pause_s: float = 0.3
-    """Seconds that training pauses for new blocks, in addition to sending them the state."""
+    """Seconds that training pauses for new blocks, without the time to send them the state."""
     shrink_pause_s: float = 0.03
     """Seconds that training pauses when blocks leave."""
     bytes_per_s: float = 650e6
-    """Bytes/s at which the job's state reaches new blocks."""
+    """Speed in bytes/s at which state is sent to new blocks."""
     launch_s: float = 7.0
-    """Seconds until a started block is ready: imports, model, first pass. A starting job holds its GPUs as long."""
+    """Seconds from a block's start until it is ready: it imports, builds the model and makes a first pass. The first
+    block of a job takes as long before it trains."""
     recover_s: float = 5.0
-    """Seconds from the loss of a block to the next step of the remaining ones."""
+    """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """Jobs report that every change begins a term from a checkpoint, and the pauses are those of terms."""
+    """True if each change begins a new term from a checkpoint. Jobs report that, and pauses then are as long as real
+    terms'."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):
@@ -400,7 +408,7 @@ EPSILON = 1e-6
 
 
 def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return what `numpy.interp` does for one number, at a tenth of its cost."""
+    """Return the same as `numpy.interp` for one number, ten times as fast."""
     right = bisect_right(xs, x)
     left = max(right - 1, 0)
     if right in (0, len(xs)) or xs[left] == x:
@@ -415,7 +423,7 @@ class Position:
     epoch: int = 0
     """Number of complete passes over the data."""
     cursor: int = 0
-    """Samples of the present pass that are used."""
+    """Samples already used in the present pass."""
     step: int = 0
     progress: float = 0.0
     """Progress in samples of the base batch."""
@@ -426,11 +434,11 @@ class Position:
 
 
 class TrainingCurve:
-    """Progress of one training from first to last sample: a `share` of the application's epochs.
+    """Course of one training, which covers a `share` of the application's epochs.
 
     Training stops early if the metric has not improved for `patience` epochs. An epoch is one pass over the data,
-    however little progress it brings. So at a batch of low efficiency, patience runs out at less progress and the
-    metric stays lower: failing fast looks like finishing fast.
+    however little progress it brings. At a batch of low efficiency the epochs bring little progress, so training stops
+    early with a low metric. Such a job looks fast although it has failed.
     """
 
     def __init__(self, application: Application, share: float) -> None:
@@ -446,20 +454,20 @@ class TrainingCurve:
         self._sample_curves: dict[float, list[float]] = {}
 
     def _sample_curve(self, batch: float) -> list[float]:
-        """Return the samples to each epoch's end in the profile at this batch."""
+        """Return the number of samples after which each epoch of the profile ends, if all are used at this batch."""
         if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
             self._sample_curves[batch] = samples.tolist()
         return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
-        """Return the position after further `samples` of the same pass, used in batches of size `batch`."""
+        """Return the position after `samples` more of the same pass, used in batches of size `batch`."""
         ends, used = self._ends, self._sample_curve(float(batch))
         progress = interpolated(interpolated(at.progress, ends, used) + samples, used, ends)
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
     def used(self, at: Position) -> int:
-        """Return the total number of samples used up to a position."""
+        """Return the number of samples used from the start of the training to a position."""
         return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
@@ -474,7 +482,7 @@ class TrainingCurve:
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
-        """Return the position at the start of the next epoch, and True if early stopping ends the training there."""
+        """Return the position at the start of the next pass, and True if early stopping ends the training there."""
         app, reached, gives_up = self.application, at.reached, False
         if app.patience:
             full = len(reached) >= app.patience
@@ -488,7 +496,7 @@ class TrainingCurve:
         return metric if math.isfinite(metric) and metric >= 0 else None
 
     def loss(self, at: Position) -> float:
-        """Return a training loss that falls as the metric rises: from some 2 at the start to 0.05 at the best."""
+        """Return a made-up training loss. It falls from about 2 at the start to 0.05 at the best metric."""
         metric = interpolated(at.progress, self._ends, self._metric)
         best, first = max(self._metric), self._metric[0]
         return 0.05 + 2.0 * min(max((best - metric) / max(best - first, 1e-9), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Files of a simulated job in the wrapper's format; its reports are the true values with noise."""
+"""Files of a simulated job, in the wrapper's format. Its reports have the true values plus noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEPT = 2
 
 
 class JobFiles:
-    """Directory of one job. Reports are buffered until `flush`, which runs before anybody reads them."""
+    """Directory of one job. Reports are buffered until `flush`, which is called before anything reads them."""
 
     def __init__(self, work_dir: Path, job_id: int) -> None:
         self.directory = work_dir / protocol.directory_name(job_id)
@@ -39,10 +39,10 @@ class JobFiles:
         if not self.directory.exists():
             self.directory.mkdir()
             (self.directory / protocol.CHECKPOINTS).mkdir()
-        self.tell(spec)
+        self.write_spec(spec)
         self._restart, self._number = restart, 0
 
-    def tell(self, spec: protocol.Spec) -> None:
+    def write_spec(self, spec: protocol.Spec) -> None:
         """Write the job's spec."""
         (self.directory / protocol.SPEC).write_bytes(protocol.encode(spec))
 
@@ -94,11 +94,11 @@ class JobFiles:
 
 
 GROUP, IMPORTS = 0.2, 0.6
-"""Shares of a launch: building the process group, and importing torch and the script."""
+"""Shares of the launch time: to build the process group, and to import torch and the user's script."""
 
 
 class Reporter:
-    """Writer of one job's reports. Without `files` nothing is written or due."""
+    """Writer of one job's reports. If `files` is None, it writes nothing."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """`declares` is the ratio of reported to trained epochs; 0 if the job reports no epochs."""
+        """Count epochs in reports `declares` times as many as are trained; 0 to report none."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
@@ -130,19 +130,19 @@ class Reporter:
         self._from = 0
         self._seconds = 0.0
         self._first: tuple[float, int] | None = None
-        """Time and step of the run's `Hello`, until its first step is reported; then None."""
+        """Time and step of the run's `Hello` report until the run's first step is reported; then None."""
         self._last: tuple[float, int] | None = None
-        """Time of the last report and the world size at that time; None before the first."""
+        """Time of the last report, and the number of ranks then; None before the first report."""
         self._resizes = 0
 
-    def tell(self, at: Position) -> None:
-        """Write the spec again if the strategy's limits have changed."""
+    def update_spec(self, at: Position) -> None:
+        """Write the spec again if the limits of the job's strategy have changed."""
         by = self._curve.application.by
         if self._files is None or by is None or self.spec.limits is None:
             return
         if by.frozen(at.progress / self._curve.application.total) != self.spec.limits.batch_fixed:
             self.spec = replace(self.spec, limits=self._curve.application.limits(at.progress))
-            self._files.tell(self.spec)
+            self._files.write_spec(self.spec)
 
     def hello(
         self,
@@ -155,7 +155,8 @@ class Reporter:
         *,
         restored: bool = True,
     ) -> None:
-        """Report the start of a run, from a checkpoint if `restored`; its steps are measured from now on."""
+        """Report the start of a run, from a checkpoint if `restored`. The next throughput report counts steps from
+        here."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -192,18 +193,18 @@ class Reporter:
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
-        """Add to the seconds spent on steps since the last report."""
+        """Count these seconds as time spent on steps since the last report."""
         self._seconds += seconds
 
     def _first_step(self, at: Position) -> None:
-        """Report the run's first step once, before any other report, with the mean time of the steps so far."""
+        """Report the run's first step, if it was not reported yet. Its time is the mean of all steps so far."""
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)
             self._append(protocol.First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
-        """Report the steps since the last report, if any, and set the time of the next one."""
+        """Report the steps since the last report, if there were any, and schedule the next report."""
         if self._files is None:
             return
         samples = self._curve.used(at) - self._from
@@ -243,7 +244,7 @@ class Reporter:
         self._append(protocol.Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def membership(self, at: Position, batch: int, placement: Sequence[int], **change: Any) -> None:
-        """Report a new membership; `change` are report fields about the change that led to it."""
+        """Report a new membership. `change` has further fields of the report, such as why it changed."""
         now, world = self._timeline.now, sum(placement)
         self._append(
             protocol.Membership(

@@ -1,10 +1,15 @@
-"""Simulated jobs with a training strategy: the limits that each job reports, and its true speed.
+"""Simulated jobs that train by a strategy: the limits that each job reports, and its true speed.
 
-Memory and bytes are formulas of published systems, per transformer layer and optimizer step. They are ring attention
-(Li et al., 2021, arXiv 2105.13120) and 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343). Further ones are
-compressed exchange (Li et al., 2021, arXiv 2104.06069), leader SGD (Teng et al., 2019, arXiv 1905.10395) and fused jobs
-(Wang et al., 2021, arXiv 2102.02344). Links are simulated: a bandwidth inside a node, one between nodes, and a time per
-message. A job reports its bytes, but neither bandwidths nor messages.
+Memory and sent bytes follow formulas of published systems, per transformer layer and optimizer step:
+
+- ring attention (Li et al., 2021, arXiv 2105.13120)
+- 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343)
+- compressed exchange (Li et al., 2021, arXiv 2104.06069)
+- leader SGD (Teng et al., 2019, arXiv 1905.10395)
+- fused jobs (Wang et al., 2021, arXiv 2102.02344)
+
+A simulated link has a bandwidth inside a node, another one between nodes, and a time per message. A job reports the
+bytes that it sends, but not its links.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ MOST_ROWS = 256
 
 @dataclass(frozen=True)
 class Links:
-    """Bandwidths of a rank's links, and time per message."""
+    """Bandwidths of a rank's links, and the time per message."""
 
     inside: float = 10e9
     """Bytes/s to another GPU of the same node."""
@@ -40,34 +45,35 @@ class Links:
 
 @dataclass(frozen=True)
 class TrainedBy:
-    """Training strategy of a simulated job. Plain data parallel jobs have none."""
+    """Training strategy of a simulated job. Jobs in plain data parallel have none."""
 
     name: str
     parameters: float
-    """Parameters of the job's model; the sum over all models of fused jobs."""
+    """Number of the model's parameters; of fused jobs, the sum over all models."""
     degree: int = 1
-    """GPUs of a replica, which are on one node."""
+    """Number of GPUs of a replica. They are all on one node."""
     layers: int = 1
     fixed_bytes: float = 0.0
     """Bytes of memory on each GPU that do not depend on the batch."""
     sample_bytes: float = 0.0
-    """Bytes of memory on each GPU per sample of its replica."""
+    """Bytes of memory on each GPU for each sample of its replica's batch."""
     replica_bytes: float = 0.0
-    """Bytes that a rank sends within its replica for each sample."""
+    """Bytes that a rank sends to the ranks of its replica for each sample."""
     weight_bytes: float = 0.0
-    """Bytes that a rank sends within its replica in each pass, independent of the samples."""
+    """Bytes that a rank sends to the ranks of its replica in each pass, whatever the number of samples."""
     shared: float = 1.0
     """Share of the parameters that a rank exchanges with other replicas."""
     element: float = FP32
-    """Bytes of each exchanged parameter."""
+    """Bytes per parameter in the exchange with other replicas."""
     period: int = 1
     """Steps between two exchanges with other replicas."""
     messages: int = 0
-    """Messages that a rank sends within its replica in each pass, one after the other."""
+    """Number of messages that a rank sends within its replica in each pass, one after the other."""
     quantum: int = 1
-    """Divisor of every replica's batch."""
+    """Number by which each replica's batch must be divisible."""
     packed: float = 1.0
-    """Factor by which the exchange shrinks after `from_share` of the training; from then on the batch is fixed."""
+    """Factor by which the exchange becomes smaller after `from_share` of the training. The batch is fixed from then on.
+    """
     from_share: float = 2.0
     exact: bool = True
     reshards: bool = False
@@ -80,17 +86,19 @@ class TrainedBy:
         return share >= self.from_share
 
     def within(self, local: float) -> float:
-        """Return the bytes that a rank sends within its replica in a pass of `local` samples."""
+        """Return the bytes that a rank sends to its replica's ranks in a pass of `local` samples."""
         return self.replica_bytes * local + self.weight_bytes
 
     def between(self, replicas: Floats | float, share: float) -> Floats | float:
-        """Return the bytes that a rank sends between replicas in a step, on average."""
+        """Return the mean bytes per step that a rank sends to other replicas."""
         ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
         return ring / self.period / (self.packed if self.frozen(share) else 1.0)
 
     def limits(self, most_gpus: int, local: int, share: float = 0.0) -> StrategyLimits:
-        """Return the limits that the job reports for up to `most_gpus` GPUs after a share of its training. Bytes are
-        those of a pass of `local` samples."""
+        """Return the limits that the job reports after this `share` of its training, for up to `most_gpus` GPUs.
+
+        The bytes in them are those of a pass with `local` samples.
+        """
         sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
         rows = tuple(self._row(gpus, local, share) for gpus in sizes)
         frozen = self.frozen(share)
@@ -114,12 +122,15 @@ class TrainedBy:
 
 @dataclass(frozen=True)
 class StrategySpeed:
-    """Step time of a job with a strategy. Each pass computes, then exchanges within a replica. The exchange between
-    replicas overlaps with both in part (see `catalogue.ParametricSpeed`)."""
+    """Step time of a job that trains by a strategy.
+
+    Each pass computes, then exchanges within a replica. The exchange between replicas overlaps with that in part (see
+    `catalogue.ParametricSpeed`).
+    """
 
     by: TrainedBy
     fixed: float
-    """Seconds of a pass that do not depend on its samples."""
+    """Seconds of a pass whatever the number of samples."""
     sample: float
     """Seconds that one GPU takes per sample."""
     links: Links = Links()
@@ -128,7 +139,7 @@ class StrategySpeed:
     """Share of the training that is done."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
-        """See `application.Speed`; `local` is the samples of a replica."""
+        """See `application.Speed`; `local` is the number of samples of a replica."""
         by, samples = self.by, np.asarray(local, dtype=np.float64)
         replicas = gpus / by.degree  # a part of one, where a job is timed on fewer GPUs than it can run on
         compute: Floats = self.fixed + self.sample * samples / by.degree
@@ -143,19 +154,22 @@ class StrategySpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> StrategySpeed:
-        """Return this speed with the seconds of compute and exchange multiplied by the given factors."""
+        """Return this speed with the times of compute and of exchange multiplied by these factors."""
         return replace(
             self, fixed=self.fixed * compute, sample=self.sample * compute, links=self.links.slower(exchange)
         )
 
     def later(self) -> StrategySpeed:
-        """Return this speed after the exchange has shrunk (`TrainedBy.packed`)."""
+        """Return this speed from the time on when the exchange is smaller (`TrainedBy.packed`)."""
         return replace(self, share=self.by.from_share)
 
 
 def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
-    """Return ring attention over `degree` GPUs: each has all weights and its part of a sample's activations. Per layer,
-    keys and values take 2 (N - 1) blocks of length/N · hidden forwards and 4 N - 2 backwards."""
+    """Return ring attention over N = `degree` GPUs.
+
+    Each GPU has all weights, and a part of each sample's activations. In each layer a GPU sends keys and values in
+    blocks of length/N × hidden: 2 (N - 1) blocks in the forward pass, 4 N - 2 in the backward pass.
+    """
     block = length / degree * hidden * FP16 * layers
     parameters = 12.0 * hidden**2 * layers
     return TrainedBy(
@@ -172,8 +186,11 @@ def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
 
 
 def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
-    """Return 2D tensor parallelism on `side` × `side` GPUs, which divide weights and activations among them. Each
-    layer's forward pass sends (q - 1)/q² of 7 BLH + 12 H², its backward pass twice that."""
+    """Return 2D tensor parallelism on q × q GPUs (q = `side`), which share out weights and activations.
+
+    In each layer's forward pass a GPU sends (q - 1)/q² × (7 BLH + 12 H²) numbers, for batch B, length L and hidden size
+    H. In the backward pass it sends twice as many.
+    """
     degree, layer = side**2, 12.0 * hidden**2
     sent = 3.0 * (side - 1) / degree * layers * FP16
     return TrainedBy(
@@ -195,8 +212,10 @@ def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
 
 
 def onebit(parameters: float, warm_up: float) -> TrainedBy:
-    """Return 1-bit LAMB: half precision during `warm_up` of the training, then one bit for each 16. From then on the
-    variance is frozen and the batch fixed."""
+    """Return 1-bit LAMB. It exchanges numbers of 16 bits for `warm_up` of the training, then of 1 bit.
+
+    After the warm-up the variance and the batch are fixed.
+    """
     return TrainedBy(
         "onebit-lamb",
         parameters,
@@ -220,7 +239,7 @@ def leader(parameters: float, period: int) -> TrainedBy:
 
 
 def fused(parameters: float, members: int) -> TrainedBy:
-    """Return fused training of `members` models of one architecture as one job."""
+    """Return a fused job, which trains `members` models of one architecture together."""
     return TrainedBy(
         "fused", members * parameters, fixed_bytes=4 * FP32 * members * parameters,
         carries=("each member's weights, moments and step",),

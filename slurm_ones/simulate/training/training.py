@@ -1,7 +1,7 @@
-"""A simulated training job: it launches, trains, reports, checkpoints, and obeys orders, as the wrapper does.
+"""A simulated training job. Like the wrapper, it launches, trains, reports, writes checkpoints, and obeys orders.
 
-A job has one or more blocks. A plain job's only block is its run. The blocks of a job of blocks are the tasks of its
-array, which join and leave while it trains.
+A job has one or more blocks. A plain job's run is its only block. In a job of blocks each block is a task of a Slurm
+array, and blocks join and leave while the job trains.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from slurm_ones.simulate.training.application import Application, Hot, Position,
 from slurm_ones.simulate.training.reports import JobFiles, Reporter
 
 ORDER_POLL_S = 0.1
-"""Seconds between two checks of a drained job for a newer order."""
+"""Interval in seconds at which a drained job checks for a newer order."""
 TERMINATED = 128 + 15
 """Exit code of a run that ended on SIGTERM."""
 PEER_LOST = 103
-"""Exit code of ranks that have lost a peer."""
+"""Exit code of ranks after the loss of another rank."""
 LOOK_S = 0.5
-"""Seconds from its start until an unwanted block exits."""
+"""Seconds from a block's start until it exits because no order names it."""
 
 
 class Phase(str, Enum):
-    """Phase of a run: from its launch through training, saving and changes of membership to its end."""
+    """Phase of a run, from its launch to its end."""
 
     GONE = "gone"
     LAUNCHING = "launching"
@@ -43,12 +43,12 @@ class Phase(str, Enum):
     SWITCHING = "switching"
     """Training pauses while blocks of the job join or leave."""
     RECOVERING = "recovering"
-    """A block of the job was lost, and the remaining ones form a new group."""
+    """A block was lost, and the remaining blocks form a new group."""
 
 
 @dataclass
 class Interval:
-    """Interval of training steps at one size and batch, from a position on."""
+    """Steps of training at one size and batch, from a position on."""
 
     begun: float
     at: Position
@@ -57,12 +57,12 @@ class Interval:
     """Samples/s of the training."""
 
     def samples(self, now: float, most: int) -> int:
-        """Return the samples of all whole steps up to `now`, at most `most`, the rest of the pass."""
+        """Return the samples used in whole steps up to `now`; at most `most`, the number left in the pass."""
         steps = math.floor((now - self.begun) * self.rate / self.batch + 1e-6)
         return min(steps * self.batch, most)
 
     def boundary(self, time: float, most: int) -> int:
-        """Return the samples used at the first step boundary from `time` on, at most `most`."""
+        """Return the samples used at the first step boundary after `time`; at most `most`, the rest of the pass."""
         if (time - self.begun) * self.rate >= most:
             return most
         steps = max(math.ceil((time - self.begun) * self.rate / self.batch - 1e-6), 1)
@@ -70,9 +70,10 @@ class Interval:
 
 
 class Training:
-    """One training job over all its runs (terms, for a job of blocks).
+    """One training job over all its runs. The runs of a job of blocks are its terms.
 
-    Without `files` the job does not use the wrapper: it neither reports, nor checkpoints, nor obeys orders.
+    Without `files` the job behaves like a script without the wrapper: it writes no reports or checkpoints, and obeys no
+    orders.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class Training:
         rng: np.random.Generator,
         hot: Hot | None = None,
     ) -> None:
-        """`start_s` is the seconds of a start, `hot` the costs of changes to a job of blocks, None for others."""
+        """Take the seconds of a start, `start_s`, and the costs of changing a job of blocks, `hot` (None for a plain
+        job)."""
         self.hot = hot
         self.submission = submission
         self.application = application
@@ -96,33 +98,34 @@ class Training:
         self.trained_s = 0.0
         """GPU-seconds spent training."""
         self.misplaced: list[str] = []
-        """Descriptions of starts at sizes that the job's strategy cannot use."""
+        """Descriptions of starts on numbers of GPUs that the job's strategy cannot use."""
         self.lost_samples = 0
-        """Samples used whose progress was lost, since no checkpoint holds it."""
+        """Number of samples that must be used again, since no checkpoint has their progress."""
         self.phase = Phase.GONE
         self.batch = 0
         """Global batch in force."""
         self.exited: Callable[[int, int], None] = lambda task, code: None
-        """Callback with task and exit code for a block that ends by itself."""
+        """Called with task and exit code when a block ends by itself."""
         self.over: Callable[[], None] = lambda: None
-        """Callback at the end of the job, which cancels its waiting tasks."""
+        """Called at the end of the job, to cancel its waiting tasks."""
         self.on_switch: Callable[[float], None] = lambda pause_s: None
-        """Callback with the seconds of the pause, when training pauses to change the membership."""
+        """Called with the seconds of the pause when training pauses to change the membership."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first is the leader."""
         self._gone: tuple[int, frozenset[int]] = 0, frozenset()
-        """Number of an order, and the tasks ended since: nobody waits for these unless they start again."""
+        """Number of the last order, and tasks that ended after it. The job does not wait for these unless they start
+        again."""
         self.speeds: Mapping[str, float] = {}
         """Relative speeds of the slow nodes, by name."""
         self.kinds: Mapping[str, str] = {}
-        """Kind of GPU of each node, if kinds differ."""
+        """Kind of GPU of each node; empty if all are equal."""
         self.on: Mapping[str, Application] = {"": application}
-        """The application on each kind of GPU, by kind."""
+        """The application on each kind of GPU."""
         self.nodes: Mapping[str, int] = {}
-        """GPUs of each node in the present or last training."""
+        """GPUs on each node while the job trains, or when it last trained."""
         self.changes: int | None = None
-        """Number of changes of the job's GPUs; None if Slurm's records have it."""
+        """Number of changes of the job's GPUs; None if these are to be counted in Slurm's records."""
         self._timeline = timeline
         self._settings = settings
         self._start_s = start_s
@@ -135,14 +138,14 @@ class Training:
         """Position in the newest checkpoint."""
         self._position = self.durable
         self.term = -1
-        """Number of the job's run or term; -1 before the first."""
+        """Number of the present run (for a job of blocks: term); -1 before the first."""
         self.blocks: dict[int, SimulatedBlock] = {}
-        """Running blocks by task."""
+        """Running blocks, by task number."""
         self._leader = -1
         self._ordered_at = 0.0
-        """Time at which the job first saw the order in force."""
+        """Time at which the job first read its current order."""
         self._joining: tuple[int, ...] = ()
-        """Next membership while the job changes to it; empty otherwise."""
+        """Members after the change under way; empty if none is under way."""
         self._placement: tuple[int, ...] = ()
         self._slowdown = NONE
         self._event: Event | None = None
@@ -154,11 +157,11 @@ class Training:
     # -- what Slurm does with it ---------------------------------------------------------------------------------
 
     def program(self, task: int = 0) -> BlockProgram:
-        """Return the program that Slurm runs as this task, or as the whole plain job."""
+        """Return the program that Slurm runs for this task, or for the whole of a plain job."""
         return BlockProgram(self, task)
 
     def block_starts(self, block: SimulatedBlock) -> None:
-        """Start a block: a task of the array, or the plain job."""
+        """Start a block: a task of the array, or a whole plain job."""
         self.blocks[block.task] = block
         self._gone = self._gone[0], self._gone[1] - {block.task}
         if self.finished:
@@ -170,7 +173,8 @@ class Training:
             self._prepare(block)
 
     def block_stops(self, task: int, *, killed: bool) -> float:
-        """Stop a block, which notifies the others unless `killed`; return the seconds until its processes end."""
+        """Stop a block and return the seconds until its processes end. The other blocks are notified unless it was
+        `killed`."""
         block = self.blocks.pop(task, None)
         if block is None:
             return self._settings.stop * self._start_s
@@ -183,7 +187,7 @@ class Training:
         return self._settings.stop * self._start_s
 
     def lose_store(self) -> None:
-        """Lose the store through which the blocks find each other: they begin a new term from memory."""
+        """Lose the store by which the blocks find each other. They begin a new term from memory."""
         if self.phase not in (Phase.GONE, Phase.LAUNCHING, Phase.RECOVERING):
             self._count_until_now()
             self._recover()
@@ -191,7 +195,7 @@ class Training:
     # -- founding ------------------------------------------------------------------------------------------------
 
     def _found(self, task: int) -> None:
-        """Let this block begin the next term from the last checkpoint, as no other block leads."""
+        """Let this block begin a term from the last checkpoint, since no block leads."""
         block = self.blocks[task]
         self.members, self._joining = (task,), ()
         self._position = self.durable
@@ -213,7 +217,7 @@ class Training:
             self._look_soon()
 
     def _begin_term(self, launch_s: float, load_s: float, *, restored: bool) -> None:
-        """Begin a term: the new leader reports it, and training continues."""
+        """Begin a term: its leader writes the first report, and training starts."""
         if self.hot is None:
             self.term = self.blocks[self.members[0]].restart
         else:
@@ -231,7 +235,8 @@ class Training:
         self._train()
 
     def _read_orders(self) -> None:
-        """Read the order in force at the start of a term: a batch takes effect at once, a drain at a step boundary."""
+        """Read the current order at the start of a term. A new batch takes effect at once, a drain at the next step
+        boundary."""
         self._order_due = False
         if self.files is not None:
             before = self.files.order
@@ -248,7 +253,7 @@ class Training:
     # -- blocks that join and leave ------------------------------------------------------------------------------
 
     def _prepare(self, block: SimulatedBlock) -> None:
-        """Launch a block if it is wanted, and note the time at which it is ready."""
+        """Launch a block, and note when it is ready. If the current order does not name it, let it exit."""
         if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
             self._leave_soon(block)
             return
@@ -264,17 +269,17 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _wants(self, task: int) -> bool:
-        """Return True if the order in force names this block, which starts while others train."""
+        """Return True if the current order names this block. It was started while others train."""
         order = self._believed()
         return order is not None and order.blocks is not None and task in order.blocks
 
     def _turned_away(self, task: int) -> bool:
-        """Return True if the order in force names other blocks, so that this ready block must end."""
+        """Return True if the current order names blocks, but not this one. Although ready, it must then exit."""
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 
     def _leave_soon(self, block: SimulatedBlock) -> None:
-        """Let a block exit by itself: it is not wanted, or the job is over."""
+        """Let a block exit by itself, because no order names it or the job is over."""
         if block.leaves:
             return
         block.leaves = True
@@ -292,7 +297,7 @@ class Training:
             self._schedule_boundary()
 
     def _believed(self) -> Order | None:
-        """Return the order in force; None if it belongs to a future term."""
+        """Return the current order; None if it is for a later term."""
         order = self.files.order if self.files is not None else None
         return order if order is not None and order.restart <= max(self.term, 0) else None
 
@@ -307,7 +312,7 @@ class Training:
         return next_members(wanted, self.members, self.blocks, self._timeline.now)
 
     def _switches(self) -> bool:
-        """Begin a change of membership if one is due; return True if training pauses for it."""
+        """Change the membership if that is due; return True if training pauses for it."""
         for block in [b for b in self.blocks.values() if b.launched and b.task not in self.members]:
             if self._turned_away(block.task):
                 self._leave_soon(block)
@@ -319,7 +324,7 @@ class Training:
         return True
 
     def _switch(self, plan: tuple[int, ...], why: str) -> None:
-        """Pause training until the next membership is in force."""
+        """Pause training until the new membership is in force."""
         self.phase, self._joining = Phase.SWITCHING, plan
         assert self.hot is not None
         new, hot = set(plan) - set(self.members), self.hot
@@ -333,7 +338,7 @@ class Training:
         self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
-        """Put the next membership in force, after all its members have committed."""
+        """Put the new membership in force at the end of the pause."""
         before, self.members, self._joining = self.members, self._joining, ()
         ready_s = max((self.blocks[task].ready_at for task in self.members if task not in before), default=0.0)
         ready_s = max(ready_s - self._ordered_at, 0.0) if ready_s else 0.0
@@ -362,7 +367,7 @@ class Training:
         self._look_soon()
 
     def _report_membership(self, why: str, pause_s: float = 0.0, **change: Any) -> None:
-        """Report the present membership; `change` are further fields of the report."""
+        """Report the current membership; `change` has further fields of the report."""
         restarts = tuple(self.blocks[task].restart for task in self.members)
         change |= {"generation": self.generation, "blocks": self.members, "restarts": restarts}
         self._reporter.membership(self._position, self.batch, self._placement, why=why, pause_s=pause_s, **change)
@@ -376,7 +381,7 @@ class Training:
     # -- blocks that are lost ------------------------------------------------------------------------------------
 
     def _lose(self, task: int, *, killed: bool) -> None:
-        """Handle the loss of a training block: the remaining blocks, if any, continue from memory."""
+        """Handle the loss of a block that trained. The remaining blocks, if there are any, continue from memory."""
         self._count_until_now()
         self.members = tuple(member for member in self.members if member != task)
         if not self.members:
@@ -394,13 +399,14 @@ class Training:
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
-        """Cancel a change of membership because a joining block was lost: the present blocks train on."""
+        """Cancel the change of membership, because a block that was to join is lost. The members train on."""
         self._joining = ()
         self._train()
         self._look_soon()
 
     def _all_gone(self) -> None:
-        """Lose all progress since the last checkpoint, as a plain job does. A starting block continues."""
+        """Return to the last checkpoint, because no member is left. If another block is starting, it continues from
+        there."""
         if self.phase is Phase.DRAINED:
             self._reporter.bye(self._position, "drained", TERMINATED)
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
@@ -411,7 +417,8 @@ class Training:
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """Write a checkpoint from memory unless the disk fails; then one block begins a term that others join."""
+        """Write a checkpoint from memory, unless the disk fails. Then let one block begin a term, which the others
+        join."""
         assert self.hot is not None and self.files is not None
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):
@@ -441,19 +448,19 @@ class Training:
 
     @property
     def position(self) -> Position:
-        """Present position, whole steps counted."""
+        """Present position, counted in whole steps."""
         if self.phase is not Phase.TRAINING:
             return self._position if self.phase is not Phase.GONE else self.durable
         return self._after(self._interval.samples(self._timeline.now, self._left))
 
     @property
     def drained_for(self) -> int | None:
-        """Number of the drain order that the job answered with a checkpoint and now waits for; None otherwise."""
+        """Number of the drain order for which the job wrote a checkpoint and now waits. None if it does not wait."""
         return self._obeyed if self.phase is Phase.DRAINED else None
 
     @property
     def goodput(self) -> float:
-        """Present progress/s; 0 unless the job trains."""
+        """Present progress/s; 0 if the job does not train."""
         if self.phase is not Phase.TRAINING:
             return 0.0
         app = self.application
@@ -461,7 +468,7 @@ class Training:
 
     @property
     def gpus(self) -> int:
-        """World size of the present training."""
+        """Number of ranks that train."""
         return sum(self._placement)
 
     @property
@@ -492,8 +499,10 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        """Return the batch in force for a wanted one, as the wrapper does: rounded to what the ranks can take, or
-        unchanged if the strategy fixes the batch."""
+        """Return the batch that the job uses if `wanted` is ordered, as the wrapper does.
+
+        It is rounded to a batch that the ranks can share. If the strategy fixes the batch, it stays.
+        """
         limits = self.application.limits(self._position.progress)
         if limits is not None and limits.batch_fixed and self.batch:
             return self.batch
@@ -502,7 +511,7 @@ class Training:
         return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
 
     def _check_size(self) -> None:
-        """Record a size that the job's strategy cannot use; a real job would end there."""
+        """Record a start on a number of GPUs that the strategy cannot use. A real job would end there."""
         limits = self.application.limits(self.durable.progress)
         if limits is None:
             return
@@ -516,14 +525,14 @@ class Training:
     def _train(self) -> None:
         """Start training from the present position."""
         self.phase = Phase.TRAINING
-        self._reporter.tell(self._position)
+        self._reporter.update_spec(self._position)
         # Of several kinds of GPU the slowest sets the pace.
         rate = min(self.speed_on(kind) for kind in {self.kinds.get(name, "") for name in self.nodes})
         self._interval = Interval(self._timeline.now, self._position, self.batch, rate)
         self._schedule_boundary()
 
     def _schedule_boundary(self) -> None:
-        """Schedule the next event that is due, at its step boundary."""
+        """Schedule the step boundary at which something is due next."""
         interval, left = self._interval, self._left
         due = [self._reporter.due, self._checkpoint_at]
         if self._order_due:
@@ -537,7 +546,7 @@ class Training:
         return self.curve.use(self._interval.at, samples, self.batch, math.ceil(samples / self.batch))
 
     def _count_training(self, samples: int) -> None:
-        """Account for the training since the interval began, and begin another interval at this boundary."""
+        """Count the training since the interval began, and begin another interval."""
         now = self._timeline.now
         self._position = self._after(samples)
         self.trained_s += (now - self._interval.begun) * self.gpus
@@ -589,12 +598,12 @@ class Training:
     # -- what an oracle does with it -----------------------------------------------------------------------------
 
     def speed_on(self, kind: str) -> float:
-        """Return the samples/s if all GPUs of the job were of this kind."""
+        """Return the samples/s that the job would have if all its GPUs were of this kind."""
         app = self.on[kind].at(self._position.progress)
         return app.placed_speed(self._placement, float(self.batch or self._position.wanted), self._slowdown)
 
     def save_at_once(self, wanted: int) -> None:
-        """Write a checkpoint at no cost; the next run begins with batch `wanted`."""
+        """Write a checkpoint in no time. The next run begins with batch `wanted`."""
         self._count_until_now()
         self.durable = self._position = replace(self._position, wanted=wanted)
 
@@ -625,7 +634,7 @@ class Training:
     # -- orders and checkpoints ----------------------------------------------------------------------------------
 
     def check_orders(self) -> None:
-        """Check for a new order, before simulated time passes."""
+        """Read a new order, if there is one. This is called before simulated time passes."""
         if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING):
             return
         before = self.files.order
@@ -648,12 +657,13 @@ class Training:
         return order if is_new else None
 
     def _resume(self) -> None:
-        """Resume a drained job after a newer order or after its wait; it obeys the order at the next boundary."""
+        """Let a drained job train on, because a newer order came or its wait is over. It obeys the order at the next
+        boundary."""
         self._order_due = self._new_order() is not None
         self._train()
 
     def _obey(self) -> bool:
-        """Carry out the order in force; return True if training stops for it."""
+        """Carry out the current order; return True if training stops for it."""
         if self.hot is not None and self._switches():
             return True
         order = self._new_order()
@@ -700,21 +710,21 @@ class Training:
 
 
 PATIENCE_S = 3.0
-"""Seconds that the job waits for further new blocks once one is ready."""
+"""Seconds that the job waits for more new blocks after one is ready."""
 
 
 @dataclass
 class SimulatedBlock:
-    """One start of a block."""
+    """One start of a block: of an array's task, or of a plain job."""
 
     task: int
     restart: int
     gpus: Mapping[str, int]
     launched: bool = False
-    """True once the block's model is built and warm: the block can join or begin a membership."""
+    """True once the block has built its model, so that it can join the others or begin a term."""
     ready_at: float = 0.0
     leaves: bool = False
-    """True once the unwanted block is about to exit."""
+    """True once the block is about to exit because it is not needed."""
     event: Event | None = None
     """Next scheduled event of the block."""
 
@@ -738,7 +748,7 @@ class BlockProgram:
 
 
 def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Sort members whose leader is gone: the new leader is the first that the order names."""
+    """Sort members whose leader has left. The new leader is the first block that the order names."""
     first = min(members, key=[*wanted, *members].index)
     return [first, *(task for task in members if task != first)]
 
@@ -746,10 +756,11 @@ def led_first(members: Sequence[int], wanted: Sequence[int]) -> list[int]:
 def next_members(
     wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, SimulatedBlock], now: float
 ) -> tuple[int, ...] | None:
-    """Return the members that train next, in rank order, staying ones before joining ones; None for no change.
+    """Return the blocks that are to train next, in rank order; None if nothing changes yet.
 
-    The job waits for all `wanted` blocks, but only `PATIENCE_S` seconds after the first is ready; until then no member
-    leaves. If no order names blocks, all ready ones join.
+    Members that stay come before blocks that join. The job waits until all `wanted` blocks are ready, but at most
+    `PATIENCE_S` seconds after the first one is. No member leaves before. If no order names blocks, all ready blocks
+    join.
     """
     if wanted is None:
         wanted = sorted({*blocks, *members})

@@ -1,8 +1,8 @@
 """Kinds of training jobs, from which workloads are generated without measurements.
 
-The figures are round numbers for V100- and T4-like GPUs, four to a node; each kind names its model. We measured none of
-them. A workload perturbs them by its seed, so that no policy can be tuned to them. Jobs with a training strategy assume
-GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow from the formulas of `training.strategies`.
+The figures are round numbers for GPUs like V100 and T4, four on a node, and were not measured. Each kind names its
+model. A workload changes them at random by its seed, so that no policy can be tuned to them. Jobs with a training
+strategy assume GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow the formulas of `training.strategies`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy, fused, leader, mesh, onebit, ring
 
 Size = Literal["small", "medium", "large", "extra-large"]
-"""Size of a job by its GPU-hours on one GPU: up to 1.5, up to 12, up to 60, or more."""
+"""Size of a job by the GPU-hours that it would take on one GPU. The first three end at 1.5, 12 and 60 GPU-hours."""
 
 DROP = 3.0
 """Factor by which the noise scale rises when the learning rate drops."""
@@ -28,18 +28,18 @@ DROP = 3.0
 class ParametricSpeed:
     """Step time from compute and gradient exchange, which overlap in part (Pollux, OSDI 2021, §3.2).
 
-    compute = a + b × local batch, and exchange = c + d × (GPUs − 2), with other c and d inside a node than between
-    nodes. The step is (compute^γ + exchange^γ)^(1/γ): γ = 1 overlaps nothing, a large γ everything.
+    compute = a + b × local batch, and exchange = c + d × (GPUs − 2). c and d differ inside a node and between nodes.
+    The step takes (compute^γ + exchange^γ)^(1/γ). At γ = 1 the two do not overlap, at a large γ they overlap fully.
     """
 
     fixed: float
-    """a: seconds of a step that do not depend on its samples."""
+    """a: seconds of a step whatever the number of samples."""
     sample: float
-    """b: seconds per sample, data loading included."""
+    """b: seconds per sample, with data loading."""
     inside: tuple[float, float]
     """c and d in seconds if all GPUs are on one node."""
     across: tuple[float, float]
-    """c and d in seconds between nodes."""
+    """c and d in seconds if the GPUs are on several nodes."""
     overlap: float = 1.6
     """γ, the exponent of the overlap."""
 
@@ -53,7 +53,7 @@ class ParametricSpeed:
         return step, step - compute
 
     def perturbed(self, compute: float, exchange: float) -> ParametricSpeed:
-        """Return this speed with the seconds of compute and exchange multiplied by the given factors."""
+        """Return this speed with the times of compute and of exchange multiplied by these factors."""
         return ParametricSpeed(
             self.fixed * compute,
             self.sample * compute,
@@ -72,7 +72,7 @@ class Kind:
     dataset: int
     """Samples per epoch."""
     epochs: int
-    """Epochs at the base batch until a job is done, including the last ones without improvement."""
+    """Number of epochs of a job at the base batch. The last ones bring no improvement if there is early stopping."""
     base_batch: int
     max_batch: int
     max_local_batch: int
@@ -80,26 +80,26 @@ class Kind:
     noise: tuple[float, float]
     """Gradient noise scale in samples at the start and at the end of the training."""
     top: float
-    """Metric at the end of the training at the base batch."""
+    """Metric that training at the base batch reaches."""
     drops: tuple[float, ...] = ()
-    """Shares of the training after which the learning rate drops; the noise scale then jumps."""
+    """Points of the training, from 0 to 1, at which the learning rate drops and the noise scale jumps up."""
     tolerance: float = 0.005
-    """Distance from `top`, as a share of it, up to which the user accepts the metric."""
+    """Loss of the metric that the user accepts, as a share of `top`."""
     target: float = math.nan
-    """Metric that the user accepts, in place of `tolerance`; NaN if unset."""
+    """Metric that the user accepts. NaN to derive it from `tolerance`."""
     patience: int = 0
-    """Epochs without improvement after which the training stops; 0 for no early stopping."""
+    """Number of epochs without improvement after which the training stops; 0 for no early stopping."""
     pace: float = 0.2
-    """Time constant of the metric's exponential rise over the training; set `patience` gives it, too."""
+    """Time constant of the metric's exponential rise, as a share of the training. `patience`, if set, replaces it."""
     too_large: float = 2.0
-    """Multiple of the noise scale beyond which a larger batch lowers the final metric."""
+    """Largest batch that does not lower the final metric, as a multiple of the noise scale."""
     gap: float = 0.02
-    """Share of the metric that is lost for each doubling of the batch beyond `too_large`."""
+    """Share of the metric that is lost each time the batch doubles beyond `too_large`."""
     resize_s: float = 30.0
     parameters: float = 25e6
-    """Parameters of the model, as published for models of this kind."""
+    """Number of the model's parameters, as published."""
     gpus: int = 0
-    """GPUs that a user asks for; 0 to derive them from the job's scaling."""
+    """GPUs that a user requests; 0 to derive them from how well the job scales."""
     max_gpus: int = 64
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
@@ -108,7 +108,8 @@ class Kind:
 def build(
     kind: Kind, *, name: str = "", compute: float = 1.0, exchange: float = 1.0, noise: float = 1.0, length: float = 1.0
 ) -> Application:
-    """Return the application of a kind, with factors on its compute, exchange, noise scale and dataset length."""
+    """Return an application of this kind. The factors multiply its compute, exchange, noise scale and number of
+    samples."""
     dataset = max(round(kind.dataset * length), kind.base_batch)
     doublings = max(math.ceil(math.log2(kind.max_batch / kind.base_batch)), 0)
     batches = np.unique(np.minimum(kind.base_batch * 2 ** np.arange(doublings + 1), kind.max_batch)).astype(np.int64)
@@ -154,7 +155,7 @@ def _noise(kind: Kind, at: Floats) -> Floats:
 def speed(
     fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float]
 ) -> ParametricSpeed:
-    """Return a speed given times in milliseconds, and one GPU's samples/s at large batches."""
+    """Return a speed from times in milliseconds, and from the samples/s of one GPU at large batches."""
     inside, across = (inside_ms[0] / 1e3, inside_ms[1] / 1e3), (across_ms[0] / 1e3, across_ms[1] / 1e3)
     return ParametricSpeed(fixed_ms / 1e3, 1.0 / per_s, inside, across)
 
@@ -240,14 +241,14 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }  # fmt: skip
-"""Kinds of mixed clusters, by name."""
+"""Kinds of jobs in plain data parallel, by name."""
 
 
 RING = ring(length=16_384, hidden=1024, layers=24, degree=4)
 MESH = mesh(length=1024, hidden=4096, layers=12, side=2)
 ONEBIT = onebit(parameters=340e6, warm_up=0.2)
 PLAIN = TrainedBy("data parallel", 340e6, fixed_bytes=4 * 4 * 340e6, element=2.0)
-"""Plain data parallel training of the model that 1-bit LAMB trains."""
+"""Plain data parallel training of the same model that 1-bit LAMB trains."""
 LEADER = leader(parameters=26e6, period=16)
 FUSED = fused(parameters=1.5e6, members=8)
 
@@ -288,11 +289,11 @@ MIXED: dict[Kind, float] = {
     **dict.fromkeys((KINDS[name] for name in _PLAIN_KINDS), 0.1),
     **dict.fromkeys(STRATEGY_KINDS.values(), 0.1),
 }
-"""Kinds of the mix and their frequencies; half of the jobs have a strategy."""
+"""Kinds of jobs in the mix `strategies`, with the share of each. Half of the jobs have a strategy."""
 
 
 MARGIN = 1.05
-"""Ratio of a job's final metric at the base batch to its target."""
+"""Final metric of a job at the base batch, divided by its target."""
 
 
 def _sc21(
@@ -313,9 +314,9 @@ def _sc21(
     """Return the kinds of one line in ONES' evaluation table (SC21, §4.1): a model on subsets of public data.
 
     From the paper are model, data set and its sizes, patience, local batch, range of the learning rate, target accuracy
-    and requested GPUs. Our own are speeds (V100s in mixed precision), noise scales and numbers of epochs. With them a
-    job runs for about 150 to 500 s at its requested size. The largest batch is proportional to the `growth` of the
-    learning rate (§3.3).
+    and requested GPUs. Speeds (V100s in mixed precision), noise scales and numbers of epochs are our own. They make a
+    job run for about 150 to 500 s on the GPUs that it requests. The largest batch is `growth` × the local batch, as the
+    paper lets the learning rate grow (§3.3).
     """
     return [
         Kind(
@@ -351,4 +352,4 @@ SC21_KINDS: tuple[Kind, ...] = (
     *_sc21("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
            speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
 )  # fmt: skip
-"""All twenty kinds of ONES' evaluation, equally frequent in a workload."""
+"""All twenty kinds of ONES' evaluation. A workload has equally many jobs of each."""

@@ -1,10 +1,10 @@
-"""Readers of trace formats: SWF, tables, Philly's JSON and sacct's output; the beginning of a file shows its format.
+"""Readers of trace formats: SWF, tables, Philly's JSON and sacct's output. The beginning of a file shows its format.
 
-SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014): 18 numbers
-a line, `;` before header and comments. Tables are those of Helios (Hu et al., SC 2021), Acme (Hu et al., NSDI 2024) and
-Alibaba's GPU pods (Weng et al., ATC 2023). A further table is the cut of Philly and Helios in Gen-Parallel-Workloads.
-Philly's own `cluster_job_log` is one JSON list of jobs with their attempts (Jeon et al., ATC 2019), read job by job. A
-site's own table has the columns `PLAIN`.
+SWF is the Standard Workload Format of the Parallel Workloads Archive (Feitelson et al., JPDC 74(10), 2014). It has 18
+numbers a line; header and comments begin with `;`. Tables are those of Helios (Hu et al., SC 2021), Acme (Hu et al.,
+NSDI 2024) and Alibaba's GPU pods (Weng et al., ATC 2023). Another table is that of Gen-Parallel-Workloads, which has
+excerpts of Philly and Helios. Philly's own `cluster_job_log` is a JSON list of jobs with their attempts (Jeon et al.,
+ATC 2019); it is read job by job. A site's own table has the columns `PLAIN`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,22 @@ KNOWN = (
     "start_time, end_time and gpus"
 )
 PLAIN = ("submit_time", "start_time", "end_time", "gpus")
-"""Required columns of a plain CSV. It may also have `nodes` and `job_id`; further columns are ignored."""
+"""Columns that a plain CSV must have. `nodes` and `job_id` are used if there are such columns, others are ignored."""
 SWF_FIELDS = (
     "job number", "submit time", "wait time", "run time", "allocated processors", "average CPU time", "used memory",
     "requested processors", "requested time", "requested memory", "status", "user", "group", "executable", "queue",
     "partition", "preceding job", "think time",
 )  # fmt: skip
 SWF_PARTIAL = (2, 3, 4)
-"""Status numbers of SWF lines that are parts of a job, which also has a line of its own."""
+"""Status numbers of SWF lines that describe only a part of a job. The whole job has another line."""
 _SWF_HEADER = re.compile(r";\s*(MaxNodes|MaxProcs)\s*:\s*(\d{1,9})")
 
 
 def read_trace(path: Path, partition: str = "") -> Trace:
-    """Return the trace in a file of any supported format. `partition` is only for sacct's. Raises `BadInput`."""
+    """Return the trace in a file of any supported format. Raises `BadInput`.
+
+    `partition` chooses jobs by Slurm partition; only sacct's format has that.
+    """
     if path.is_dir() or not path.exists():
         raise BadInput(f"{path}: no such file; give a trace, or none to ask this site's sacct")
     if not path.is_file():
@@ -88,7 +91,7 @@ def _reader_of(path: Path) -> Callable[[Path], Trace] | None:
 
 
 def read_swf(path: Path) -> Trace:
-    """Return the trace in an SWF file, a processor counted as a GPU; raises `BadInput`."""
+    """Return the trace in an SWF file. Each processor counts as a GPU. Raises `BadInput`."""
     found, header = Collector(path.name, "SWF"), dict[str, int]()
     for line, text in lines(path):
         if not text.strip() or text.lstrip().startswith(";"):
@@ -140,7 +143,8 @@ def read_scheduler(path: Path) -> Trace:
 
 
 def read_cut(path: Path) -> Trace:
-    """Return the trace in a cut of Philly or Helios, whose times are gaps and run times; raises `BadInput`."""
+    """Return the trace in an excerpt of Philly or Helios. Its rows have gaps between submissions, and run times. Raises
+    `BadInput`."""
     found, now = Collector(path.name, "cut of Philly or Helios"), 0.0
     for line, row in table(path):
         gap, run = (number(path, line, name, row[name]) for name in ("interval", "run_time"))
@@ -180,7 +184,7 @@ TABLES: Mapping[tuple[str, ...], Callable[[Path], Trace]] = {
 
 CHUNK = 1 << 16
 LONGEST_JOB = 4 << 20
-"""Largest number of characters of one job; a job tried a thousand times on a hundred nodes takes less."""
+"""Most characters that one job may have. A job with a thousand attempts on a hundred nodes has fewer."""
 
 
 def read_philly(path: Path) -> Trace:
@@ -255,29 +259,29 @@ def _jobs(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 PIECE_S = 86400.0
-"""Seconds of accounting that one query covers."""
+"""Seconds of accounting records that one query asks for."""
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --parsable2 --duplicates --allocations --allusers "
     f"--state={ENDS} --starttime=now-30days --endtime=now "
     "--format=JobIDRaw,JobID,Submit,Start,End,State,NNodes,AllocTRES,ReqTRES,TimelimitRaw,User,Partition"
 )
-"""Command that writes a file with all fields the reader uses."""
+"""Command whose output has all fields that the reader uses."""
 NEEDED = ("Submit", "Start", "End", "State")
 TIMES = ("Submit", "Start", "End")
 NEVER = {"", "Unknown", "None", "NONE"}
 
 
 class _Runs:
-    """Collector that merges a requeued job's runs: their times together, and the GPUs of the last."""
+    """Collector that merges the runs of a requeued job. Its run times are summed, and the last run's GPUs count."""
 
     def __init__(self, name: str) -> None:
         self.found = Collector(name, "sacct")
         self._last: dict[tuple[int, str], tuple[TraceJob, float]] = {}
-        """Latest job of each id and user, and the end of its last run."""
+        """Newest job of each (id, user), and the end of its last run."""
         self._merged = 0
 
     def add(self, row: AccountingRow) -> None:
-        """Add one run, to its job or as a new job."""
+        """Add one run. It belongs to the job before, if that has the same id and user, or to a new job."""
         if row.start is None or row.end is None:
             self.found.leave_out(NEVER_RAN if row.end is not None else "had not ended")
             return
@@ -315,8 +319,11 @@ def read_sacct(
     partition: str = "",
     on_rows: Callable[[float, int], None] = lambda share, rows: None,
 ) -> Trace:
-    """Return the jobs that ended in a span of accounting (Unix seconds). `on_rows` is called with the share read so far
-    and the number of rows. Raises `BadInput` and the errors of `Sacct`."""
+    """Return the jobs that ended from `since` to `until` (Unix seconds), as Slurm's accounting records them.
+
+    `on_rows` is called with the share of the time that is read, and the number of rows. Raises `BadInput` and the
+    errors of `Sacct`.
+    """
     runs, rows = _Runs("sacct"), 0
     for start, end in days(since, until):
         for row in sacct.rows(start, end):
@@ -331,7 +338,7 @@ def read_sacct(
 
 
 def days(since: float, until: float) -> Iterator[tuple[float, float]]:
-    """Yield start and end (Unix seconds) of the pieces of a span, one for each query of accounting."""
+    """Yield start and end (Unix seconds) of each piece of accounting that one query asks for."""
     # sacct is asked for whole seconds: what ends between two pieces would count with both.
     start = float(int(since))
     while start < until:
@@ -363,9 +370,12 @@ STEP = "a step, not a job"
 def sacct_rows(
     path: Path, on_time: Callable[[bool], None] = lambda unix: None, cluster: str = "", *, local: bool = False
 ) -> Iterator[AccountingRow | Rejected]:
-    """Yield the rows of a file that `sacct --parsable2` wrote with a header. If `cluster` is given, rows of other
-    clusters are rejected; else all must be of one cluster, since each counts its jobs from 1. `on_time` gets True for
-    each time in Unix seconds, else False; other times are `local`, or UTC. Raises `BadInput`."""
+    """Yield the rows of a file that `sacct --parsable2` wrote with a header. Raises `BadInput`.
+
+    If `cluster` is given, rows of other clusters are rejected. Otherwise all rows must be of one cluster, because job
+    ids of several clusters overlap. `on_time` is called for each time: True if it is in Unix seconds, False if it is a
+    date. A date without zone is local time if `local`, else UTC.
+    """
     before = ""
     for line, named in _named_rows(path):
         its = named.get("Cluster", "")
@@ -416,12 +426,12 @@ def _named_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _number_of(job: str) -> str:
-    """Return a numeric job id for one such as 12_3, for files without `JobIDRaw`."""
+    """Return a made-up number for a job id such as 12_3. It is used for files without `JobIDRaw`."""
     return str(10**15 + int.from_bytes(blake2b(job.encode(), digest_size=6).digest(), "big"))
 
 
 def _minutes(path: Path, line: int, text: str) -> str:
-    """Return the minutes of a time limit such as 1-02:00:00 in the format of `TimelimitRaw`."""
+    """Return the minutes in a time limit such as 1-02:00:00, which is the format of `TimelimitRaw`."""
     if text.strip("0:-") and not seconds(text):
         if text not in ("UNLIMITED", "Partition_Limit", "INVALID"):
             bad(path, line, f"Timelimit: {text!r:.40} is no time", "ask sacct for TimelimitRaw")

@@ -17,11 +17,12 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, MIXED, SC21_KINDS, Ki
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
-"""Arrival process: Poisson; uniform gaps between 0 and twice their mean; or more submissions by day than by night."""
+"""Arrival process. "poisson", "uniform" (gaps between 0 and twice their mean), or "diurnal" (more jobs by day)."""
 
 
 def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
-    """Return (jobs,) ascending submission times, s, in a window of `window_s` (on average, if uniform)."""
+    """Return the submission times of `jobs` jobs in seconds, ascending. All are below `window_s`; if uniform, on
+    average."""
     if how == "uniform":
         gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
         return np.asarray(np.cumsum(gaps), dtype=np.float64)
@@ -35,22 +36,25 @@ def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.G
 
 
 def day_rate(seconds: Floats) -> Floats:
-    """Return the submission rate relative to the day's mean, `seconds` after 8 a.m.: highest in the early afternoon,
-    lowest at night, as in Philly (Jeon et al., ATC 2019)."""
+    """Return the submission rate `seconds` after 8 a.m., divided by the mean of the day.
+
+    It is highest in the early afternoon and lowest at night, as in Philly (Jeon et al., ATC 2019).
+    """
     return 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
 
 
 ONE_GPU = 0.65
-"""Share of users of small jobs who ask for one GPU, however well the job scales."""
+"""Share of the users of small jobs who request one GPU although the job may scale further."""
 USEFUL = (0.5, 0.8)
-"""Range of goodput per GPU over one GPU's at a well-informed user's sizes (Pollux, OSDI 2021, §5.1)."""
+"""Least and largest efficiency of the sizes that a well-informed user requests (Pollux, OSDI 2021, §5.1). Efficiency is
+the goodput per GPU divided by the goodput of a single GPU."""
 
 UserRequest = tuple[int, int]
-"""Requested GPUs and global batch."""
+"""Number of GPUs and global batch that a user requests."""
 
 
 def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
-    """Return the request of a random user on a cluster of `gpus` GPUs."""
+    """Return what a random user requests on a cluster of `gpus` GPUs."""
     modest, choice = rng.random() < ONE_GPU, rng.random()
     if kind.gpus:
         size = min(kind.gpus, gpus)
@@ -62,7 +66,7 @@ def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np
 
 
 def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> float:
-    """Return the mean GPU-hours of a job of this kind at its users' requests."""
+    """Return the mean GPU-hours of jobs of this kind, at what their users request."""
 
     def hours(size: int, batch: int) -> float:
         return size * app.seconds(-(-size // per_node), size, float(batch), 0.0) / 3600.0
@@ -74,14 +78,14 @@ def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> fl
 
 
 def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
-    """Return the run time of a job in seconds at its requested size and batch, without resizes."""
+    """Return the seconds for which a job runs at its requested size and batch without any resize."""
     size = min(asked.gpus, app.max_gpus)
     batch = float(min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch))
     return app.seconds(-(-size // per_node), size, batch, 0.0, app.total * asked.epochs)
 
 
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
-    """Return a well-informed user's requests: sizes of goodput per GPU in `USEFUL`, each at its best batch."""
+    """Return the requests of well-informed users: sizes with an efficiency in `USEFUL`, each with its best batch."""
     one, batch = best_batch(app, 1, per_node)
     degree = app.by.degree if app.by is not None else 1
     found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
@@ -107,7 +111,10 @@ def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int
 
 
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
-    """Return the goodput on `gpus` GPUs halfway, at the best power of two times the base batch; and that batch."""
+    """Return the largest goodput on `gpus` GPUs in the middle of the training, and the batch that reaches it.
+
+    The base batch times powers of two are tried.
+    """
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
     batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]
     seconds = app.step_seconds(-(-gpus // per_node), gpus, batches.astype(np.float64))
@@ -116,36 +123,39 @@ def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
 
 
 def _sizes(most: int, per_node: int) -> list[int]:
-    """Return sizes that any Slurm cluster takes, up to `most`: powers of two in a node, then whole nodes."""
+    """Return numbers of GPUs up to `most` that any Slurm cluster can allocate: powers of two within a node, then whole
+    nodes."""
     below = [2**i for i in range(per_node.bit_length()) if 2**i < per_node]
     return [n for n in [*below, *(per_node * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))] if n <= most]
 
 
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
-"""Share of each job size in a mix like Philly's (ATC 2019): most jobs are small, few take most GPU time."""
+"""Share of the jobs of each size in a mix like Philly's (ATC 2019). Most jobs are small; a few take most GPU time."""
 OFFERED = 2.3
-"""GPU-hours requested over the cluster's GPU-hours during the submissions, at load 1. It is the value of Pollux's
-default study: 160 jobs in eight hours on 64 GPUs, whose largest jobs end long after."""
+"""GPU-hours that jobs request, divided by the cluster's GPU-hours until the last submission, at load 1. The value is
+that of Pollux's default study, which submits 160 jobs within eight hours on 64 GPUs. Its largest jobs end long after.
+"""
 VARIANTS = 4
-"""Largest number of perturbed variants of one kind in a workload."""
+"""Most applications that a workload derives from one kind by random factors."""
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
-"""Standard deviation of the logarithm of each perturbation factor, drawn by the seed (see `catalogue.build`)."""
+"""Standard deviation of the logarithm of each random factor (see `catalogue.build`)."""
 TIGHTNESS = (0.5, 1.5)
-"""Range of deadlines over a job's undisturbed time, uniform as in ElasticFlow's generator (ASPLOS 2023)."""
+"""Least and largest ratio of a job's deadline to its undisturbed run time. It is drawn uniformly, as ElasticFlow does
+(ASPLOS 2023)."""
 STUDIED_GPUS = 64
-"""GPUs of the cluster for which the published studies chose their arrivals."""
+"""GPUs of the cluster to which the published studies fitted their rate of submissions."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Kinds of jobs and the frequency of each."""
+    """Kinds of jobs, and the share of each in a workload."""
 
     kinds: tuple[Kind, ...]
     shares: tuple[float, ...]
     jobs: int = 160
     """Default number of jobs, as in the mix's study."""
     gap_s: int = 0
-    """Mean seconds between submissions on `STUDIED_GPUS`; 0 to derive it from the jobs' requests."""
+    """Mean seconds between submissions for a cluster of `STUDIED_GPUS`; 0 to derive them from the jobs' requests."""
 
 
 def _philly() -> Mix:
@@ -160,8 +170,8 @@ MIXES: dict[str, Mix] = {
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
     "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Workloads that can be generated, by name: ONES' own mix (SC21), a mix skewed like Philly's, the same kinds equally
-frequent, and one with training strategies."""
+"""Workloads that can be generated. "ones-sc21" is ONES' own (SC21), "philly" has as few large jobs as Philly. "uniform"
+has equally many jobs of each kind, and "strategies" has jobs with training strategies."""
 
 
 def generate(
@@ -177,13 +187,13 @@ def generate(
     rigid: float = 0.0,
     deadlines: float = 0.0,
 ) -> Workload:
-    """Return a workload of one of the `MIXES`, with `jobs` jobs (default: as many as its study has).
+    """Return a workload of one of the `MIXES`, with `jobs` jobs (default: as many as the mix names).
 
-    `load` multiplies the arrival rate. At load 1, `ones-sc21` has gaps of whole seconds from 0 to 60 on 64 GPUs. In the
-    others, jobs then ask for `OFFERED` times the cluster's GPU-hours. `hours` sets the span of submissions instead.
-    Without `arrivals` they are those gaps, or Poisson. `rigid` is the share of jobs that have not opted in, `deadlines`
-    the share with a deadline (`TIGHTNESS`). The seed also perturbs the applications by some tens of percent. Raises
-    `BadInput` naming the accepted values.
+    `load` multiplies the rate of submissions. At load 1 and 64 GPUs, the gaps of `ones-sc21` are whole seconds from 0
+    to 60. In other mixes the jobs request `OFFERED` times the cluster's GPU-hours. `hours` sets the time in which jobs
+    are submitted, in place of `load`. `arrivals` sets the arrival process; other mixes than `ones-sc21` have "poisson"
+    by default. `rigid` is the share of jobs that do not opt in. `deadlines` is the share with a deadline (`TIGHTNESS`).
+    The seed also changes the applications by some tens of percent. Raises `BadInput`, which names the accepted values.
     """
     mix = _checked(kind, load, gpus, hours, {"rigid": rigid, "deadlines": deadlines}, arrivals)
     jobs = mix.jobs if jobs is None else jobs
@@ -212,7 +222,7 @@ def generate(
 def with_deadlines(
     submissions: Sequence[Submission], applications: Mapping[str, Application], share: float, per_node: int, seed: int
 ) -> tuple[Submission, ...]:
-    """Return the submissions, a random `share` of them with a deadline."""
+    """Return the submissions with a deadline added to a random `share` of them."""
     rng = np.random.default_rng([seed, 13])
     chosen = rng.permutation(len(submissions)) < round(share * len(submissions))
     factors = rng.uniform(*TIGHTNESS, len(submissions))
@@ -223,7 +233,8 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """Return the offered load: GPU-seconds of the requests over the cluster's until the last submission."""
+    """Return the offered load: GPU-seconds that jobs request, divided by those of the cluster until the last
+    submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
     )
@@ -249,7 +260,8 @@ def _checked(
 
 
 def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
-    """Return the kinds of the jobs in random order, in rounded shares, so that all seeds ask for as much."""
+    """Return the kind of each job in random order. Each kind has its share of the jobs, so that all seeds have the same
+    load."""
     edges = np.cumsum(mix.shares) / np.sum(mix.shares) * jobs
     # One offset rounds them all, so that the counts add up.
     rounded = np.floor(edges - 1e-9 + rng.random()).astype(int)

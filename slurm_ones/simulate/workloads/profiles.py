@@ -22,26 +22,28 @@ from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.trace import bad, number, table
 
 MAX_LOCAL = {"yolov3": 8}
-"""Largest local batch of applications for which it is not the largest measured one."""
+"""Largest local batch of applications that cannot use the largest measured one."""
 FIXED_BATCH = {"ncf": 32768}
-"""Batch of applications whose authors fix it."""
+"""Batch of applications for which the authors of the profiles allow only one."""
 MOST_GPUS = {"ncf": 1}
-"""Most GPUs on which the authors run an application, if limited."""
+"""Most GPUs of applications for which the authors of the profiles set a limit."""
 PASSES_ALONE = 2
-"""Fewest passes of a step on one GPU beyond the base batch; the authors measure the gradient noise by accumulation."""
+"""Fewest passes of a step on one GPU at batches above the base batch. Pollux needs two, to measure the gradient noise.
+"""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
-"""Seconds of a resize of each application on real machines (Sia, SOSP 2023)."""
+"""Seconds that a resize of each application takes on real machines (Sia, SOSP 2023)."""
 PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
 """Published number of parameters of each application's model."""
 FALLING = {"deepspeech2"}
-"""Applications whose metric falls as they learn."""
+"""Applications with a metric that is better if it is lower."""
 MAX_NODES = 16
 _PLACEMENT = re.compile(r"[1-9]{1,100}")
 _BATCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
-    """Return the rows of a CSV file; `columns` not in `text` must be finite, nonnegative numbers.
+    """Return the rows of a CSV file. `text` names the columns that hold text; others must hold finite numbers, not
+    negative.
 
     Raises `BadInput`.
     """
@@ -60,17 +62,18 @@ def _value(path: Path, line: int, column: str, given: str, is_text: bool) -> str
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """Measured step times: linear in the local batch at a measured placement, else over (nodes, GPUs, local batch).
+    """Step times from measurements.
 
-    Outside the measured range, the nearest measured value is used.
+    At a measured placement they are interpolated in the local batch, at others in nodes, GPUs and local batch. Outside
+    the measured range the nearest measurement is used.
     """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each placement: GPUs on each node, in the smallest rotation."""
+    """Rows (local batch, step, sync) of each measured placement, which is in its smallest rotation."""
     points: Floats
-    """(P, 3) nodes, GPUs and local batch of each distinct measurement."""
+    """(P, 3) nodes, GPUs and local batch of each measurement."""
     values: Floats
-    """(P, 2) seconds of step and sync at each of the `points`."""
+    """(P, 2) seconds of a step and of its gradient exchange (sync) at each of the `points`."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         return self.placed(_packed(nodes, gpus, max(max(key) for key in self.placements)), local)
@@ -89,7 +92,7 @@ class MeasuredSpeed:
         return found[:, 0], found[:, 1]
 
     def enough(self) -> bool:
-        """Return True if the measurements span nodes, GPUs and local batches."""
+        """Return True if there are enough measurements to interpolate between nodes, GPUs and local batches."""
         try:
             return self.inside is not None
         except (QhullError, ValueError):
@@ -97,28 +100,28 @@ class MeasuredSpeed:
 
     @cached_property
     def inside(self) -> LinearNDInterpolator:
-        """Interpolator of (step, sync) at rows (nodes, GPUs, local batch); NaN outside what was measured."""
+        """Interpolator from (nodes, GPUs, local batch) to (step, sync); NaN outside the measured range."""
         return LinearNDInterpolator(self.points, self.values)
 
     @cached_property
     def nearest(self) -> NearestNDInterpolator:
-        """Interpolator that returns (step, sync) of the nearest measurement, for rows divided by `scale`."""
+        """Function from (nodes, GPUs, local batch), divided by `scale`, to (step, sync) of the nearest measurement."""
         return NearestNDInterpolator(self.points / self.scale, self.values)
 
     @cached_property
     def scale(self) -> Floats:
-        """(3,) largest measured nodes, GPUs and local batch."""
+        """(3,) largest measured number of nodes, of GPUs, and local batch."""
         result: Floats = self.points.max(axis=0)
         return result
 
 
 def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the same canonical form for all rotations of a placement."""
+    """Return the same tuple for all rotations of a placement: the smallest of them."""
     return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
 def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
-    """Return the GPUs on each node if as many nodes as possible are full."""
+    """Return the GPUs on each node, with at least one on each, if the first nodes are filled first."""
     counts = [1] * nodes
     left = gpus - nodes
     for i in range(nodes):
@@ -129,7 +132,7 @@ def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
 
 
 def read_profile(folder: Path) -> Application:
-    """Return the application measured in a folder; raises `BadInput`."""
+    """Return the application whose measurements are in a folder. Raises `BadInput`."""
     path = folder / "placements.csv"
     rows: dict[tuple[int, ...], list[tuple[float, float, float]]] = defaultdict(list)
     points: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
@@ -188,7 +191,10 @@ def _merged(rows: Sequence[tuple[float, float, float]]) -> Floats:
 
 
 def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats]:
-    """Return the batches (B,) and progress in base-batch steps, metric, grad_sqr and grad_var, each (epochs, B)."""
+    """Return the batches (B,), then progress, metric, grad_sqr and grad_var of each epoch and batch (epochs, B).
+
+    Progress is in steps of the base batch.
+    """
     files = {}
     for path in folder.glob("validation-*.csv"):
         size = path.stem.partition("-")[2]
@@ -225,7 +231,7 @@ COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 
 @dataclass(frozen=True)
 class Workload:
-    """Submissions in order of time, and the true curves of their applications."""
+    """Submissions in order of time, and the applications that they name."""
 
     name: str
     submissions: tuple[Submission, ...]
@@ -233,7 +239,7 @@ class Workload:
 
 
 def read_workload(path: Path, applications: Mapping[str, Application]) -> Workload:
-    """Return the workload in a CSV file; raises `BadInput` with file, line and column."""
+    """Return the workload in a CSV file. Raises `BadInput` with file, line and column."""
     submissions: list[Submission] = []
     names: set[str] = set()
     for line, row in enumerate(read_table(path, COLUMNS, text=("name", "application")), 2):
@@ -259,7 +265,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
 
 
 def check_fits(workload: Workload, gpus: int) -> None:
-    """Raise `BadInput` if a job of the workload fits the cluster at no size."""
+    """Raise `BadInput` if the cluster is too small for any size of a job."""
     for s in workload.submissions:
         if not s.elastic and s.gpus > gpus:
             raise BadInput(f"{workload.name}: job {s.name} asks for {s.gpus} GPUs, the cluster has {gpus}")

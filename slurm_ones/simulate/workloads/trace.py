@@ -1,4 +1,4 @@
-"""A recorded trace in one common form: submission, start, run time and GPUs of each job."""
+"""A recorded trace in one common form, whatever its file format: submission, start, run time and GPUs of each job."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.text import plain
 
 MOST_JOBS = 1_000_000
-"""Largest number of jobs in a trace; each takes less than a kilobyte of memory."""
+"""Most jobs that a trace may have. Each takes less than a kilobyte of memory."""
 LONGEST_LINE = 65_536
-"""Largest length of a line in bytes; longer lines show that the file is no trace."""
+"""Most bytes that a line may have. A file with longer lines is no trace."""
 MOST_GPUS = 100_000
 MOST_S = 10 * 366 * 86400.0
-"""Longest run time of a job in seconds; dates in a trace are not limited by it."""
+"""Longest run time of a job in seconds. Dates may be further apart."""
 SHOWN = 5
-"""Number of bad lines that a trace describes."""
+"""Number of implausible rows of a trace that are described to the user."""
 NOTHING = {"", "None", "NaT", "nan", "NULL"}
 """Texts that stand for an unknown time."""
 NEVER_RAN = "never ran, or ended at once"
 
 
 class TraceJob(NamedTuple):
-    """One recorded job. Times are in seconds from any common origin."""
+    """One recorded job. All times are seconds since the same moment, whichever it is."""
 
     name: str
     submitted: float
@@ -58,23 +58,23 @@ class TraceJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Jobs of a trace that held GPUs, by submission, and counts of the rows left out."""
+    """Jobs of a trace that held GPUs, in order of submission. Other rows are only counted."""
 
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
     left_out: tuple[tuple[str, int], ...]
-    """Reasons for leaving out rows, and the number of rows of each reason."""
+    """Pairs of a reason for leaving out rows, and the number of these rows."""
     doubts: tuple[str, ...] = ()
     """Descriptions of the first implausible rows."""
     notes: tuple[str, ...] = ()
-    """Assumptions made by the reader."""
+    """Sentences for the user on what the reader had to assume."""
     gpus_per_node: int = 0
-    """GPUs of a node; 0 if it must be derived from the jobs."""
+    """GPUs of a node; 0 if the file does not say."""
 
 
 class Collector:
-    """Collector of a trace's jobs, which counts the rows left out."""
+    """Collector of a trace's jobs. It counts the rows that are left out."""
 
     def __init__(self, name: str, format: str) -> None:
         self.name, self.format = name, format
@@ -83,14 +83,15 @@ class Collector:
         self._doubts: list[str] = []
 
     def leave_out(self, why: str, line: int | str = "") -> None:
-        """Count a row that is left out; give its `line` (or row) if the row is implausible."""
+        """Count a row as left out. If the row is implausible, give its `line`, so that it is described to the user."""
         self._left_out[why] += 1
         if line and len(self._doubts) < SHOWN:
             place = f"{self.name}: line {line}" if isinstance(line, int) else line
             self._doubts.append(plain(f"{place}: {why}", 300))
 
     def add(self, job: TraceJob, line: int | str) -> None:
-        """Add a job, or leave it out if it cannot be simulated. Raises `BadInput` beyond `MOST_JOBS` jobs."""
+        """Add a job, or leave it out if it cannot be simulated. Raises `BadInput` if there are more than `MOST_JOBS`
+        jobs."""
         if job.gpus < 1:
             self.leave_out("no GPUs")
         elif job.run_s <= 0:
@@ -113,7 +114,7 @@ class Collector:
             self.add(TraceJob(name[:80], submitted, started, ended - started, gpus, max(nodes, 0), 0.0), line)
 
     def trace(self, *notes: str, gpus_per_node: int = 0) -> Trace:
-        """Return the trace with all jobs in order of submission. Raises `BadInput` if there are none."""
+        """Return the trace. Raises `BadInput` if it has no jobs."""
         if not self._jobs:
             why = ", ".join(f"{count} {reason}" for reason, count in self._left_out.most_common())
             raise BadInput(
@@ -128,7 +129,7 @@ class Collector:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Context with a trace's file open for reading, unpacked if its name ends in .gz. Raises `BadInput`."""
+    """Context with a trace's file open for reading. It is unpacked if its name ends in .gz. Raises `BadInput`."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file  # type: ignore[misc]
@@ -137,7 +138,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield each line's number and text, without the line end. Raises `BadInput` if the file is not text."""
+    """Yield the number and the text of each line, without the line's end. Raises `BadInput` if the file is not text."""
     with opened(path) as file:
         number = 0
         while line := file.readline(LONGEST_LINE):
@@ -155,7 +156,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def table(path: Path, columns: Collection[str] = ()) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`, also if it lacks `columns`."""
+    """Yield the line number and the values of each row of a CSV file. Raises `BadInput`, also if one of `columns` is
+    missing."""
     texts, line = lines(path), 1
     try:
         _, head = next(texts)
@@ -193,8 +195,10 @@ def number(path: Path, line: int, column: str, text: str) -> float:
 
 
 def instant(path: Path, line: int, column: str, text: str, *, local: bool = False) -> float:
-    """Return the seconds of a date and time such as `2023-03-01 00:18:22+08:00`, or of a number. A time without zone is
-    local if `local`, else UTC (enough for differences). Raises `BadInput`."""
+    """Return a time in seconds, from a date such as `2023-03-01 00:18:22+08:00` or from a number. Raises `BadInput`.
+
+    A date without zone is local time if `local`, else UTC. UTC suffices if only differences matter.
+    """
     # A number first: eight digits would pass for a date.
     try:
         value = float(text)
