@@ -1,1 +1,1 @@
-"""Learning of each job's throughput, statistical efficiency and progress from its history; no I/O."""
+"""Models of each job's throughput, statistical efficiency and progress, learned from its history; no I/O."""

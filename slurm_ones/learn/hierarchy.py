@@ -1,44 +1,46 @@
-"""Priors of a job that has not run, from jobs like it: a hierarchical model, each group shrunk towards the wider one.
+"""Prior of a job that has not run, from jobs like it: a hierarchical model in which each group is shrunk to a wider
+one.
 
-A tree of groups, from the site down: families (jobs of the same batches), specs, their owners, and jobs. Each figure of
-the step time (`step_time`) has a value at every node. It is normal around that of the node above, with a deviation of
-the level, so
+The groups form a tree. The site has families of jobs (jobs of equal batches), a family has specs, a spec has owners,
+and an owner has jobs. Each parameter of the step time (`step_time`) has a value at every node of the tree. A value is
+normally distributed around the value of the node above, with one standard deviation for each level:
 
-job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
+    job ~ N(owner, S3), owner ~ N(spec, S2), spec ~ N(family, S1), family ~ N(site, S0),
 
-and a job's measurements are a normal message about its own figures, that of its linearised fit. The belief about a node
-is the product of its children's messages and its prior: one pass up the tree and one down. The four deviations are
-those under which the measurements are most likely (empirical Bayes, by expectation-maximisation). Each is held near a
-typical one while few jobs indicate otherwise (partial pooling, as in Gelman and others, Bayesian Data Analysis, 2013,
-ch. 5). It is written from common knowledge of that book.
+A job's measurements are a normal message about its own parameters, taken from its linearised fit. The belief about a
+node is the product of its prior and the messages of its children: one pass up the tree and one down. The four
+deviations are those under which the measurements are most likely (empirical Bayes, by expectation-maximisation). While
+few jobs indicate otherwise, each deviation stays near a typical one. This is partial pooling, as in Gelman and others,
+Bayesian Data Analysis, 2013, ch. 5; it is written from common knowledge of that book.
 
-Who runs many jobs that lie must not decide what is expected of other people's:
+A user who runs many jobs that report falsely must not decide what is expected of other people's jobs:
 
-- in a spec each owner counts once, and elsewhere no user counts for more than half of all others together;
-- a child that is further than `FAR` deviations from the node above it pulls no harder than one that is there (Huber);
-- what others of its family, and of its spec, have measured moves a job's figures by at most `MOVES` deviations of the
-  group above. Its own measurements move them by any. The site's own figures are not held: if only one user's jobs are
-  known, they decide.
+- In a spec each owner counts once. Elsewhere no user counts for more than half of all others together.
+- A child that is further than `FAR` deviations from its parent pulls no harder than a child at that distance (Huber).
+- The measurements of other jobs in its family and spec move a job's parameters by at most `MOVES` deviations of the
+  group above. Its own measurements move them without limit. The site's own parameters have no such limit: if only one
+  user's jobs are known, they decide.
 
-**Widths** make intervals hold as often as they promise. Each size that a finished job measured is predicted from its
-other sizes, and from the other half of the jobs. The errors of these predictions, in their own deviations, give one
-factor for sizes inside a node and one across nodes. With them intervals of `HOLDS` hold that often (split conformal
-prediction; Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005). With few predictions the factor
-stays near 1. No user's predictions count for more than those of all others together.
+**Widths** make an interval hold as often as it promises. Each size that a finished job measured is predicted from its
+other sizes and from the other half of the jobs. The errors of these predictions, in units of their predicted
+deviations, give one factor for sizes inside a node and one for sizes across nodes. With these factors an interval of
+coverage `HOLDS` holds that often. This is split conformal prediction (Vovk, Gammerman and Shafer, Algorithmic Learning
+in a Random World, 2005). With few predictions a factor stays near 1. No user's predictions count for more than those of
+all others together.
 
-**Kinds of GPU.** A job's curve is fitted on the kind on which it has measured most. On another kind it computes a
-factor faster, while its exchange of gradients takes as long as before. The factor's logarithm has three levels, each
-with the doubt that its few measurements leave:
+**Kinds of GPU.** A job's curve is fitted on the kind of GPU on which it has measured most. On another kind, computing
+is faster by a factor, while the exchange of gradients takes as long as before. The logarithm of the factor is normally
+distributed at three levels, and measurements narrow each of them:
 
-- of all jobs of the site: Normal(0, `SITE`²) before any is measured; if the site has guessed how fast its kinds are
-  (`gpu_speeds`), Normal(guess, `SCRIPT`²);
-- of jobs of one spec (one script): Normal(site, `SCRIPT`²);
-- of the job itself: Normal(script, `OWN`²), and what it measured there.
+- For all jobs of the site: Normal(0, `SITE`²) before any measurement. If the site has guessed how fast its kinds are
+  (`gpu_speeds`), Normal(guess, `SCRIPT`²).
+- For the jobs of one spec, that is one script: Normal(site, `SCRIPT`²).
+- For the job itself: Normal(script, `OWN`²).
 
-Jobs that ran on both kinds show the factor. So do jobs of one owner and one spec, if some ran on one kind and some on
-the other. The median of an owner's jobs of a script counts, once; for the site so does the median of all jobs of an
-owner. So two jobs of a script that ran on both kinds teach much about a third job of it, and little about other
-scripts. Nobody teaches more about other people's jobs by running many.
+A job that ran on both kinds shows the factor. So do jobs of one owner and spec, some on one kind and some on the other.
+An owner's jobs of one script count once, by their median; for the site, all of an owner's jobs count once. So two jobs
+of a script that ran on both kinds say much about a third job of it, and little about other scripts. Running many jobs
+gives a user no more weight for other people's jobs.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ from typing import NamedTuple
 import numpy as np
 
 from slurm_ones.learn.step_time import (
-    FIGURES,
     HIGHEST,
     INSIDE,
     LOWEST,
     NOISE,
+    PARAMETERS,
     SPEED,
     Fit,
     Points,
@@ -71,11 +73,12 @@ from slurm_ones.learn.throughput import MeasuredThroughput, moved
 from slurm_ones.policy.contract import Bools, Floats, Ints, ThroughputModel
 
 LEVELS = 4
-"""Number of levels of nodes with children: site, family, spec and owner."""
+"""Number of levels whose nodes have children: site, family, spec and owner."""
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Largest weight of one user's jobs relative to all others': with equal weight a lie would move the mean."""
+"""Largest weight of one user's jobs, relative to the weight of all others' jobs. At equal weight a false report could
+move the mean."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -84,66 +87,66 @@ SPREADS: Floats = np.array(
         [0.15, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1],
     ]
 )
-"""(LEVELS, 7) typical deviations of families, specs, owners and jobs around their parent nodes."""
+"""(LEVELS, 7) typical standard deviations of a child around its parent: families, specs, owners and jobs."""
 CERTAIN = 4.0
-"""Number of children by which `SPREADS` is weighted as a prior."""
+"""Number of children that the typical deviations `SPREADS` count for, as a prior."""
 WIDEST = 2.0
-"""Upper limit of a deviation, as a multiple of the typical one: a liar would widen it to gain influence."""
+"""Largest deviation, as a multiple of the typical one. A user who reports falsely would widen it to gain influence."""
 ROUNDS = 5
-"""Rounds of expectation-maximisation."""
+"""Number of rounds of expectation-maximisation."""
 
 
 @dataclass(frozen=True)
 class GroupPath:
-    """Position of a job in the tree of groups."""
+    """Position of a job in the tree of groups: its family, its spec and its owner."""
 
     family: Hashable
     spec: Hashable
     user: str
 
     def nodes(self) -> tuple[Hashable, ...]:
-        """Return the job's node at each level, the site's first."""
+        """Return the nodes above the job: site, family, spec and owner."""
         return ((), (self.family,), (self.family, self.spec), (self.family, self.spec, self.user))
 
 
 @dataclass(frozen=True)
 class JobEvidence:
-    """Information on a job's figures from its measurements, without any prior."""
+    """Information that a job's measurements give about its parameters, without any prior."""
 
     weighed: Floats
-    """(7,) precision matrix times the figures."""
+    """(7,) product of the precision matrix and the parameters."""
     precision: Floats
-    """(7, 7) precision matrix of the figures."""
+    """(7, 7) precision matrix of the parameters."""
 
     @classmethod
     def of(cls, fit: Fit) -> JobEvidence:
-        """Return the evidence in a fit, with its prior removed."""
+        """Return what the measurements in a fit say, without the prior of the fit."""
         precision = fit.slopes.T @ fit.weights @ fit.slopes
-        return cls(precision @ fit.figures + fit.slopes.T @ fit.misfit, precision)
+        return cls(precision @ fit.parameters + fit.slopes.T @ fit.misfit, precision)
 
 
 @dataclass
 class _Level:
-    """Nodes of one level, as children of the level above."""
+    """All nodes of one level, seen as children of the level above."""
 
     parents: Ints
     """(C,) index of each child's parent in the level above."""
     shares: Floats
-    """(C,) weight of each child in its parent."""
+    """(C,) weight of each child among its parent's children."""
     near: Floats
-    """(C,) factor on the weight for the child's distance from its parent: 1 if near."""
+    """(C,) second weight of each child: 1 near its parent, less if it lies further than `FAR` deviations away."""
     weighed: Floats
     precision: Floats
-    """(C, 7, 7) precision of each child's information from below; `weighed` (C, 7) is precision × value."""
+    """(C, 7, 7) precision of what is known about each child from below it. `weighed` (C, 7) is precision × value."""
 
 
 class Tree:
-    """Hierarchical priors learned from measured jobs; `around` is the prior before any job."""
+    """Tree of groups with the priors learned from measured jobs. `around` is the prior before any job has measured."""
 
     def __init__(self, jobs: Sequence[tuple[GroupPath, JobEvidence]], around: Prior) -> None:
         self._around = around
         self.spreads = SPREADS.copy()
-        """(LEVELS, 7) deviations of children around their parent nodes."""
+        """(LEVELS, 7) standard deviation of the children of each level around their parents."""
         self._levels: list[_Level] = []
         self._places: list[dict[Hashable, int]] = [{} for _ in range(LEVELS)]
         if not jobs:
@@ -163,7 +166,13 @@ class Tree:
         for above, share in zip(parents, shares, strict=True):
             count = len(above)
             self._levels.append(
-                _Level(above, share, np.ones(count), np.zeros((count, FIGURES)), np.zeros((count, FIGURES, FIGURES)))
+                _Level(
+                    above,
+                    share,
+                    np.ones(count),
+                    np.zeros((count, PARAMETERS)),
+                    np.zeros((count, PARAMETERS, PARAMETERS)),
+                )
             )
         self._levels[-1].weighed = np.stack([one.weighed for _, one in jobs])
         self._levels[-1].precision = np.stack([one.precision for _, one in jobs])
@@ -173,7 +182,8 @@ class Tree:
         self._up()
 
     def expect(self, path: GroupPath, *, others: bool = False) -> Prior:
-        """Return the prior of an unmeasured job in this group; with `others`, without its owner's jobs of its spec."""
+        """Return the prior of a job in this group that has not measured. With `others`, the owner's own jobs of this
+        spec do not count."""
         if not self._levels:
             return self._around
         mean: Floats = self._around.mean
@@ -201,7 +211,7 @@ class Tree:
         return Prior(np.clip(mean, LOWEST, HIGHEST), deviation, covariance / deviation / deviation[:, None])
 
     def _up(self) -> None:
-        """Compute each child's message to its parent node, and the sums of messages by parent."""
+        """Compute the message of each child to its parent, and the sum of the messages to each parent."""
         self._from_below: list[tuple[Floats, Floats]] = []
         self._messages: list[tuple[Floats, Floats]] = []
         for level in range(LEVELS - 1, -1, -1):
@@ -211,8 +221,8 @@ class Tree:
             message = at.precision - at.precision @ inner @ at.precision
             weighed = at.weighed - np.einsum("cab,cbd,cd->ca", at.precision, inner, at.weighed)
             message, weighed = counts[:, :, None] * message, counts * weighed
-            total = np.zeros((len(self._places[level]), FIGURES, FIGURES))
-            sums = np.zeros((len(self._places[level]), FIGURES))
+            total = np.zeros((len(self._places[level]), PARAMETERS, PARAMETERS))
+            sums = np.zeros((len(self._places[level]), PARAMETERS))
             np.add.at(total, at.parents, message)
             np.add.at(sums, at.parents, weighed)
             self._messages.insert(0, (message, weighed))
@@ -221,7 +231,8 @@ class Tree:
                 self._levels[level - 1].precision, self._levels[level - 1].weighed = total, sums
 
     def _settle(self) -> None:
-        """Run one step of expectation-maximisation: update deviations, and weights of children far from parents."""
+        """Run one step of expectation-maximisation: update the deviations, and the weights of children far from their
+        parents."""
         mean: Floats = self._around.mean[None]
         covariance: Floats = np.diag(_vague(self._around) ** 2)[None]
         for level in range(LEVELS):
@@ -233,7 +244,7 @@ class Tree:
             # The children, given the node above: off it by `apart`, with covariance `left`.
             tight = self.spreads[level] ** -2.0
             own = np.linalg.inv(at.precision + np.diag(tight))
-            pull = own * tight[None, None, :] - np.eye(FIGURES)
+            pull = own * tight[None, None, :] - np.eye(PARAMETERS)
             above, above_covariance = mean[at.parents], covariance[at.parents]
             apart = np.einsum("cab,cb->ca", own, at.weighed) + np.einsum("cab,cb->ca", pull, above)
             left = own + pull @ above_covariance @ pull.transpose(0, 2, 1)
@@ -255,15 +266,15 @@ class Tree:
 
 
 def _vague(around: Prior) -> Floats:
-    return np.minimum(around.deviation, np.where(np.arange(FIGURES) == 0, 4.0, 0.7))
+    return np.minimum(around.deviation, np.where(np.arange(PARAMETERS) == 0, 4.0, 0.7))
 
 
 def _shares(parents: Sequence[Ints], users: Sequence[str]) -> list[Floats]:
-    """Return the weights (C,) of children in their parents, by level. No user's children weigh more than half of all
-    others'.
+    """Return, for each level, the weight (C,) of each child among its parent's children. No user's children weigh more
+    than half of all others' together.
 
-    `parents` holds the parent indices of each level's children, jobs last; `users` own the jobs. A node with jobs of
-    several users belongs to each in part.
+    `parents` holds for each level the index of each child's parent; the children of the last level are jobs. `users`
+    are the jobs' owners. A node with jobs of several users counts for each of them in part.
     """
     masses: list[dict[str, float]] = [{user: 1.0} for user in users]
     found: list[Floats] = []
@@ -289,16 +300,17 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Coverage of the intervals that are calibrated, and the standard deviations that have it in a normal distribution."""
+"""Coverage of the calibrated intervals, and its half width in standard deviations of a normal distribution."""
 UNSURE = 10.0
-"""Number of predictions by which a factor of 1 is weighted as a prior."""
+"""Number of predictions that the prior of a factor, 1, counts for."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
-"""Largest number of jobs that are predicted, the last to finish."""
+"""Largest number of jobs whose measurements are predicted: those that finished last."""
 
 
 def found_widths(jobs: Sequence[tuple[GroupPath, Fit]], around: Prior) -> tuple[float, float]:
-    """Return the factors on predicted deviations inside a node and across nodes, from finished jobs, newest first."""
+    """Return the factors on the predicted standard deviation inside a node and across nodes. `jobs` have finished, the
+    newest first."""
     jobs = [(path, fit) for path, fit in jobs if len(fit.misfit)]
     held = [
         (half, path, fit, out)
@@ -351,13 +363,14 @@ def _some(points: Points, rows: Bools) -> Points:
 # -- kinds of GPU ------------------------------------------------------------------------------------------------------
 
 SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
-"""Standard deviations of log factors: between two kinds, of a script in the site, of a job in its script."""
+"""Standard deviations of the log of a speed factor: between two kinds, between scripts, and between jobs of a
+script."""
 COMPARED = 0.1
-"""Standard deviation of one job's own comparison, since sizes and hours differ."""
+"""Standard deviation of the log ratio of two jobs' speeds, since they differ in sizes and in time of day."""
 
 
 class Ratio(NamedTuple):
-    """Log ratio of one job's compute speed on kind `there` to that on kind `here`."""
+    """Log of a job's compute speed on the kind `there`, relative to its speed on the kind `here`."""
 
     here: str
     there: str
@@ -367,13 +380,13 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Factor:
-    """Normal distribution of a log speed factor."""
+    """Normal distribution of the log of a speed factor."""
 
     mean: float = 0.0
     variance: float = SITE**2
 
     def after(self, observed: Iterable[tuple[float, float]]) -> Factor:
-        """Return the posterior after these observations, pairs (log, variance)."""
+        """Return the posterior after these observations, each a pair (log, variance)."""
         weight, total = 1.0 / self.variance, self.mean / self.variance
         for log, variance in observed:
             weight += 1.0 / variance
@@ -382,12 +395,12 @@ class Factor:
 
 
 SAME = Factor(0.0, 0.0)
-"""Factor of a kind to itself."""
+"""Factor from a kind of GPU to itself."""
 
 
 @dataclass(frozen=True)
 class KindEvidence:
-    """One job's fit on kind `here`, and its speed ratios on other kinds."""
+    """Fit of one job on the kind `here`, and the job's speed on other kinds."""
 
     spec: Hashable
     user: str
@@ -397,8 +410,8 @@ class KindEvidence:
 
 
 def faster(layout: StepLayout) -> Floats:
-    """Return the change (7,) of a job's figures if it computes e times as fast, with gradient exchange as before."""
-    along = np.zeros(FIGURES)
+    """Return the change (7,) of a job's parameters if it computes e times as fast and exchanges gradients as before."""
+    along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
     if not layout.wired:  # then the exchange is relative to the reference step
         along[INSIDE] = 1.0
@@ -406,17 +419,18 @@ def faster(layout: StepLayout) -> Floats:
 
 
 class KindFactors:
-    """Speed factors between kinds of GPU, from jobs that ran on several kinds and the site's `guessed` speeds."""
+    """Speed factors between kinds of GPU, from jobs that ran on several kinds, and from the speeds that the site
+    `guessed`."""
 
     def __init__(self, guessed: Mapping[str, float] | None = None) -> None:
         self._guessed = guessed or {}
         self._site: dict[tuple[str, str], Factor] = {}
         self._scripts: dict[tuple[Hashable, str, str], Factor] = {}
         self.reference = next(iter(self._guessed), "")
-        """Reference kind of all jobs' figures: the kind of most jobs."""
+        """Kind of GPU for which all jobs' parameters are expressed: the one on which most jobs ran."""
 
     def learn(self, jobs: Sequence[KindEvidence]) -> None:
-        """Learn the speed factors from these jobs, and forget earlier ones."""
+        """Learn the speed factors from these jobs only; what was learned before is dropped."""
         ran = Counter(job.here for job in jobs if job.here)
         self.reference = max(sorted(ran), key=lambda kind: ran[kind], default=next(iter(self._guessed), ""))
         scripts: dict[tuple[Hashable, str, str], list[tuple[float, float]]] = defaultdict(list)
@@ -430,7 +444,8 @@ class KindFactors:
         self._scripts = {key: self._other(*key[1:]).after(found) for key, found in scripts.items()}
 
     def factor(self, spec: Hashable, here: str, there: str, own: Iterable[Ratio] = ()) -> Factor:
-        """Return the factor from kind `here` to kind `there`, for a job of this spec with its `own` ratios."""
+        """Return the factor from the kind `here` to the kind `there` for a job of this spec. `own` are the job's own
+        ratios."""
         if here == there or not (here and there):
             return SAME
         known = self._scripts.get((spec, here, there)) if spec is not None else None
@@ -451,7 +466,7 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Return the log factor and its variance by owner, pair of kinds, and spec."""
+    """Return the log factor and its variance, by owner and pair of kinds, and there by spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -461,7 +476,7 @@ def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[H
             every[job.user, ratio.here, ratio.there][job.spec].append((ratio.log, ratio.variance))
             every[job.user, ratio.there, ratio.here][job.spec].append((-ratio.log, ratio.variance))
         if job.here and job.spec is not None:
-            own = float(job.fit.figures[SPEED]), float(job.fit.covariance[SPEED, SPEED])
+            own = float(job.fit.parameters[SPEED]), float(job.fit.covariance[SPEED, SPEED])
             speeds[job.spec, job.user][job.here].append(own)
     for (spec, user), by_kind in speeds.items():
         for here, there in permutations(sorted(by_kind), 2):
@@ -477,7 +492,7 @@ def middle(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
-    """Return the prior of a job's figures on another kind of GPU, given the speed factor."""
+    """Return the prior of a job's parameters on another kind of GPU that is faster by this factor."""
     if factor == SAME:
         return prior
     along = faster(layout)
@@ -487,7 +502,7 @@ def prior_on(prior: Prior, factor: Factor, layout: StepLayout) -> Prior:
 
 
 def fit_on(fit: Fit, factor: Factor, layout: StepLayout) -> Fit:
-    """Return the fit on another kind of GPU, with the speed factor taken as certain."""
+    """Return the fit moved to another kind of GPU. The uncertainty of the speed factor is left out."""
     return moved(fit, factor.mean * faster(layout)) if factor.mean else fit
 
 
@@ -499,7 +514,7 @@ def on_kinds(
     spec: Hashable,
     own: Sequence[Ratio],
 ) -> Mapping[str, ThroughputModel]:
-    """Return the model on each of the kinds; `here` is the kind of its figures, "" if unknown."""
+    """Return the job's model on each of the kinds. `here` is the kind for which `model` holds, "" if unknown."""
     along = faster(model.layout)
     by_kind = {kind: factors.factor(spec, here, kind, own) for kind in kinds}
     return {

@@ -1,9 +1,9 @@
-"""Evidence in one job's history: its group, measurements, progress, and pauses of its changes.
+"""Evidence in one job's history: its group, its measurements and progress, and the pauses that its changes took.
 
 **Statistical efficiency** is the progress per sample at a batch, relative to the base batch M0. It follows from the
 gradient noise scale B = tr(Σ)/|G|² (McCandlish et al., "An Empirical Model of Large-Batch Training", 2018). A step at
-batch M brings M/(B + M) of the progress of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B
-+ M) of a sample at M0. Pollux (OSDI 2021, §3.1) multiplies throughput by it.
+batch M makes M/(B + M) of the progress of a step along the true gradient. So a sample at batch M is worth (B + M0)/(B +
+M) of a sample at M0. Pollux (OSDI 2021, §3.1) multiplies the throughput by this efficiency.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from slurm_ones.learn.throughput import MeasuredThroughput, MeasuredThroughputs,
 from slurm_ones.policy.contract import Floats, Ints
 
 SILENT_S = 600.0
-"""Seconds of silence of a running job, such as an evaluation, that do not raise its remaining work."""
+"""Seconds for which a running job may report nothing, as in an evaluation, before its remaining work is raised."""
 FLAT = 0.05
-"""Least slope of log step time by log compute speed from which a ratio of speeds is derived."""
+"""Smallest slope of log step time against log compute speed that allows a ratio of speeds to be derived."""
 LEAST, MOST = 1e-2, 1e4
-"""Bounds on the gradient noise scale, in base batches."""
+"""Bounds on the gradient noise scale, in multiples of the base batch."""
 CAUTIOUS = 4.0
-"""Noise scale of a job that never reported one, in base batches, before any job has: a batch four times the base is
-then worth 5/8 of its samples. Low among what is measured, since a large batch that was not worth it cannot be had back.
-"""
+"""Noise scale, in multiples of the base batch, of a job that never reported one, as long as no job has. A sample at a
+batch four times the base is then worth 5/8. The value is low among measured ones: the samples that too large a batch
+wastes cannot be recovered."""
 
 
 class NoiseEfficiency:
-    """`EfficiencyModel` from a gradient noise scale in samples. With an infinite scale all batches are equally
-    efficient; up to `free`, the optimizer's rule makes them so (`ones_wrapper.protocol.growth`)."""
+    """`EfficiencyModel` from a gradient noise scale, in samples.
+
+    With an infinite noise scale all batches are equally efficient. Batches up to `free` are as efficient as the base
+    batch, thanks to the optimizer's rule for larger batches (`ones_wrapper.protocol.growth`).
+    """
 
     def __init__(self, base_batch: float, noise: float, free: float = 0.0) -> None:
         self.base_batch = max(float(base_batch), 1.0)
@@ -47,7 +50,8 @@ class NoiseEfficiency:
         self.free = max(float(free), self.base_batch)
 
     def efficiency(self, batches: Ints) -> Floats:
-        """Return the progress per sample at each global batch, in (0, 1]: 1 up to the base batch or `free`."""
+        """Return the progress per sample at each global batch, in (0, 1]. It is 1 up to the base batch, and up to
+        `free`."""
         batch = np.asarray(batches, dtype=np.float64)
         batch = np.where(batch > self.free, batch, self.base_batch)
         if math.isinf(self.noise):
@@ -56,22 +60,24 @@ class NoiseEfficiency:
 
 
 def noise_ratio(base_batch: float, noises: Iterable[float]) -> float | None:
-    """Return the median gradient noise scale of the newest reports in base batches, within bounds; None if no report is
-    valid. The scale drifts over epochs and varies between reports."""
+    """Return the median gradient noise scale of the newest reports, in multiples of the base batch and within bounds.
+    None if no report is valid. The median is used because reports vary, the newest because the scale drifts over
+    epochs."""
     known = [noise / max(base_batch, 1.0) for noise in noises if math.isfinite(noise) and noise > 0]
     return min(max(median(known), LEAST), MOST) if known else None
 
 
 def plain_spec(spec: Spec) -> Spec:
-    """Return the spec without fields that differ between jobs of one script, or change over time: the leader's term, a
-    temporarily fixed batch, and the batch's growth."""
+    """Return the spec without the fields that differ between jobs of one script or change in time: the leader's term, a
+    batch that is fixed for a time, and the batch's growth."""
     if spec.limits is not None and spec.limits.batch_fixed:
         spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0, grown=0) if spec.term or spec.grown else spec
 
 
 def group_of(history: JobHistory) -> GroupPath:
-    """Return the job's group in the hierarchy: jobs of a family have the same batches, but may differ in their data."""
+    """Return the job's group in the tree. Jobs of one family have the same batches and strategy, but may differ in
+    their data."""
     spec = history.spec
     if spec is None:
         return GroupPath(None, None, history.job.user)
@@ -85,23 +91,23 @@ def reshards(spec: Spec | None) -> bool:
 
 
 def by_terms(spec: Spec | None) -> bool:
-    """Tell whether each change of blocks begins a term from a checkpoint."""
+    """Tell whether each change of the job's blocks restarts training from a checkpoint, in a new term."""
     return spec is not None and not spec.hot
 
 
 def inexact(spec: Spec | None) -> bool:
-    """Tell whether training at one batch gives different results on different numbers of GPUs."""
+    """Tell whether the result of training at a given batch depends on the number of GPUs."""
     return spec is not None and spec.limits is not None and not spec.limits.exact
 
 
 def is_wired(spec: Spec | None) -> bool:
-    """Tell whether the job reports the bytes that it sends."""
+    """Tell whether the job reports how many bytes its ranks send."""
     return layout_of(spec).wired
 
 
 def without_bytes(history: JobHistory) -> JobHistory | None:
-    """Return the history without the gradient bytes that the job reports. None if it reports none, or a strategy
-    reports its bytes."""
+    """Return the history as if the job had not reported the size of its gradients. None if it reported none, or if its
+    strategy reports the bytes that are sent."""
     spec = history.spec
     if spec is None or spec.limits is not None or not spec.gradient_bytes:
         return None
@@ -109,23 +115,24 @@ def without_bytes(history: JobHistory) -> JobHistory | None:
 
 
 def join_of(history: JobHistory) -> float | None:
-    """Return the pause of changes in which blocks joined, s, or of any if each begins a term; else None."""
+    """Return the pause, in seconds, of changes in which blocks joined; None if unknown. If each change begins a term,
+    any change counts."""
     return history.switch_s if by_terms(history.spec) else history.join_s
 
 
 def leave_of(history: JobHistory) -> float | None:
-    """Return the pause of changes in which blocks only left, s; None if unknown or mixed with joins."""
+    """Return the pause, in seconds, of changes in which blocks only left. None if unknown, or if blocks also joined."""
     return history.switch_s if history.join_s is None else None
 
 
 def ready_of(history: JobHistory) -> float | None:
-    """Return the seconds that the last joining blocks took to get ready; None if none joined."""
+    """Return the seconds that the blocks that joined last took to get ready; None if none has joined."""
     ready = history.membership.report.ready_s if history.membership is not None else 0.0
     return ready if ready > 0 else None
 
 
 def points_in(history: JobHistory) -> tuple[Points, float]:
-    """Return the measurements on the best-measured kind of GPU, and the reference local batch of the job's speed."""
+    """Return the measurements on the kind of GPU with the most of them, and the job's reference local batch."""
     measured = of_kind(history.throughput, base_kind(history.throughput))
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
@@ -135,7 +142,7 @@ def points_in(history: JobHistory) -> tuple[Points, float]:
 
 
 def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Return the epochs of progress that a running job would have made since its last report, at its last speed."""
+    """Return the epochs that a running job would have made since its last report, if it had kept its last speed."""
     dataset = dataset_of(history)
     if history.running_since is None or not history.throughput or not dataset:
         return 0.0
@@ -146,7 +153,8 @@ def unreported_epochs(history: JobHistory, efficiency: NoiseEfficiency, now: flo
 
 
 def own_noise(history: JobHistory) -> float | None:
-    """Return the job's own gradient noise scale in base batches; None before a valid report."""
+    """Return the gradient noise scale that the job reported, in multiples of the base batch; None before a valid
+    report."""
     if history.spec is None:
         return None
     points = history.noise
@@ -157,8 +165,8 @@ def own_noise(history: JobHistory) -> float | None:
 
 
 def free_batch(history: JobHistory) -> float:
-    """Return the largest batch without loss of efficiency: the least of the job's report and its optimizer's rule at
-    its own noise scale. 0 before a noise scale was measured."""
+    """Return the largest batch that is as efficient as the base batch. Two bounds apply: the batch that the job
+    reported as grown, and its optimizer's rule at its own noise scale. 0 before a noise scale was measured."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0
@@ -166,7 +174,8 @@ def free_batch(history: JobHistory) -> float:
 
 
 def progress_in(history: JobHistory) -> float:
-    """Return the progress in samples of the base batch: as reported, or else all samples used."""
+    """Return the progress in samples at the base batch, as the job reported it. If it did not, each sample used counts
+    fully."""
     return history.progress if history.progress is not None else history.samples
 
 
@@ -177,14 +186,15 @@ def epochs_in(history: JobHistory) -> float:
 
 
 def dataset_of(history: JobHistory) -> int:
-    """Return the samples in an epoch; 0 for a stream before its first epoch has ended."""
+    """Return the number of samples in an epoch; 0 for a stream before its first epoch has ended."""
     if history.spec is not None and history.spec.dataset:
         return history.spec.dataset
     return round(history.epoch_samples or 0.0)
 
 
 def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingState:
-    """Return the state after `epochs` epochs of progress, with figures of the `upto`-th reported epoch."""
+    """Return the state after `epochs` epochs of progress, with loss and accuracy of the reported epoch number
+    `upto`."""
     last = history.epochs[upto - 1] if upto else None
     return TrainingState(
         dataset=dataset_of(history),
@@ -196,7 +206,8 @@ def training_after(history: JobHistory, epochs: float, upto: int) -> TrainingSta
 
 
 def log_of(history: JobHistory) -> FinishedJob:
-    """Return the log of a finished job. Progress at the ends of epochs is not stored, and assumed to be even."""
+    """Return the log of a finished job. Each of its epochs is taken to have made equal progress, since the database
+    does not store progress at the ends of epochs."""
     total = epochs_in(history) if history.progress is not None else float(len(history.epochs))
     each = total / max(len(history.epochs), 1)
     points = [training_after(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
@@ -204,7 +215,8 @@ def log_of(history: JobHistory) -> FinishedJob:
 
 
 def base_kind(points: Sequence[ThroughputPoint]) -> str:
-    """Return the kind of GPU on which most sizes and batches were measured, latest on ties; "" for none."""
+    """Return the kind of GPU on which the job measured most pairs of size and batch; "" without measurements. Of
+    equals, the kind measured last."""
     if len(kinds := {point.kind for point in points}) < 2:
         return kinds.pop() if kinds else ""
     tried = Counter(kind for kind, _ in {(point.kind, point[:3]) for point in points if point.kind})
@@ -213,12 +225,13 @@ def base_kind(points: Sequence[ThroughputPoint]) -> str:
 
 
 def of_kind(points: Sequence[ThroughputPoint], kind: str) -> tuple[ThroughputPoint, ...]:
-    """Return the measurements on this kind of GPU, and those on an unknown kind."""
+    """Return the measurements on this kind of GPU, together with those on an unknown kind."""
     return tuple(point for point in points if point.kind in (kind, ""))
 
 
 def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here: str) -> list[Ratio]:
-    """Return the compute speeds on other kinds, over kind `here`, that explain the job's measurements best."""
+    """Return the job's compute speed on each other kind, relative to the kind `here`, that fits its measurements
+    best."""
     found, along, model = [], faster(layout), MeasuredThroughputs((MeasuredThroughput(fit, layout),))
     for there in sorted({point.kind for point in points} - {here, ""}) if here else ():
         seen = points_of([point for point in points if point.kind == there], fit.reference, layout)
@@ -226,10 +239,10 @@ def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here
             continue
         reference, row = np.float64(fit.reference), seen.at.each(lambda values: values[None])
         # The misfit at a size is taken to be alike on both kinds.
-        misfit = model.log_step(row)[0] - log_step(fit.figures, seen.at, reference)
+        misfit = model.log_step(row)[0] - log_step(fit.parameters, seen.at, reference)
         log, slope = 0.0, np.zeros(0)
         for _ in range(6):
-            steps, slopes = log_step_and_slopes(fit.figures + along * log, seen.at, reference)
+            steps, slopes = log_step_and_slopes(fit.parameters + along * log, seen.at, reference)
             slope = slopes @ along
             if np.abs(slope).max() < FLAT:
                 break

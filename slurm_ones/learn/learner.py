@@ -1,4 +1,4 @@
-"""Learner of the models that policies get, from job histories."""
+"""Learner of the models that policies are given, from the histories of jobs."""
 
 from __future__ import annotations
 
@@ -57,53 +57,54 @@ from slurm_ones.policy.contract import EfficiencyModel, Progress, ThroughputMode
 NOWHERE = GroupPath(None, None, "")
 """Group of a job that has reported nothing."""
 AROUND = {False: CAUTIOUS, True: WIRED}
-"""Priors before any measurement; the key is True for jobs that report the bytes they send."""
+"""Prior before any measurement, by whether the jobs report the bytes that they send."""
 PEERS = 3
-"""Number of other users' finished jobs of a spec that are needed to bound a job's believed speed."""
+"""Fewest finished jobs of other users with the same spec that can bound how fast a job is believed to be."""
 RESIZE_S = 30.0
-"""Expected pause of training at a resize, in seconds, before any resize was measured."""
+"""Pause of training, in seconds, that is expected of a resize before any resize was measured."""
 RESHARD = 2.0
-"""Factor on `RESIZE_S` before a first resize that reshards its checkpoint: it is read and written again."""
+"""Factor on `RESIZE_S` for a first resize that reshards its checkpoint, which is then read and written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Default pause in seconds of blocks that join or leave, and seconds until joining blocks are ready. Measured with
-small models (docs/benchmarks/resizes.md)."""
+"""Pause in seconds when blocks join, pause when blocks leave, and seconds until joining blocks are ready. They hold
+before any was measured, and come from small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
-"""Default pause in seconds of a change that begins a term from a checkpoint. A guess: forking and starting take about a
-second for a small model; a large model is also written and read."""
+"""Pause, in seconds, of a change that restarts training from a checkpoint, before any was measured. It is a guess:
+forking and starting take about a second for a small model; a large model is also written and read."""
 SPARE = 100
-"""Number of models kept beyond the most ever needed at once; models of the last reporting jobs stay."""
+"""Number of models kept in addition to the most that one tick has needed. Models of jobs that reported last are
+kept."""
 SCRIPTS = 10_000
-"""Largest number of scripts, by user and name, whose last spec is kept."""
+"""Largest number of scripts (pairs of user and job name) whose last spec is kept."""
 
 
 @dataclass(frozen=True)
 class JobModel:
-    """Models and limits learned for one job."""
+    """Models and limits of one job, as learned."""
 
     spec: Spec | None
-    """Spec that the job reported, or else earlier jobs of the same script; None if neither has."""
+    """Spec that the job reported, or else that the last job of the same script reported; None if there is neither."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
-    """Progress since the job's first run, in samples of the base batch."""
+    """Progress since the job's first run, in samples at the base batch."""
     losses: tuple[tuple[float, float], ...]
-    """Pairs (epochs done, loss) at the ends of the job's epochs."""
+    """Pairs (epochs done, loss), one for each epoch whose loss the job reported."""
     resize_s: float
     """Expected pause of training at a resize, in seconds."""
     dataset: int = 0
-    """Samples in an epoch, as reported, or else as measured over ended epochs; 0 if unknown."""
+    """Number of samples in an epoch: reported, or else measured in ended epochs; 0 if unknown."""
     shrink_s: float | None = None
-    """Expected pause of training in seconds when the job gives up GPUs; None for `resize_s`."""
+    """Expected pause of training when the job gives up GPUs, in seconds; None if it is `resize_s`."""
     prepare_s: float = 0.0
-    """Expected seconds for which gained GPUs are held before they train."""
+    """Expected time, in seconds, between a block's start and its joining."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on each queried kind of GPU."""
+    """Throughput model on each kind of GPU that the caller asked for."""
 
 
 @dataclass(frozen=True)
 class _Switches:
-    """Seconds taken by changes of blocks: by joining, leaving, getting ready, and beginning a term."""
+    """Typical duration of changes of blocks, in seconds."""
 
     join_s: float = JOIN_S
     leave_s: float = LEAVE_S
@@ -113,25 +114,28 @@ class _Switches:
 
 @dataclass(frozen=True)
 class _Learned:
-    """Throughput model of a job, and its inputs."""
+    """Throughput model of a job, and the history and prior from which it was fitted."""
 
     history: JobHistory
     prior: Prior
     model: MeasuredThroughput
     on: dict[str, ThroughputModel] = field(default_factory=dict)
-    """Throughput model on the kinds of GPU queried so far."""
+    """Throughput model on each other kind of GPU that has been asked for."""
 
 
 class Learner:
-    """Learner of models from job histories.
+    """Learner of models from the histories of jobs.
 
-    Models from finished jobs are fitted again when a job finishes. A running job's models are fitted again when it
-    reports something new. Jobs with the same reported spec (base batch, local batch, dataset, epochs) are assumed to
-    run the same script. Jobs with the same batches are one family. A job's prior comes from its own user's jobs of the
-    spec. It is shrunk towards others' jobs of the spec, these towards the family, and the family towards the site.
-    `hierarchy` also bounds the influence of one user on other people's jobs, and widens intervals by past errors of the
-    priors. A job that has not run yet gets the last spec of the same user's jobs of that name, without a number at its
-    end.
+    The models of finished jobs are fitted when a job finishes, the models of a running job when it reports something
+    new. Jobs that report the same spec (base batch, local batch, dataset, epochs) are taken for jobs of one script.
+    Jobs with the same batches form one family.
+
+    A job's prior comes from its own user's jobs of the spec. It is shrunk towards others' jobs of the spec, those
+    towards the family, and the family towards the site. `hierarchy` bounds how much one user influences other people's
+    jobs, and widens intervals by the errors that past priors made.
+
+    A job that has not run yet gets the last spec of a job of the same user and name. A number at the end of the name
+    does not count.
     """
 
     def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
@@ -139,7 +143,7 @@ class Learner:
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, list[tuple[JobHistory, Fit]]] = {}
-        """Finished jobs with their fits: as reported, and a second time without the bytes they send."""
+        """Fits of each finished job: one as reported and, if it reported the bytes that it sends, one without them."""
         self._progress = BetaProgress(seed=seed)
         self._trees = {wired: Tree((), around) for wired, around in AROUND.items()}
         self._widths = dict.fromkeys(AROUND, (1.0, 1.0))
@@ -158,7 +162,8 @@ class Learner:
         self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from the jobs that completed, newest first; does nothing if they are the same as before."""
+        """Learn from the jobs that have completed, newest first. Do nothing if this is the same object as at the last
+        call."""
         if histories is self._finished:
             return
         self._finished = histories
@@ -206,12 +211,14 @@ class Learner:
             known.on.clear()
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
-        """Return the factor from the reference kind to the kind of the job's fit, or back."""
+        """Return the factor from the reference kind to the kind of the job's fit; with `back`, the factor in the other
+        direction."""
         ends = self._factors.reference, base_kind(history.throughput) or self._factors.reference
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn the pauses of changes of blocks, by spec and overall, since joining takes longer for a larger state."""
+        """Learn the pauses of changes of blocks: over all jobs, and of joins for each spec, since a larger state takes
+        longer."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:
@@ -234,7 +241,7 @@ class Learner:
         self._noises = {spec: statistics.median(some) for spec, some in found.items()}
 
     def look(self, histories: Iterable[JobHistory]) -> None:
-        """Update the models of these jobs by their new reports, all in one fit."""
+        """Update the models of these jobs from their new reports. All are fitted in one call."""
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
@@ -261,7 +268,8 @@ class Learner:
         return before is history or (before.throughput == history.throughput and before.spec == history.spec)
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """Return the prior from others' jobs of this spec, on the kind of GPU of the fit; None from too few."""
+        """Return the prior that other users' jobs of this spec give, on the kind of GPU of the job's fit. None if they
+        are too few."""
         path = group_of(history)
         if path.spec is None or self._specs[path.spec] - self._own[path.spec, path.user] < PEERS:
             return None
@@ -281,11 +289,11 @@ class Learner:
     def about(
         self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
     ) -> JobModel:
-        """Return the models of a job (of `blocks` if set), also on these `kinds` of GPU; typical models without a
-        history.
+        """Return the models of a job, on these `kinds` of GPU too. For a job without a history they are those of a
+        typical job. `blocks` says that its blocks can join and leave.
 
-        `now` is Slurm's clock. A job that has been silent for long is expected to need as long again (Lindy's law),
-        however little was left at its last report.
+        `now` is Slurm's clock. A job that has long reported nothing is expected to need at least as long again (Lindy's
+        law). This holds even if little was left at its last report.
         """
         if history is None:
             nothing = self._progress.progress(TrainingState(dataset=0, epochs=0.0))
@@ -323,7 +331,8 @@ class Learner:
         return {kind: known.on[kind] for kind in kinds}
 
     def _of_blocks(self, known: JobModel, history: JobHistory | None) -> JobModel:
-        """Return the models with the pauses of changes of blocks: the job's own, else those of jobs of its spec."""
+        """Return the models with the pauses of changes of blocks: the job's own, or else those of other jobs with its
+        spec."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
@@ -332,7 +341,8 @@ class Learner:
         return replace(known, resize_s=self._join_s(history), shrink_s=shrink_s, prepare_s=prepare_s)
 
     def switch_s(self, history: JobHistory | None) -> float:
-        """Return the expected pause of a change of blocks, s: of the job's own, else of similar jobs' joins."""
+        """Return the expected pause of a change of blocks, in seconds: the job's own, or else that of joins in similar
+        jobs."""
         if history is not None and history.switch_s is not None:
             return history.switch_s
         return self._switches.join_s if history is None else self._join_s(self._with_spec(history))
@@ -343,7 +353,7 @@ class Learner:
         return _first(join_of(history), _first(of_spec, typical))
 
     def _with_spec(self, history: JobHistory) -> JobHistory:
-        """Return the history; if the job has reported no spec, with the expected one."""
+        """Return the history with a spec: the one that the job reported, or else the last of the same script."""
         expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 

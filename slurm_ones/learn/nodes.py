@@ -1,16 +1,16 @@
 """Slow nodes, found by comparing jobs' throughput on different nodes at the same size, batch and kind of GPU.
 
-PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. One
-owner's jobs of one script are compared, if some ran on the node and some did not. A run on several nodes trains at the
-pace of its slowest node, so its evidence is divided among them. The slowest certain node is found first; runs on it are
-then no evidence about other nodes.
+PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. The
+runs of one owner's jobs of one script are compared, if some were on the node and some were not. A run on several nodes
+trains at the pace of its slowest node, so it counts for each of them in part. The node that is most certainly slow is
+found first; its runs are then left out, since they say nothing about other nodes.
 
-Measurements are reported by users, so one user cannot condemn a node:
+Users report the measurements, so no user by himself may have a node treated as slow:
 
-- each owner has one vote, the median of their scripts, however many jobs they run;
-- a node is slow if at least two owners vote so, and as slow as their median. Of an even number the milder of the middle
-  two counts. If all measurements are of one owner, their jobs vote instead: nobody else can be harmed;
-- no node counts as slower than `SLOWEST`, and at most a share `MOST` of all nodes as slow.
+- Each owner has one vote, the median of his scripts, however many jobs he runs.
+- A node is slow if at least two owners vote so, and as slow as their median. If their number is even, the milder of the
+  middle two counts. If one owner made all measurements, his jobs vote instead: they can harm nobody else.
+- No node counts as slower than `SLOWEST`, and at most a share `MOST` of all nodes counts as slow.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Lowest accepted speed of a node, relative to other nodes."""
+"""Smallest speed that a node can be given, relative to other nodes."""
 SLOW = 0.9
-"""Relative speed above which a node is not slow: time of day and neighbours explain such a difference."""
+"""Relative speed from which a node does not count as slow. Time of day and neighbours explain such small
+differences."""
 SPREAD = 0.15
-"""Standard deviation of the logarithm of a node's speed, before any measurement."""
+"""Standard deviation of the logarithm of a node's relative speed, before any measurement."""
 SURE = 2.5
-"""Number of standard deviations by which a node must be slower: few of hundreds of equal nodes are so by chance."""
+"""Number of standard deviations by which a node must be slower. Few of hundreds of equal nodes are that slow by
+chance."""
 VOTES = 2
 MOST = 1 / 3
-"""Largest share of nodes that count as slow; at least one node."""
+"""Largest share of all nodes that can count as slow; one node always can."""
 ENOUGH = 3
-"""Fewest comparable runs from which their noise is estimated in pairs."""
+"""Fewest comparable runs from which the noise is estimated."""
 MANY = 30
-"""Largest number of comparable runs that enter the pairs for the noise estimate."""
+"""Largest number of comparable runs from which the noise is estimated."""
 NORMAL = 2.2219
-"""Ratio of a normal distribution's standard deviation to the lower quartile of differences of two draws."""
+"""Factor from the lower quartile of the differences of two normal draws to the standard deviation of one."""
 RECENT_S = 7 * 86400.0
-"""Largest age of measurements in seconds, so that a repaired node is used again."""
+"""Largest age of a measurement, in seconds. Older ones are ignored, so that a repaired node is used again."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class SlowNode:
     factor: float
     """Speed of the node relative to others, in [`SLOWEST`, `SLOW`]."""
     doubt: float
-    """Standard deviation of the factor's logarithm."""
+    """Standard deviation of the logarithm of `factor`."""
     runs: int
-    """Number of runs on the node that show it."""
+    """Number of runs on the node by which it was found."""
     owners: int
     """Number of owners of these runs."""
 
@@ -68,7 +70,7 @@ class _Run(NamedTuple):
     """Throughput of one run at one batch."""
 
     alike: Hashable
-    """Key that is equal for runs that can be compared."""
+    """Key of runs that can be compared: same owner, script, number of nodes, GPUs per node, batch and kind of GPU."""
     voter: Hashable
     run: Hashable
     owner: str
@@ -78,7 +80,8 @@ class _Run(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """One voter's comparable runs on a node: log of the node's relative speed, and its variance."""
+    """Comparison of one voter's runs on a node with runs elsewhere: log of the node's relative speed, and its
+    variance."""
 
     name: str
     voter: Hashable
@@ -88,7 +91,7 @@ class _Comparison(NamedTuple):
 
 
 def slow_nodes(histories: Iterable[JobHistory], now: float) -> dict[str, SlowNode]:
-    """Return the slow nodes by name, the most certain first. `now` is in Unix seconds."""
+    """Return the slow nodes by name, the most certain first. `now` is Unix time in seconds."""
     alike: dict[Hashable, list[_Run]] = defaultdict(list)
     for run in _runs(histories, now):
         alike[run.alike].append(run)
@@ -129,8 +132,9 @@ def _runs(histories: Iterable[JobHistory], now: float) -> list[_Run]:
 
 
 def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
-    """Return the standard deviation of log speed over comparable runs, by owner, `COMPARED` at least. It uses the lower
-    quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), so slow nodes do not count."""
+    """Return the standard deviation of log speed between comparable runs, by owner; at least `COMPARED`. It is
+    estimated from the lower quartile of pairwise differences (as in Rousseeuw and Croux, JASA 1993), which slow nodes
+    do not affect."""
     apart: dict[str, list[float]] = defaultdict(list)
     for runs in alike:
         if len(runs) >= ENOUGH:
@@ -141,7 +145,7 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return the comparisons of each node over one owner's comparable runs."""
+    """Return comparisons for each node of one owner's comparable runs: the runs on this node with those elsewhere."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):
@@ -174,7 +178,7 @@ def _bounded(log: float) -> float:
 
 
 def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowNode | None:
-    """Return the node if each voter's comparisons together show it slow, else None."""
+    """Return the node if the votes, each the median of a voter's comparisons, show that it is slow; else None."""
     if len(votes) < VOTES:
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]

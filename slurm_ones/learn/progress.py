@@ -1,22 +1,22 @@
 """Fraction of its training that a job has completed: the Beta model of ONES (§3.2).
 
-ρ, the completed fraction, is Beta(α, β), with α the epochs done and β = f(features). f is a small network fitted by
-maximum likelihood to finished jobs' logs. With α the epochs done, β is the number of remaining epochs. We differ from
-ONES in these points:
+ρ, the completed fraction, is distributed as Beta(α, β). α is the number of epochs done, and β, the expected number of
+epochs remaining, is f(features). f is a small network, fitted by maximum likelihood to the logs of finished jobs. We
+differ from ONES in these points:
 
-- features are standardised, by the same transform in fitting and serving (ONES serves raw features to a network trained
-  on their logarithms);
-- f is a factor on a first guess: the declared epochs not done yet, or else what finished jobs trained. So the network
-  learns only how far jobs deviate from the guess. For a job that declared its epochs, the factor has a lower bound from
-  the finished jobs: for a job unlike all of them the network could predict anything;
-- f ends in softplus instead of relu, which has the same limits and a gradient everywhere;
-- a job that declared its epochs never has more remaining than declared, until it has trained them all. From then on it
-  has as many remaining as it is over (`OVERRUN`), since the declaration was too small. So declaring little to be served
-  first is soon detected;
-- α + β is the certainty in ONES, which follows from the epochs done. Here a factor on both is fitted as well, on jobs
-  that the network did not see. So an 80 % interval covers the truth in 80 % of the cases;
-- before `ENOUGH` jobs have finished nothing is learned: β is the declaration. A job without a declaration is assumed to
-  be half done, and to train ten epochs at least.
+- Features are standardised, in the same way for fitting and for prediction. (ONES predicts from raw features, with a
+  network fitted on their logarithms.)
+- f is a factor on a first guess. The guess is the number of declared epochs not yet done, or else what finished jobs
+  trained. So the network learns only how far jobs deviate from the guess. For a job unlike all finished ones the
+  network could predict anything. So finished jobs also give a lower bound for the factor, for jobs that declare epochs.
+- f ends in softplus instead of relu. It has the same limits, and a gradient everywhere.
+- A job that declared its epochs never has more remaining than declared, until it has trained them all. From then on its
+  declaration was too small, and it has as many remaining as it is over (`OVERRUN`). So a job that declares little in
+  order to be served first is soon detected.
+- In ONES α + β, the certainty, follows from the epochs done. Here a factor on α and β is fitted too, on jobs that the
+  network did not see. So an 80 % interval holds for 80 % of the jobs.
+- Before `ENOUGH` jobs have finished nothing is learned, and β is what the job declared. A job without a declaration is
+  taken to be half done, and to train ten epochs at least.
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ from slurm_ones.policy.contract import Floats, Progress
 HIDDEN = 8
 ITERATIONS = 60
 DECAY = 1e-3
-"""Weight decay: keeps the network near a constant if there are few logs."""
+"""Weight decay: it keeps the network nearly constant while there are few logs."""
 LEAST = 1e-3
-"""Smallest β (remaining epochs), which must be positive."""
+"""Smallest β, in epochs; β must be positive."""
 DECLARED = -1
-"""Index of the feature that only jobs with declared epochs have."""
+"""Index of a feature that only jobs with declared epochs have."""
 RARE = 0.1
-"""Quantile of the remaining work of declared jobs, relative to the first guess, that bounds predictions from below.
-Nobody can predict which job is about to stop early."""
+"""Quantile of the remaining work of jobs with declared epochs, relative to the first guess. It bounds predictions from
+below, since nobody can predict which job will stop early."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network from features to remaining epochs: one tanh layer and a softplus output, times a first guess per row."""
+    """Network from features to remaining epochs: one tanh layer, a softplus output, and a first guess by which it is
+    multiplied."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
-    """All parameters as one vector, the form that the optimiser needs."""
+    """All weights as one vector, which is the form that the optimiser needs."""
     least: float
-    """Smallest factor on the first guess for jobs that declared their epochs."""
+    """Smallest factor on the first guess, for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
-        """Fit by maximum likelihood of ρ = done/total under Beta(done, β); `features` is (rows, width)."""
+        """Fit by maximum likelihood of ρ = done/total under Beta(done, β). `features` has a row for each moment of a
+        job."""
         known = np.isfinite(features)
         count = np.maximum(known.sum(axis=0), 1)
         mean = np.where(known, features, 0.0).sum(axis=0) / count
@@ -92,14 +94,15 @@ class BetaNetwork:
         return cls(mean, deviation, weights if np.isfinite(weights).all() else start, least)
 
     def to_come(self, features: Floats, guess: Floats) -> Floats:
-        """Return β for each row of raw features and its first guess."""
+        """Return β for each row of features, which are not standardised yet, and its first guess."""
         raw = _forward(self.weights, _transform(features, self.mean, self.deviation))[1]
         factor = np.maximum(np.logaddexp(0.0, raw), np.where(np.isfinite(features[:, DECLARED]), self.least, 0.0))
         return np.maximum(factor * guess, LEAST)
 
 
 def _transform(features: Floats, mean: Floats, deviation: Floats) -> Floats:
-    """Return the standardised features, for fitting and serving: unknown ones become 0, the others are clipped."""
+    """Return the features standardised, for fitting and for prediction. Unknown ones become 0, large ones are
+    clipped."""
     scaled = (features - mean) / deviation
     return np.where(np.isfinite(scaled), np.clip(scaled, -4.0, 4.0), 0.0)
 
@@ -117,7 +120,7 @@ def _forward(weights: Floats, inputs: Floats) -> tuple[Floats, Floats]:
 
 
 def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Floats) -> tuple[float, Floats]:
-    """Return the mean negative log likelihood of ρ under Beta(α, β) plus weight decay, and its gradient."""
+    """Return the mean negative log likelihood of ρ under Beta(α, β), plus weight decay; and its gradient."""
     rows, width = inputs.shape
     hidden, raw = _forward(weights, inputs)
     beta = np.maximum(np.logaddexp(0.0, raw) * guess, LEAST)
@@ -142,38 +145,38 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
 
 
 ENOUGH = 5
-"""Fewest finished jobs from which anything is fitted."""
+"""Fewest finished jobs from which the network is fitted."""
 NEW_ALPHA = 0.5
-"""α of a job that has finished no epoch: α must be positive."""
+"""α of a job that has not finished an epoch, since α must be positive."""
 UNKNOWN_EPOCHS = 10.0
-"""Epochs assumed for an unknown job."""
+"""Number of epochs assumed for a job that declared none, before any job has finished."""
 POINTS = 8
-"""Largest number of moments of a finished job in the fit, evenly spread."""
+"""Largest number of moments of one finished job in the fit, evenly spread over its epochs."""
 LEFT = 0.01
-"""Smallest share of the declared epochs that a running job is expected to have remaining."""
+"""Smallest remaining share of its declared epochs that is predicted for a running job."""
 OVERRUN = 1.0
-"""Remaining epochs per epoch beyond the declared ones, or beyond any finished job's. Lindy's law: a process that has
-lasted t lasts another t with probability one half."""
+"""Remaining epochs for each epoch trained beyond the declared ones, or beyond those of any finished job. Lindy's law: a
+process that has lasted t lasts another t with probability one half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Quantiles of the interval whose coverage is calibrated."""
+"""Quantiles at which the interval ends whose coverage is calibrated."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
-"""Number of moments of jobs from which the concentration is fitted."""
+"""Number of moments of jobs from which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of its declared epochs from which on a job counts as having trained all of them."""
+"""Share of its declared epochs that counts as all of them."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Reported state of a job's training at one moment."""
+    """State of a job's training at one moment, as the job reported it."""
 
     dataset: int
-    """Samples in an epoch."""
+    """Number of samples in an epoch."""
     epochs: float
-    """Epochs of progress done; may be fractional."""
+    """Number of epochs of progress, with fractions."""
     initial_loss: float | None = None
-    """Loss in the job's first report; None if it reports none."""
+    """Loss in the job's first report; None if the job reports no loss."""
     loss: float | None = None
     accuracy: float | None = None
 
@@ -183,25 +186,25 @@ class FinishedJob:
     """Log of a job that ended by itself."""
 
     history: Sequence[TrainingState]
-    """States at the end of each epoch, in order."""
+    """State at the end of each epoch, in order."""
     epochs: float
-    """Total epochs that the job trained."""
+    """Number of epochs that the job trained."""
     declared: float = 0.0
-    """Epochs that the job declared; 0 for none."""
+    """Number of epochs that the job declared; 0 for none."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments of finished jobs, one per row."""
+    """Moments in the training of finished jobs, one for each row."""
 
     job: Floats
-    """Index of the job of each row."""
+    """Index of the job to which each row belongs."""
     features: Floats
     done: Floats
     total: Floats
     guess: Floats
     most: Floats
-    """Upper bound on the remaining epochs by the declaration; infinite without one."""
+    """Largest number of remaining epochs that the job's declaration allows; infinite without one."""
 
     def where(self, rows: npt.NDArray[Any]) -> Moments:
         """Return only these rows; `rows` is a mask or indices."""
@@ -209,13 +212,14 @@ class Moments:
 
 
 class BetaProgress:
-    """Model of running jobs' ρ, learned from finished jobs. Immutable: a new model is fitted when a job finishes."""
+    """Model of ρ for running jobs, learned from finished jobs. It does not change: a new one is fitted when a job
+    finishes."""
 
     def __init__(self, finished: Sequence[FinishedJob] = (), seed: int = 0) -> None:
-        """Fit the model to the logs of all finished jobs; equal logs and seeds give equal models.
+        """Fit the model to the logs of all finished jobs. The same logs and seed give the same model.
 
-        Logs without an epoch before the last one are ignored and do not count towards `ENOUGH`. Takes about 0.1 s for
-        200 logs.
+        A log with no epoch before its last one is ignored, and does not count towards `ENOUGH`. The fit takes about 0.1
+        s for 200 logs.
         """
         self._network: BetaNetwork | None = None
         self._concentration = 1.0
@@ -223,7 +227,7 @@ class BetaProgress:
         self._longest = MAX_EPOCHS
         logs = [(job, inside) for job in finished if (inside := _inside(job))]
         self.jobs = len(logs)
-        """Number of finished jobs that the model was fitted to."""
+        """Number of finished jobs to which the model was fitted."""
         if self.jobs >= ENOUGH:
             self._typical = float(np.median([job.epochs for job, _ in logs]))
             self._longest = max(job.epochs for job, _ in logs)
@@ -233,11 +237,11 @@ class BetaProgress:
 
     @property
     def fitted(self) -> bool:
-        """True if β is learned; False if it comes from the declaration or a default."""
+        """True if β comes from the network; False if it comes from the declaration or a default."""
         return self._network is not None
 
     def progress(self, now: TrainingState, declared_epochs: float = 0.0) -> Progress:
-        """Return the distribution of ρ of a job now; `declared_epochs` is 0 without a declaration."""
+        """Return the present distribution of a job's ρ. `declared_epochs` is 0 without a declaration."""
         done = _done(now)
         most = _most(done, declared_epochs)
         if self._network is not None:
@@ -274,7 +278,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Return the progress with at least this number of remaining epochs; NaN changes nothing."""
+    """Return the progress with at least `epochs` remaining epochs. A NaN changes nothing."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
@@ -286,8 +290,8 @@ def _fitted(moments: Moments, seed: int) -> BetaNetwork:
 
 
 def _concentration(moments: Moments, seed: int) -> float:
-    """Return the largest factor on α and β whose interval covers the truth often enough. It is cross-validated: each
-    half of the jobs is predicted from the other."""
+    """Return the largest factor on α and β with which the interval holds often enough. Each half of the jobs is
+    predicted by a network that was fitted to the other half."""
     odd = moments.job % 2 == 1
     covered = np.zeros(len(CONCENTRATIONS))
     rows = 0
@@ -309,14 +313,14 @@ def _done(now: TrainingState) -> float:
 
 
 def _most(done: float, declared: float) -> float:
-    """Return the most remaining epochs of a running job by its declaration; infinite without one."""
+    """Return the largest number of remaining epochs that a running job's declaration allows; infinite without one."""
     if not (math.isfinite(declared) and declared > 0):
         return math.inf
     return min(max(declared - done, LEFT * declared), MAX_EPOCHS)
 
 
 def _inside(job: FinishedJob) -> list[TrainingState]:
-    """Return the moments of a log with 0 < ρ < 1, at most `POINTS`."""
+    """Return at most `POINTS` moments of a log, those with 0 < ρ < 1."""
     if not 0 < job.epochs <= MAX_EPOCHS:
         return []
     inside = [training for training in job.history if 0 < training.epochs < job.epochs]
@@ -326,7 +330,8 @@ def _inside(job: FinishedJob) -> list[TrainingState]:
 
 
 def _features(training: TrainingState, declared: float) -> list[float]:
-    """Return ONES' five features, the job's share of its declaration, and the latter's log; NaN if unknown."""
+    """Return ONES' five features, the done fraction of the declared epochs, and the log of their number. Unknown ones
+    are NaN."""
     first = _finite(training.initial_loss)
     improvement = (first - _finite(training.loss)) / max(abs(first), 1e-9)
     known = math.isfinite(declared) and declared > 0

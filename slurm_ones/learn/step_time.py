@@ -1,27 +1,29 @@
-"""Time of one optimizer step, from seven figures of a job (Pollux, OSDI 2021, §3.2).
+"""Time of one optimizer step, from seven parameters of a job (Pollux, OSDI 2021, §3.2).
 
-A step computes for a fixed overhead and a time per sample. Then it exchanges gradients, for a time that depends on the
-placement of its GPUs. The exchange takes 0 on one GPU, c1 + d1 · (n - 2) inside a node, and c2 + d2 · (n - 2) across
-nodes. The two parts overlap: T = (compute^γ + sync^γ)^(1/γ), from sequential (γ = 1) to parallel (γ large). All figures
-are kept as logs of ratios: c1 to the job's own step, c2 to c1 and d to c. So jobs of any size can be compared, and
-learn from each other. For example, a job with long exchanges inside a node has long ones across nodes. d / c is small
-if gradients go around in a ring, since each GPU then sends 2 · (n - 1) / n of them.
+A step computes for a fixed overhead plus a time for each sample. Then it exchanges gradients, for a time that depends
+on where its n GPUs are. The exchange takes 0 on one GPU, c1 + d1 · (n - 2) inside a node, and c2 + d2 · (n - 2) across
+nodes. The two parts overlap: T = (compute^γ + sync^γ)^(1/γ), from one after the other (γ = 1) to both at once (γ
+large).
 
-If a training strategy reports the bytes that each rank sends in a step (`layout`), c1 is the time of a gigabyte
-inside a node. c2 / c1 is the factor for a gigabyte between nodes, and the exchange takes bytes times
-that time. So the exchange at an untried size follows from the bytes there. Link speeds learned from one job hold for
-all jobs with known bytes.
+All parameters are logarithms of ratios: c1 to the job's own step, c2 to c1, and each d to its c. So jobs of any size
+can be compared and can teach each other. For example, a job with a long exchange inside a node has a long one across
+nodes. d / c is small if gradients go around in a ring, since each GPU then sends 2 · (n - 1) / n times their bytes.
 
-The figures of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
+If a training strategy reports the bytes that each rank sends in a step (`layout`), c1 is the time of a gigabyte inside
+a node. c2 / c1 is the ratio of that time between nodes to that inside a node. The exchange takes bytes times the time
+of a byte. So the exchange at an untried size follows from the bytes there. Link speeds learned from one job hold for
+all jobs whose bytes are known.
+
+The parameters of many jobs are fitted at once (`fit_all`), with their uncertainty. A job's measurements are noisy step
 times at a few sizes, and no formula is exact: log T = model + misfit + noise. Misfits at similar sizes are similar (a
-Gaussian process). So a job slower than the formula at one batch is expected to be slower at the next one. Other jobs
-teach the prior of the figures (`hierarchy`). Damped Gauss-Newton finds the most likely figures of all jobs in the same
-few numpy calls. Their covariance is that of the linearised model.
+Gaussian process). So a job that is slower than the formula at one batch is expected to be slower at the next one, too.
+Other jobs teach the prior of the parameters (`hierarchy`). Damped Gauss-Newton finds the most likely parameters of all
+jobs in the same few numpy calls. Their covariance is that of the linearised model.
 
-**Layout.** A job reports the split of samples and the bytes that a rank sends, by number of GPUs. Bytes follow from the
-strategy's formula (`ones_wrapper.protocol.limits.SizeLimits`), or from the gradients of a plain data-parallel job. Only
-the links' speed remains to be learned: from one job at one size, and then for all jobs with known bytes. The exchange
-of a job that reports no bytes is learned only from its measurements.
+**Layout.** A job reports, for each number of GPUs, how samples are split and how many bytes a rank sends. The bytes
+come from the strategy's formula (`ones_wrapper.protocol.limits.SizeLimits`), or from the gradients of a plain
+data-parallel job. Only the speed of the links remains to be learned, from one job at one size, for all jobs whose bytes
+are known. If a job reports no bytes, its exchange is learned only from its own measurements.
 """
 
 from __future__ import annotations
@@ -38,51 +40,56 @@ from slurm_ones.policy.contract import Bools, Floats, Ints
 
 GIGABYTE = 1e9
 NOTHING = 1e-12
-"""Gigabytes that stand for 0 GB in logarithms."""
+"""Number of gigabytes that stands for 0, so that it has a logarithm."""
 NONE = float(np.log(NOTHING))
 """Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Latency of an exchange, as the GB that take as long: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, given as the gigabytes that take as long: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
-"""Samples per forward pass assumed for a job that has not reported its limit."""
+"""Largest number of samples per forward pass of a job that has not reported one."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """Sample split and sent bytes of a job by ascending GPUs; no rows for plain data parallelism."""
+    """Split of samples and bytes sent, one row for each number of GPUs, ascending. A plain data-parallel job has no
+    rows."""
 
     max_local: float = ANY_LOCAL
-    """Most samples per forward pass of each replica, unless its row has fewer."""
+    """Largest number of samples per forward pass of a replica; `local` may be lower."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
-    """Most samples per forward pass of a replica, by row."""
+    """Largest number of samples per forward pass of a replica, by row."""
     replica_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """GB that a rank sends within its replica per sample of the replica, by row."""
+    """Gigabytes that a rank sends inside its replica for each sample of the replica, by row."""
     data_gb: Floats = field(default_factory=lambda: np.zeros(0))
-    """GB that a rank sends between replicas per step, by row."""
+    """Gigabytes that a rank sends to other replicas in a step, by row."""
     gradient_gb: float = 0.0
-    """Size of the gradients of a job without rows, in GB; 0 if unknown."""
+    """Size of all gradients of a job without rows, in gigabytes; 0 if unknown."""
 
     @cached_property
     def wired(self) -> bool:
-        """True if the bytes sent are reported for every size of several GPUs."""
+        """True if the job reports the bytes that are sent, for every number of GPUs above one."""
         if not len(self.gpus):
             return self.gradient_gb > 0
         several = self.gpus > 1
         return bool(several.any()) and bool((self.replica_gb + self.data_gb)[several].all())
 
     def split(self, gpus: Floats) -> tuple[Floats, Floats]:
-        """Return the number of replicas, and the most samples per forward pass of each, at any numbers of GPUs."""
+        """Return the number of replicas, and the largest number of samples per forward pass of a replica, on these
+        numbers of GPUs."""
         if not len(self.gpus):
             return gpus, np.full(np.shape(gpus), self.max_local)
         row, there = self._rows(gpus)
         return np.where(there, self.replicas[row], gpus), np.where(there, self.local[row], self.max_local)
 
     def sent(self, nodes: Floats, gpus: Floats, batches: Floats) -> tuple[Floats, Floats]:
-        """Return the logs of the GB that a rank sends per step inside its node, and to other nodes. Traffic within a
-        replica stays inside if nodes hold whole replicas. In a ring of n ranks each sends 2 (n - 1) / n of the
-        gradients."""
+        """Return two logarithms: of the gigabytes that a rank sends in a step inside its node, and of those to other
+        nodes.
+
+        Traffic inside a replica stays in the node if nodes hold whole replicas. In a ring of n ranks each rank sends 2
+        (n - 1) / n times the gradients.
+        """
         if not len(self.gpus):
             ring = np.log(self.gradient_gb * 2.0 * (gpus - 1.0) / gpus + LATENCY_GB)
             return np.where(nodes > 1, NONE, ring), np.where(nodes > 1, ring, NONE)
@@ -96,7 +103,8 @@ class StepLayout:
         return np.log(np.maximum(within + between - outside, NOTHING)), np.log(np.maximum(outside, NOTHING))
 
     def _rows(self, gpus: Floats) -> tuple[Ints, Bools]:
-        """Return the row of each number of GPUs, else the next higher one, and True for an exact match."""
+        """Return the row for each number of GPUs, or else of the next higher number; and True if the row is for this
+        number."""
         row = np.minimum(np.searchsorted(self.gpus, gpus), len(self.gpus) - 1)
         there: Bools = self.gpus[row] == gpus
         return row, there
@@ -107,7 +115,7 @@ PLAIN = StepLayout()
 
 @lru_cache(maxsize=1024)
 def layout_of(spec: Spec | None) -> StepLayout:
-    """Return the layout of a job from its spec."""
+    """Return the layout that a job's spec describes."""
     if spec is None:
         return PLAIN
     most = max(float(spec.max_local_batch), 1.0)
@@ -127,45 +135,46 @@ def layout_of(spec: Spec | None) -> StepLayout:
 
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
-"""Indices of the figures: log samples/s of one GPU at the reference local batch, and logit of the overhead's share of a
-step there. Then logs: c1 relative to that step, d1 and c2 relative to c1, d2 relative to c2, and γ - 1."""
-FIGURES = 7
+"""Indices of the parameters. SPEED is the log of one GPU's samples/s at the reference local batch, OVERHEAD the logit
+of the overhead's share of this reference step. The others are logs: of c1 relative to the reference step, of d1 and c2
+relative to c1, of d2 relative to c2, and of γ - 1."""
+PARAMETERS = 7
 LOWEST = np.array([-60.0, -8.0, -16.0, -12.0, -6.0, -12.0, -3.0])
 HIGHEST = np.array([60.0, 4.0, 12.0, 3.0, 6.0, 3.0, np.log(9.0)])
-"""Upper limits of the figures."""
+"""Largest value of each parameter."""
 NO_SYNC = -60.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes and batches at which a step is timed; all arrays have the same shape."""
+    """Sizes and batches whose step time is asked for. All arrays have the same shape."""
 
     local: Floats
     """Log of the samples per GPU and step, relative to the reference local batch."""
     passes: Floats
-    """Forward passes per step: above 1 if the samples of a GPU do not fit at once."""
+    """Number of forward passes per step; above 1 if a GPU's samples do not fit at once."""
     gpus: Floats
     across: Floats
     """1 if the GPUs are on several nodes, else 0."""
     wired: Floats
-    """1 if the bytes that a rank sends are known, else 0."""
+    """1 if the bytes that a rank sends are reported, else 0."""
     inside: Floats
     outside: Floats
-    """Log of the GB that a rank sends to other nodes; `inside` is the same within its node. Both are per sample of the
-    reference local batch, since a step at the reference is the unit of time."""
+    """Log of the gigabytes that a rank sends to other nodes; `inside` is the same for its own node. Both are divided by
+    the reference local batch, because a step at this batch is the unit of time."""
 
     def each(self, change: Callable[[Floats], Floats]) -> Sizes:
-        """Return the sizes with a function applied to every array."""
+        """Return the sizes after applying a function to each array."""
         return Sizes(*map(change, vars(self).values()))
 
     @staticmethod
     def together(all_: Sequence[Sizes], join: Callable[[list[Floats]], Floats]) -> Sizes:
-        """Join several sizes, array by array, by the function `join`."""
+        """Join several `Sizes` into one: `join` is applied to each array's values."""
         return Sizes(*(join([getattr(one, field.name) for one in all_]) for field in fields(Sizes)))
 
 
 def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
-    """Return rows of several lengths as one array, padded at their ends."""
+    """Return rows of different lengths as one array; short rows end in `fill`."""
     found: Floats = np.full((len(rows), max(map(len, rows))), fill)
     for j, row in enumerate(rows):
         found[j, : len(row)] = row
@@ -173,8 +182,8 @@ def padded(rows: Sequence[Floats], fill: float = 1.0) -> Floats:
 
 
 def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: StepLayout = PLAIN) -> Sizes:
-    """Return the sizes of `gpus` GPUs in total on `nodes` nodes at each global batch. `reference` is the job's
-    reference local batch. For several jobs there is a row each, and `reference` is (J, 1)."""
+    """Return the sizes of `gpus` GPUs in total on `nodes` nodes, at each global batch. `reference` is the job's
+    reference local batch. For J jobs the arrays have J rows, and `reference` is (J, 1)."""
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
     replicas, most = layout.split(gpus)
@@ -187,87 +196,91 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Float
     return Sizes(np.log(local / reference), passes, gpus, across, wired, inside, outside)
 
 
-def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
-    """Return a step's log seconds. `figures` (…, 7) and `reference` (…) broadcast with `at` (…, P)."""
-    compute, sync, gamma, _, _ = _parts(figures, at)
+def log_step(parameters: Floats, at: Sizes, reference: Floats) -> Floats:
+    """Return the log of a step's seconds. `parameters` (…, 7) and `reference` (…) are broadcast against `at` (…, P)."""
+    compute, sync, gamma, _, _ = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
-    return np.log(reference) - figures[..., SPEED, None] + total
+    return np.log(reference) - parameters[..., SPEED, None] + total
 
 
-def log_compute(figures: Floats, at: Sizes) -> Floats:
-    """Return the log of a step's compute time over the reference step; no step is shorter than that."""
-    return _parts(figures, at)[0]
+def log_compute(parameters: Floats, at: Sizes) -> Floats:
+    """Return the log of a step's compute time relative to the reference step. A step takes at least its compute
+    time."""
+    return _parts(parameters, at)[0]
 
 
-def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
-    """Return `log_step` (…, P) and its derivatives by each figure (…, P, 7)."""
-    compute, sync, gamma, share, beyond = _parts(figures, at)
+def log_step_and_slopes(parameters: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
+    """Return `log_step` (…, P), and its derivative with respect to each parameter (…, P, 7)."""
+    compute, sync, gamma, share, beyond = _parts(parameters, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     of_compute = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(gamma * (sync - compute), -50.0), 50.0)))
     of_sync = np.where(at.gpus > 1, 1.0 - of_compute, 0.0)
     each = beyond / (1.0 + beyond)
-    slopes = np.empty((*total.shape, FIGURES))
+    slopes = np.empty((*total.shape, PARAMETERS))
     slopes[..., SPEED] = -1.0 + of_sync * at.wired
     slopes[..., OVERHEAD] = of_compute * share * (1.0 - share) * (at.passes - np.exp(at.local)) / np.exp(compute)
     slopes[..., INSIDE] = of_sync
     slopes[..., INSIDE_EACH] = of_sync * each * (1.0 - at.across)
-    slopes[..., ACROSS] = of_sync * _outside(figures, at)
+    slopes[..., ACROSS] = of_sync * _outside(parameters, at)
     slopes[..., ACROSS_EACH] = of_sync * each * at.across
     slopes[..., OVERLAP] = (of_compute * compute + of_sync * sync - total) * (gamma - 1.0) / gamma * (at.gpus > 1)
-    return np.log(reference) - figures[..., SPEED, None] + total, slopes
+    return np.log(reference) - parameters[..., SPEED, None] + total, slopes
 
 
-def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return five arrays: logs of compute and sync relative to the reference step, γ, and the overhead's share of a
-    step. The last is the sync added by GPUs beyond the second, relative to the sync of two."""
-    share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
+def _parts(parameters: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Return five arrays: log of compute, log of sync, γ, the overhead's share of the reference step, and the
+    additional sync. The two logs are relative to the reference step. The additional sync is that of GPUs beyond the
+    second, relative to the sync of two GPUs."""
+    share = 1.0 / (1.0 + np.exp(-parameters[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
-    first = figures[..., INSIDE, None] + at.across * figures[..., ACROSS, None]
+    first = parameters[..., INSIDE, None] + at.across * parameters[..., ACROSS, None]
     if at.wired.any():
-        sent = np.logaddexp(at.inside, at.outside + figures[..., ACROSS, None])
-        first = np.where(at.wired > 0, figures[..., SPEED, None] + figures[..., INSIDE, None] + sent, first)
-    each = np.where(at.across > 0, np.exp(figures[..., ACROSS_EACH, None]), np.exp(figures[..., INSIDE_EACH, None]))
+        sent = np.logaddexp(at.inside, at.outside + parameters[..., ACROSS, None])
+        first = np.where(at.wired > 0, parameters[..., SPEED, None] + parameters[..., INSIDE, None] + sent, first)
+    each = np.where(
+        at.across > 0, np.exp(parameters[..., ACROSS_EACH, None]), np.exp(parameters[..., INSIDE_EACH, None])
+    )
     beyond = each * np.maximum(at.gpus - 2.0, 0.0)
     sync = np.where(at.gpus > 1, first + np.log1p(beyond), NO_SYNC)
-    return compute, sync, 1.0 + np.exp(figures[..., OVERLAP, None]), share, beyond
+    return compute, sync, 1.0 + np.exp(parameters[..., OVERLAP, None]), share, beyond
 
 
-def _outside(figures: Floats, at: Sizes) -> Floats:
+def _outside(parameters: Floats, at: Sizes) -> Floats:
     if not at.wired.any():
         return at.across
-    across = at.outside + figures[..., ACROSS, None]
+    across = at.outside + parameters[..., ACROSS, None]
     return np.where(at.wired > 0, np.exp(across - np.logaddexp(at.inside, across)), at.across)
 
 
 MISFIT = 0.15
-"""Standard deviation of the misfit, the part of log step time that no figures explain."""
+"""Standard deviation of the misfit: the part of log step time that the formula explains with no parameters."""
 NOISE = 0.07
-"""Standard deviation of one measurement of log step time."""
+"""Standard deviation of the noise in one measurement of log step time."""
 ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
-"""Correlation lengths in logs: misfits at sizes whose GPUs (or samples per GPU) differ by a factor of e^this correlate
-by 1/e."""
+"""Correlation lengths of the misfit, in logs of GPUs and of samples per GPU. If one of the two numbers differs by a
+factor of e^length, the correlation is 1/e."""
 ITERATIONS = 12
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Normal prior of a job's figures before any measurement, (7,) each."""
+    """Normal prior of a job's parameters before any measurement; arrays are (7,)."""
 
     mean: Floats
     deviation: Floats
     correlation: Floats | None = None
-    """(7, 7) correlation of the figures; None if they are independent."""
+    """(7, 7) correlation of the parameters; None if they are independent."""
 
     @property
     def covariance(self) -> Floats:
-        """(7, 7)"""
-        correlation = np.eye(FIGURES) if self.correlation is None else self.correlation
+        """(7, 7) covariance of the parameters."""
+        correlation = np.eye(PARAMETERS) if self.correlation is None else self.correlation
         return self.deviation[:, None] * correlation * self.deviation
 
 
 def _cautious() -> Prior:
-    mean, deviation = np.zeros(FIGURES), np.full(FIGURES, 1.0)
+    mean, deviation = np.zeros(PARAMETERS), np.full(PARAMETERS, 1.0)
     mean[OVERHEAD], deviation[OVERHEAD] = -1.1, 1.2
     # With these a job gains about as n^0.8 inside a node of eight, and little less across: fast networks are usual.
     # In a ring each GPU sends 2 (n - 1) / n of the gradients, which from 2 GPUs to 64 doubles.
@@ -279,7 +292,7 @@ def _cautious() -> Prior:
 
 
 CAUTIOUS = _cautious()
-"""Prior before any job has measured. It assumes one sample/s per GPU, so an unknown job counts as a long one."""
+"""Prior before any job has measured. With it one GPU trains one sample per second, so an unknown job counts as long."""
 
 
 def _wired() -> Prior:
@@ -292,41 +305,41 @@ def _wired() -> Prior:
 
 
 WIRED = _wired()
-"""Prior before any measurement for jobs that report the bytes they send."""
+"""Prior before any job has measured, for jobs that report the bytes that they send."""
 
 
 @dataclass(frozen=True)
 class Points:
-    """Measurements of one job: one point per size and batch, (P,) each."""
+    """Measurements of one job, one for each pair of size and batch; arrays are (P,)."""
 
     at: Sizes
     log_step: Floats
-    """Log of the measured seconds per step."""
+    """Log of the measured seconds of a step."""
     count: Floats
-    """Weight of each point in measurements: below 1 for unproven ones."""
+    """Weight of each point, in measurements. It is below 1 while the point is unproven (see `throughput`)."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Posterior of one job's step time after its measurements."""
+    """Posterior of one job's parameters after its measurements."""
 
     points: Points
     reference: float
     prior: Prior
-    figures: Floats
-    """(7,) most likely figures."""
+    parameters: Floats
+    """(7,) most likely parameters."""
     covariance: Floats
-    """(7, 7)"""
+    """(7, 7) covariance of the parameters."""
     misfit: Floats
-    """(P,) residuals of the points, multiplied by `weights` for prediction."""
+    """(P,) residuals of the points, multiplied by `weights`: the form that predictions need."""
     slopes: Floats
-    """(P, 7) derivatives of log step time by the figures, at the points."""
+    """(P, 7) derivatives of log step time with respect to the parameters, at the points."""
     weights: Floats
-    """(P, P) inverse covariance of misfit and noise."""
+    """(P, P) inverse of the covariance of misfit and noise together."""
 
 
 def correlated(one: Sizes, other: Sizes) -> Floats:
-    """Return the covariance (…, Q, P) of the misfits at the sizes of `one` (…, Q) and `other` (…, P)."""
+    """Return the covariance (…, Q, P) between the misfits at two sets of sizes, `one` (…, Q) and `other` (…, P)."""
     distance = (
         np.abs(np.log(one.gpus)[..., :, None] - np.log(other.gpus)[..., None, :]) / ALIKE_GPUS
         + np.abs(one.local[..., :, None] - other.local[..., None, :]) / ALIKE_LOCAL
@@ -337,7 +350,7 @@ def correlated(one: Sizes, other: Sizes) -> Floats:
 
 
 def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
-    """Return the fit of each job from its points, its reference local batch and its prior."""
+    """Return the fit of each job. A job is given by its points, its reference local batch and its prior."""
     if not jobs:
         return []
     every = [points for points, _, _ in jobs]
@@ -356,55 +369,55 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     weights = np.linalg.inv(np.where(there[:, :, None] & there[:, None, :], covariance, np.eye(most)))
     weights = weights * (there[:, :, None] & there[:, None, :])
 
-    figures = _search(mean, precision, at, reference, measured, weights)
-    found, slopes = log_step_and_slopes(figures, at, reference)
+    parameters = _search(mean, precision, at, reference, measured, weights)
+    found, slopes = log_step_and_slopes(parameters, at, reference)
     hessian = np.einsum("jpa,jpq,jqb->jab", slopes, weights, slopes) + precision
     posterior = np.linalg.inv(hessian)
     misfit = np.einsum("jpq,jq->jp", weights, measured - found)
     return [
-        Fit(points, base, prior, figures[j], posterior[j], misfit[j, :n], slopes[j, :n], weights[j, :n, :n])
+        Fit(points, base, prior, parameters[j], posterior[j], misfit[j, :n], slopes[j, :n], weights[j, :n, :n])
         for j, (points, base, prior) in enumerate(jobs)
         for n in (len(points.count),)
     ]
 
 
 def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measured: Floats, weights: Floats) -> Floats:
-    """Return the least-squares figures (J, 7), by Gauss-Newton with separate damping for each job."""
+    """Return the least-squares parameters (J, 7), by Gauss-Newton with separate damping for each job."""
 
-    def cost(figures: Floats) -> Floats:
-        off = measured - log_step(figures, at, reference)
-        far = figures - mean
+    def cost(parameters: Floats) -> Floats:
+        off = measured - log_step(parameters, at, reference)
+        far = parameters - mean
         result: Floats = np.einsum("jp,jpq,jq->j", off, weights, off) + np.einsum("ja,jab,jb->j", far, precision, far)
         return result
 
-    figures: Floats = mean.copy()
+    parameters: Floats = mean.copy()
     # Only the speed first: the others say little until it is about right.
-    gap = measured - log_step(figures, at, reference)
+    gap = measured - log_step(parameters, at, reference)
     share = np.abs(weights).sum(axis=2)
-    figures[:, SPEED] -= (share * gap).sum(axis=1) / np.maximum(share.sum(axis=1), 1e-9)
-    figures = np.clip(figures, LOWEST, HIGHEST)
-    best = cost(figures)
+    parameters[:, SPEED] -= (share * gap).sum(axis=1) / np.maximum(share.sum(axis=1), 1e-9)
+    parameters = np.clip(parameters, LOWEST, HIGHEST)
+    best = cost(parameters)
     damping = np.full(len(mean), 0.1)
     for _ in range(ITERATIONS):
-        found, slopes = log_step_and_slopes(figures, at, reference)
+        found, slopes = log_step_and_slopes(parameters, at, reference)
         weighed = np.einsum("jpa,jpq->jaq", slopes, weights)
         downhill = np.einsum("jap,jp->ja", weighed, measured - found)
-        downhill -= np.einsum("jab,jb->ja", precision, figures - mean)
+        downhill -= np.einsum("jab,jb->ja", precision, parameters - mean)
         hessian = np.einsum("jap,jpb->jab", weighed, slopes) + precision
         diagonal = np.einsum("jaa->ja", hessian) * damping[:, None]
-        step = np.linalg.solve(hessian + diagonal[:, :, None] * np.eye(FIGURES), downhill[:, :, None])[:, :, 0]
-        tried = np.clip(figures + np.clip(step, -2.0, 2.0), LOWEST, HIGHEST)
+        step = np.linalg.solve(hessian + diagonal[:, :, None] * np.eye(PARAMETERS), downhill[:, :, None])[:, :, 0]
+        tried = np.clip(parameters + np.clip(step, -2.0, 2.0), LOWEST, HIGHEST)
         now = cost(tried)
         better = now < best
-        figures = np.where(better[:, None], tried, figures)
+        parameters = np.where(better[:, None], tried, parameters)
         gained = np.max(np.where(better, best - now, 0.0))
         best = np.where(better, now, best)
         damping = np.clip(np.where(better, damping * 0.2, damping * 6.0), 1e-6, 1e6)
         if gained < 1e-4 and (better | (damping > 1e3)).all():
             break
-    return figures
+    return parameters
 
 
 def _unmeasured(points: Points, reference: float, prior: Prior) -> Fit:
-    unfitted = np.zeros(0), np.zeros((0, FIGURES)), np.zeros((0, 0))
+    unfitted = np.zeros(0), np.zeros((0, PARAMETERS)), np.zeros((0, 0))
     return Fit(points, reference, prior, prior.mean, prior.covariance, *unfitted)

@@ -1,19 +1,20 @@
-"""Throughput of one job at each size, placement and batch, from its own measurements and other jobs'.
+"""Throughput of one job at each size, placement and batch, from its own measurements and those of other jobs.
 
-ONES (§3.2) interpolates between the means of the last five measurements at each size. Here, measurements are points of
-a model of step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together. So an untried
-size is predicted from tried ones, with appropriate uncertainty. A measured size is predicted as measured.
+ONES (§3.2) interpolates between the means of the last five measurements at each size. Here a model of the step time
+(`step_time`, after Pollux) is fitted to all of a job's measurements together. So an untried size is predicted from
+tried ones, with the uncertainty that this has. A measured size is predicted as measured.
 
-A job's measurements are reported by its user, so three rules bound them for decisions:
+A job's user reports its measurements, so three rules bound what they can do in decisions:
 
-- the variance of a measurement at a size also depends on t, the seconds run at that size by Slurm's clock. The noise
-  gets a further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in the logarithm. So a new claim moves the
-  model as its variance NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S) allows. It counts fully once the run has lasted;
-- no size is faster per GPU than the smallest measured size, at the same samples per GPU. With c the model's compute
-  time, the step at n ≥ n₀ GPUs takes at least T(n₀) · c(n) / c(n₀), less `LINEAR`. Scaling beyond linear can only be
-  noise;
-- if `peers` of other users are known, no size is faster than they make plausible: `PEERS_BEYOND` standard deviations
-  above the expectation for such a job. All sizes are scaled down by the excess claim at the smallest size.
+- A measurement at a size counts more the longer the run has lasted at this size, by Slurm's clock. The noise gets a
+  further standard deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) after t seconds, in the logarithm. So the variance of
+  n new measurements is NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S).
+- No size is faster per GPU than the smallest measured size, at the same samples per GPU. With compute time c in the
+  model, a step on n ≥ n₀ GPUs takes at least T(n₀) · c(n) / c(n₀), less the tolerance `LINEAR`. Scaling beyond linear
+  can only be noise.
+- If enough jobs of other users are known (`peers`), no size is faster than they make plausible: `PEERS_BEYOND` standard
+  deviations above their expectation. If the job claims more at its smallest size, its speeds at all sizes are scaled
+  down by the excess.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ones_db import ThroughputPoint
 from slurm_ones.learn.step_time import (
     ANY_LOCAL,
     CAUTIOUS,
-    FIGURES,
     MISFIT,
     NOISE,
+    PARAMETERS,
     PLAIN,
     Fit,
     Points,
@@ -50,20 +51,20 @@ from slurm_ones.learn.step_time import (
 from slurm_ones.policy.contract import Floats, Ints
 
 LAST = 5
-"""Number of last measurements kept at each shape and batch (ONES)."""
+"""Number of measurements kept at each shape and batch, the last ones (ONES)."""
 MOST_POINTS = 16
-"""Most pairs of shape and batch in a fit; the fit uses those measured last."""
+"""Largest number of pairs of shape and batch in a fit: those measured last."""
 ODD = math.log(2.0)
-"""Log distance from the median at its size beyond which a measurement is dropped: a stall, or a clock jump."""
+"""Log of the ratio to the median at the same size beyond which a measurement is dropped (a stall, or a clock jump)."""
 ABSURD = 1e12
-"""Upper limit on samples/s and batch; larger ones are dropped."""
+"""Largest samples/s and batch that are accepted."""
 LONGEST = 27.0
-"""Bound on the absolute log of a step's seconds."""
+"""Bound on the absolute value of the log of a step's seconds."""
 MOST_DOUBT = 2.0
 """Largest standard deviation of log throughput."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
-"""Log of the factor by which scaling may exceed linear: the noise of two measurements."""
+"""Log of the factor by which scaling may seem better than linear, because of the noise in two measurements."""
 PEERS_BEYOND = 2.0
 
 
@@ -78,8 +79,8 @@ def believable(point: ThroughputPoint) -> bool:
 
 
 def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
-    """Return the reference local batch of a job: its base batch on one GPU, as far as it fits. Without a base batch,
-    the mean measured local batch."""
+    """Return the reference local batch of a job: its base batch, if one GPU can hold it, or else the most that one GPU
+    can. Without a base batch, the mean measured local batch."""
     if base_batch is not None and base_batch >= 1:
         return max(min(float(base_batch), max_local), 1.0)
     locals_ = [point.batch / point.shape.gpus for point in measured if believable(point)]
@@ -92,9 +93,11 @@ def points_of(
     layout: StepLayout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
-    """Return a job's measurements, combined by size and batch; implausible ones are left out.
+    """Return a job's measurements, combined for each pair of size and batch. Measurements that are not plausible are
+    left out.
 
-    `ran` holds the seconds that the job has run, by nodes and GPUs; without `ran` every size counts as proven.
+    `ran` are the seconds for which the job has run, by number of nodes and of GPUs. Without `ran` each size counts as
+    proven.
     """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
@@ -123,14 +126,14 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 
 
 def moved(fit: Fit, by: Floats) -> Fit:
-    """Return the fit with its figures shifted by `by` (7,), and its measurements shifted accordingly."""
-    figures, points, reference = fit.figures + by, fit.points, np.float64(fit.reference)
-    longer = log_step(figures, points.at, reference) - log_step(fit.figures, points.at, reference)
-    return replace(fit, figures=figures, points=replace(points, log_step=points.log_step + longer))
+    """Return the fit with `by` (7,) added to its parameters, and the measurements changed to match."""
+    parameters, points, reference = fit.parameters + by, fit.points, np.float64(fit.reference)
+    longer = log_step(parameters, points.at, reference) - log_step(fit.parameters, points.at, reference)
+    return replace(fit, parameters=parameters, points=replace(points, log_step=points.log_step + longer))
 
 
 class MeasuredThroughput:
-    """`ThroughputModel` of one job; finite for any measurements."""
+    """`ThroughputModel` of one job; its results are finite whatever was measured."""
 
     def __init__(
         self, fit: Fit, layout: StepLayout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
@@ -138,18 +141,21 @@ class MeasuredThroughput:
         self.fit = fit
         self.layout = layout
         self.widths = widths
-        """Calibration factors on the predicted deviation inside a node and across nodes."""
+        """Calibration factors on the predicted standard deviation: inside a node, and across nodes."""
         self.peers: MeasuredThroughput | None = None
-        """Model of the speed that is plausible for jobs of the same spec; None without enough peers."""
+        """Model of the speed that other users' jobs of the same spec make plausible; None if they are too few."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
         self.believed = self._believed()
-        """Factor on the speed at all of the job's sizes: the plausible share of its claim at the smallest measured
-        size. A separate bound at each size would be looser at many GPUs, where the peers' speed is less certain. A
-        claim could then scale better than the peers do."""
-        self.apart: Floats = np.zeros(FIGURES)
-        """(7,) further uncertainty of the figures at every size: a direction with length one deviation."""
+        """Factor on the job's speed at all sizes: plausible speed over claimed speed, at the smallest measured size.
+
+        One factor is stricter than a bound at each size. Such a bound is loose at many GPUs, since the peers' speed
+        there is less certain. A false claim could then seem to scale better than the peers do.
+        """
+        self.apart: Floats = np.zeros(PARAMETERS)
+        """(7,) further uncertainty of the parameters, equal at all sizes: a step of one standard deviation in one
+        direction."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -162,8 +168,8 @@ class MeasuredThroughput:
         return min(most * math.exp(log_step) / batch, 1.0)
 
     def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
-        """Return the model with figures shifted by `by` (7,), with further uncertainty `doubt` (7,). It describes other
-        hardware; no measurement here reduces that uncertainty."""
+        """Return the model on other hardware: `by` (7,) is added to the parameters, and `doubt` (7,) to their
+        uncertainty. The job's measurements do not reduce this doubt."""
         found = copy(self)
         found.__dict__.pop("_alone", None)
         found.fit, found.apart = moved(self.fit, by), doubt
@@ -172,14 +178,14 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """Return the model of a job from these measurements only."""
+        """Return the model of a job about which nothing else is known than these measurements."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
     @classmethod
     def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
-        """Combine models into one batched model: arrays have a row per model."""
+        """Combine models into one for many jobs; its arrays have one row for each model."""
         return MeasuredThroughputs(models)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -187,11 +193,11 @@ class MeasuredThroughput:
         return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the relative standard deviation of `throughput`, by the uncertainty of figures and misfit."""
+        """Return the relative standard deviation of `throughput`, from the uncertainty of parameters and misfit."""
         return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return the highest samples/s that is plausible for such a job."""
+        """Return the highest samples/s that this model makes plausible."""
         return self._alone.plausible(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     @cached_property
@@ -204,19 +210,19 @@ def _as_row(*arrays: Ints) -> Iterator[Ints]:
 
 
 class MeasuredThroughputs:
-    """Models of J jobs, queried together: every array is (J, Q), a row per job."""
+    """Models of J jobs that answer in one call: each array is (J, Q), one row for each job."""
 
     def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
         fits = [model.fit for model in models]
         self._layouts = [model.layout for model in models]
         self._reference = np.array([[fit.reference] for fit in fits])
-        self._figures = np.stack([fit.figures for fit in fits])
+        self._parameters = np.stack([fit.parameters for fit in fits])
         self._covariance = np.stack([fit.covariance for fit in fits])
         most = max(len(fit.misfit) for fit in fits)
         # What is filled up weighs nothing.
         self._points = Sizes.together([fit.points.at for fit in fits], padded)
         self._misfit = padded([fit.misfit for fit in fits], 0.0)
-        self._slopes = np.zeros((len(fits), most, FIGURES))
+        self._slopes = np.zeros((len(fits), most, PARAMETERS))
         self._weights = np.zeros((len(fits), most, most))
         for j, fit in enumerate(fits):
             known = len(fit.misfit)
@@ -245,12 +251,12 @@ class MeasuredThroughputs:
         return self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
 
     def _linear(self, at: Sizes) -> Floats:
-        """Return the least log seconds of a step by linear scaling from the smallest measured size; -inf at sizes up to
-        that one. Only jobs with own measurements have rows."""
+        """Return the smallest log seconds of a step that linear scaling from the smallest measured size allows; -inf up
+        to that size. Only jobs with measurements have a row."""
         rows = [j for j, _ in self._first]
         anchor = self._points.each(lambda values: np.array([[values[j, p]] for j, p in self._first]))
-        here, figures = at.each(lambda values: values[rows]), self._figures[rows]
-        longer = log_compute(figures, here) - log_compute(figures, anchor)
+        here, parameters = at.each(lambda values: values[rows]), self._parameters[rows]
+        longer = log_compute(parameters, here) - log_compute(parameters, anchor)
         return np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -258,7 +264,7 @@ class MeasuredThroughputs:
 
     def log_step(self, at: Sizes) -> Floats:
         """Return the log seconds of a step at each of the sizes (J, Q)."""
-        step = log_step(self._figures, at, self._reference)
+        step = log_step(self._parameters, at, self._reference)
         if self._first:
             step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
             measured = [j for j, _ in self._first]
@@ -267,7 +273,7 @@ class MeasuredThroughputs:
 
     def variance(self, at: Sizes) -> Floats:
         """Return the variance of `log_step` (J, Q)."""
-        slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
+        slopes = log_step_and_slopes(self._parameters, at, self._reference)[1]
         apart = np.einsum("jqa,ja->jq", slopes, self._apart) ** 2
         variance = np.full(np.shape(at.gpus), MISFIT**2)
         if self._first:
@@ -295,5 +301,5 @@ class MeasuredThroughputs:
 
 
 def _first(known: Points) -> int:
-    """Return the index of the smallest measured size; of several batches there, the most often measured one."""
+    """Return the index of the smallest measured size; of several batches there, the batch measured most often."""
     return int(np.lexsort((-known.count, known.at.gpus))[0])

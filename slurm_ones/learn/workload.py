@@ -1,4 +1,5 @@
-"""Past of a cluster: its workload (arrival rates, run times, sizes), and the time for which guests run."""
+"""Past use of a cluster: its workload (arrival rates, run times, sizes), and how long guests run until Slurm preempts
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and 90th percentile of a quantity over jobs."""
+    """Median and 90th percentile of some quantity over jobs."""
 
     median: float
     most: float
@@ -34,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Namesakes:
-    """Jobs of one user with equal names, apart from a number at the end."""
+    """Jobs of one user whose names differ only in a number at the end."""
 
     user: str
     name: str
@@ -45,35 +46,37 @@ class Namesakes:
 
 @dataclass(frozen=True)
 class PastWorkload:
-    """Summary of the jobs that were submitted in a span of time and have ended. Times in seconds."""
+    """Summary of the ended jobs that were submitted in a span of time. Times are in seconds."""
 
     jobs: int
     gpu_jobs: int
-    """Number of jobs that got GPUs; fields below except `states` cover these jobs, or all if there are none."""
+    """Number of jobs that got GPUs. All later fields except `states` are of these jobs only, or of all jobs if none got
+    GPUs."""
     first: float
     last: float
-    """First and last submission, Unix seconds."""
+    """Last submission, as `first` the first one; Unix time in seconds."""
     per_hour: float
     """Mean number of jobs submitted per hour."""
     busiest_hour: int
-    """Hour of the day with the most submissions, local time."""
+    """Hour of the day, in local time, with the most submissions."""
     busiest_per_hour: float
-    """Mean number of jobs submitted in the busiest hour of a day."""
+    """Mean number of jobs submitted in that hour of a day."""
     run_s: Spread | None
-    """Total time in all runs, of jobs that started."""
+    """Total time of each job's runs; only jobs that started."""
     wait_s: Spread | None
-    """Time from the submission to the first start."""
+    """Time from each job's submission to its first start."""
     gpus: Spread | None
     gpu_hours: float
     restarted: int
-    """Number of jobs with several runs."""
+    """Number of jobs that ran more than once."""
     states: dict[str, int]
     namesakes: tuple[Namesakes, ...]
-    """Namesakes that took the most GPU time (or run time), most first."""
+    """Namesakes that used the most GPU time, the largest first. Without GPUs, those that used the most run time."""
 
 
 def script(user: str, name: str) -> tuple[str, str]:
-    """Return the user, and the job name without a number at its end: jobs equal in both mostly run the same script."""
+    """Return the user and the job's name without a number at its end. Jobs that agree in both mostly run the same
+    script."""
     return user, re.sub(r"[-_.]?\d+$", "", name) or name
 
 
@@ -120,23 +123,23 @@ def _namesakes(past: Sequence[PastJob], most: int) -> tuple[Namesakes, ...]:
 
 
 LIFE_S = 4 * 3600.0
-"""Expected lifetime of a guest in seconds, before any guest was observed."""
+"""Expected time, in seconds, until a guest is preempted, before any guest was observed."""
 PRIOR_EVENTS = 0.25
-"""Number of preemptions by which the prior `LIFE_S` is weighted: a few observed ones outweigh it."""
+"""Number of preemptions that the prior `LIFE_S` counts for; a few observed ones outweigh it."""
 HOUR_EVENTS = 2.0
-"""Number of preemptions by which the partition's overall rate is weighted in each hour of the day."""
+"""Number of preemptions that the partition's overall rate counts for, as the prior of each hour of the day."""
 KNOWN_S = 14 * 86400.0
-"""Age in seconds beyond which the end of a guest no longer counts."""
+"""Age, in seconds, beyond which observed guests no longer count."""
 HOUR_S, HOURS = 3600.0, 24
 
 
 class GuestLives:
-    """Preemptions per second that a guest runs, by partition and hour of the day.
+    """Preemptions per second of a running guest, by partition and hour of the day.
 
-    Preemptions are modelled as a Poisson process with a gamma prior on its rate. The mean rate is (prior + preemptions)
-    over (prior + seconds run). A partition starts at `LIFE_S`. Each hour of the day starts at the partition's overall
-    rate, since people ask for more GPUs by day than by night. The data are the guests of the last `KNOWN_S` seconds in
-    the database.
+    Preemptions are modelled as a Poisson process with a gamma prior on its rate, so the mean rate is (prior +
+    preemptions) over (prior + seconds run). The prior of a partition is one preemption in `LIFE_S`. The prior of an
+    hour of the day is the partition's overall rate. Hours differ because people ask for more GPUs by day than by night.
+    The data are the guests that ran in the last `KNOWN_S` seconds, from the database.
     """
 
     def __init__(self, runs: Iterable[GuestRun] = (), now: float = 0.0) -> None:
@@ -151,7 +154,7 @@ class GuestLives:
             self._taken[run.partition, last] += run.preempted
 
     def rate(self, partition: str, now: float) -> float:
-        """Return the expected preemptions per second of a guest in this partition at this time."""
+        """Return the preemptions per second expected for a guest in this partition at this time of day."""
         taken = sum(count for (name, _), count in self._taken.items() if name == partition)
         ran_s = sum(seconds for (name, _), seconds in self._ran_s.items() if name == partition)
         mean = (PRIOR_EVENTS + taken) / (PRIOR_EVENTS * LIFE_S + ran_s)

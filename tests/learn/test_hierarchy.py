@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from slurm_ones.learn.hierarchy import GroupPath, JobEvidence, Tree, found_widths
-from slurm_ones.learn.step_time import CAUTIOUS, FIGURES, SPEED, Fit, fit_all
+from slurm_ones.learn.step_time import CAUTIOUS, PARAMETERS, SPEED, Fit, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.policy.contract import Floats
 from tests.learn.test_throughput import measured
 
 
 def heard(speed: float, precision: float = 400.0) -> JobEvidence:
-    """Of a job that knows its speed, and of its other figures little."""
-    sure = np.full(FIGURES, 1e-6)
+    """Of a job that knows its speed, and of its other parameters little."""
+    sure = np.full(PARAMETERS, 1e-6)
     sure[SPEED] = precision
     value = CAUTIOUS.mean.copy()
     value[SPEED] = speed

@@ -136,11 +136,11 @@ Truth = Callable[[int, int, float], float]
 
 def pollux_like(rng: np.random.Generator) -> Truth:
     """A draw from the family that the model assumes."""
-    figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES) * np.array([4, 1, 1, 1, 1, 1, 0.5])
+    parameters = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.PARAMETERS) * np.array([4, 1, 1, 1, 1, 1, 0.5])
 
     def seconds(nodes: int, gpus: int, local: float) -> float:
         size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, StepLayout(1e9))
-        return math.exp(step_time.log_step(figures, size, np.float64(64.0))[0])
+        return math.exp(step_time.log_step(parameters, size, np.float64(64.0))[0])
 
     return seconds
 
@@ -251,7 +251,7 @@ def test_jobs_of_a_kind_teach_each_other() -> None:
 
 
 def test_many_at_once_are_as_each_alone() -> None:
-    """A tick fits all jobs in one call; nobody's figures depend on who else reported."""
+    """A tick fits all jobs in one call; nobody's parameters depend on who else reported."""
     jobs = [
         (points_of([measured(n, 100.0 * n**e) for n in (1, 2, 8)][:k], 64.0), 64.0, CAUTIOUS)
         for k in (0, 1, 3)
@@ -259,7 +259,7 @@ def test_many_at_once_are_as_each_alone() -> None:
     ]
     for together, job in zip(fit_all(jobs), jobs, strict=True):
         alone = fit_all([job])[0]
-        assert together.figures == pytest.approx(alone.figures, abs=0.02)
+        assert together.parameters == pytest.approx(alone.parameters, abs=0.02)
         model, other = MeasuredThroughput(together), MeasuredThroughput(alone)
         assert at(model, 16) == pytest.approx(at(other, 16), rel=0.01)
 
@@ -283,13 +283,13 @@ def test_slopes(layout: StepLayout) -> None:
     )
     reference = np.float64(32.0)
     for _ in range(20):
-        figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES)
-        slopes = step_time.log_step_and_slopes(figures, size, reference)[1]
-        for k in range(step_time.FIGURES):
-            nudge = np.zeros(step_time.FIGURES)
+        parameters = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.PARAMETERS)
+        slopes = step_time.log_step_and_slopes(parameters, size, reference)[1]
+        for k in range(step_time.PARAMETERS):
+            nudge = np.zeros(step_time.PARAMETERS)
             nudge[k] = 1e-6
-            rise = step_time.log_step(figures + nudge, size, reference) - step_time.log_step(
-                figures - nudge, size, reference
+            rise = step_time.log_step(parameters + nudge, size, reference) - step_time.log_step(
+                parameters - nudge, size, reference
             )
             assert slopes[:, k] == pytest.approx(rise / 2e-6, abs=1e-6)
 
