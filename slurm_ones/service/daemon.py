@@ -1,7 +1,6 @@
-"""The daemon's loop: periodic ticks, advancing resizes in between, and a stop that leaves no job in the companion's
-hold.
+"""The daemon's loop: a tick per interval, advancing open resizes in between, and an orderly end.
 
-Of several companions over one database only the leader ticks; the others stand by.
+Several companions may run over one database. Only the leader ticks; the others stand by.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from slurm_ones.slurm.client import Unreachable
 log = logging.getLogger(__name__)
 
 PING_S = 10.0
-"""Longest wait between two pings of the watchdog, s."""
+"""Longest time between two pings of the watchdog, s."""
 
 
 class Stop(Protocol):
-    """Stop signal in which `Daemon.run` also waits: `threading.Event`, or a simulator's, in simulated time."""
+    """Request to stop, on which `Daemon.run` also waits. It is a `threading.Event`, or the simulator's in
+    virtual time."""
 
     def is_set(self) -> bool: ...
 
     def wait(self, timeout: float) -> bool:
-        """Wait this many seconds, at most until the stop is set."""
+        """Wait this many seconds, or less if the stop is requested."""
 
 
 class Daemon:
-    """Loop that lets a companion tick while it leads, until it is stopped.
+    """Loop in which a companion ticks while it leads, until it is stopped.
 
-    `make` makes a companion over a store of its own: at the start, after a reload, and whenever the lead is taken
-    again. A companion's memory is valid only while nobody else writes. `watchdog_ping` is called before each tick and
-    in waits, at least each `PING_S` seconds; without it, waits are not split. `clock` returns the time. `sleep` passes
-    time after the stop, when `Stop.wait` no longer waits. `jitter` is drawn for each tick and multiplies the wait for
-    the next. `waking` may end that wait.
+    `make` returns a new companion with its own store. It is called at the start, after a reload, and after the lead was
+    lost and taken again, because others may have written then. `watchdog_ping` is called before each tick, and at least
+    every `PING_S` seconds. `clock` returns the time. `sleep` waits once a stop is requested, when `Stop.wait` returns
+    at once. `jitter` returns a random factor for each wait between ticks. `waking` may end that wait early.
     """
 
     def __init__(
@@ -67,22 +66,24 @@ class Daemon:
         self._reload = False
 
     def reload(self) -> None:
-        """Request a new companion from `make` before the next tick, which comes at the next ping. If `make` raises
-        `ConfigError`, the old one stays. May be called by a signal handler."""
+        """Request a new companion with new settings before the next tick. A signal handler may call this.
+
+        The wait for that tick ends at the next ping. If `make` raises `ConfigError`, the old companion stays.
+        """
         self._reload = True
 
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
-        """Tick until `stop` is set; between ticks, advance resizes under way.
+        """Tick until `stop` is set. Between ticks, advance open resizes.
 
-        With `ticks`, end after that number, failed ones included, since another run follows minutes later. Before
-        ending, advance resizes until no job waits for a companion, within the time of a drain and a release. If another
-        companion leads, end at once.
+        If `ticks` is given, end after this number of ticks, failed ones counted: the next run follows minutes later.
+        Before that, advance resizes until none needs a companion, within a time limit. If another companion leads, end
+        at once.
 
-        A tick fails if controller or database is unreachable. The wait for the next then doubles, up to ten intervals,
-        or up to one while resizes are under way. A standby only asks for the lead, each `Election.wait_s` seconds.
+        A tick fails if controller or database is unreachable. Then the wait for the next tick doubles, up to ten
+        intervals, or up to one while resizes are open. A standby asks for the lead every `Election.wait_s` seconds.
 
-        Before it returns, a leader releases the jobs in its hold, within `resize.leave_s`, and ends deferrals. Raises
-        the `ConfigError` of `make` if there is no older companion to keep.
+        At its end, a leader releases the jobs that it holds, within `resize.leave_s` seconds, and ends deferrals.
+        Raises the `ConfigError` of `make` if there is no older companion to go on with.
         """
         left = ticks
         try:
@@ -106,7 +107,7 @@ class Daemon:
             self._lead.leave()
 
     def _leading(self, stop: Stop) -> Companion | None:
-        """Return the companion that ticks now; if another leads, or nobody can say, wait and return None."""
+        """Return the companion if it leads. Otherwise wait for the next poll and return None."""
         try:
             if self._lead.take():
                 return self._newest()
@@ -140,7 +141,7 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion, whose memory is valid only while it leads."""
+        """Close the companion. Once another may lead, what it remembers may be wrong."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None
@@ -168,12 +169,12 @@ class Daemon:
             self._pause(stop, 0.0 if last else self._wait * self._jitter())
 
     def _next_try(self, companion: Companion, last: bool) -> str:
-        """Set the wait after a failed tick, and return words about it for the log."""
+        """Set the wait after a failed tick, and return a text about it for the log."""
         self._wait = self._back_off(companion, self._wait)
         return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """Return the next wait, s: twice `wait`, but short while a job may be in the companion's hold."""
+        """Return the next wait, s: twice `wait`, but at most one interval while the companion may hold a job."""
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
@@ -182,7 +183,7 @@ class Daemon:
         return min(wait * 2, most * companion.settings.interval_s)
 
     def _finish(self, companion: Companion, stop: Stop) -> None:
-        """Advance the resizes that need a companion until there are none, within a time limit."""
+        """Advance resizes until none needs a companion, or a time limit is over."""
         settings = companion.settings.resize
         late = self._time_limit(settings.drain_timeout_s + settings.leave_s)
         try:
@@ -197,7 +198,7 @@ class Daemon:
             log.error("%s; the next run finishes what is under way", error)
 
     def _leave(self, companion: Companion) -> None:
-        """Advance resizes whose jobs are in the companion's hold until these are released, then end all deferrals."""
+        """Advance resizes until the companion holds no job, or a time limit is over. Then end all deferrals."""
         settings = companion.settings.resize
         late = self._time_limit(settings.leave_s)
         try:
@@ -211,7 +212,8 @@ class Daemon:
             log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that tells whether this time is over. A clock set back begins it again, no more."""
+        """Return a function that returns True once these seconds are over. If the clock is set back, they begin again
+        at most once."""
         until = self._clock() + seconds
 
         def late() -> bool:
@@ -232,7 +234,7 @@ class Daemon:
                 return
 
     def _woken(self, companion: Companion, stop: Stop, seconds: float) -> bool:
-        """Wait, and return True if a tick was requested meanwhile."""
+        """Wait, and return True as soon as a tick is requested."""
         if self._waking is None:
             self._pause(stop, seconds)
             return False
@@ -245,7 +247,7 @@ class Daemon:
         return False
 
     def _pause(self, stop: Stop, seconds: float) -> None:
-        """Wait this many seconds, at most until a stop or a reload."""
+        """Wait this many seconds, or less if a stop or a reload is requested."""
         longest = seconds if self._watchdog_ping is None else PING_S
         while seconds > 0 and not (stop.is_set() or self._reload):
             part = min(seconds, longest)

@@ -1,4 +1,4 @@
-"""Grafana dashboard of the figures in `metrics`: a table of its panels, and the JSON that Grafana imports."""
+"""Grafana dashboard of the metrics in `metrics`: a table of its panels, and the JSON that Grafana imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 24
 """Width of Grafana's grid in columns."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WORDS = {"WHOSE": 'partition=~"$partition",account=~"$account"', "[RATE]": "[$__rate_interval]"}
-"""Placeholders in queries, and the PromQL text that replaces each."""
+"""Placeholders in our queries, each with the PromQL text that replaces it."""
 GRAPH_OPTIONS = {
     "legend": {"displayMode": "list", "placement": "bottom"},
     "tooltip": {"mode": "multi", "sort": "desc"},
@@ -20,21 +20,21 @@ GRAPH_OPTIONS = {
 
 
 class Panel(NamedTuple):
-    """Panel of the dashboard: a single figure or a graph."""
+    """Panel of the dashboard: a single number or a graph."""
 
     title: str
     text: str
-    """Description, shown in the panel's corner."""
+    """Description that Grafana shows at the panel's corner."""
     queries: Mapping[str, str]
-    """Query of each line, by its legend."""
+    """PromQL query of each line, by the line's legend."""
     unit: str = "short"
     stacked: bool = False
     red_from: float | None = None
-    """Value from which a single figure is shown in red."""
+    """Value from which on a single number is red."""
 
 
 def phases_of(way: str) -> Panel:
-    """Panel of the phases of resizes carried out by `way`."""
+    """Return the panel with the phases of resizes by this mechanism."""
     only = f'WHOSE,way="{way}",phase!="total"'
     sums, counts = (
         f"sum by (phase) (rate(slurm_ones_resize_phase_seconds_{part}{{{only}}}[RATE]))" for part in ("sum", "count")
@@ -44,7 +44,7 @@ def phases_of(way: str) -> Panel:
 
 
 def quantile(share: float, phase: str) -> str:
-    """Query of a quantile of the duration of one phase of resizes, by way."""
+    """Return the query of a quantile of one phase's duration, for each mechanism of resizing."""
     rate = f'rate(slurm_ones_resize_phase_seconds_bucket{{WHOSE,phase="{phase}"}}[RATE])'
     return f"histogram_quantile({share}, sum by (le, way) ({rate}))"
 
@@ -180,7 +180,8 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
     )),
 }  # fmt: skip
-"""Rows of the dashboard by title: the panels' width, and the panels. Panels of the first row are single figures."""
+"""Rows of the dashboard by title, each with the width of its panels, and the panels. The first row has single
+numbers."""
 
 
 def text() -> str:
@@ -218,7 +219,7 @@ def text() -> str:
 
 
 def _choice(label: str) -> dict[str, Any]:
-    """Return the dashboard variable by which a reader selects values of a label."""
+    """Return the dashboard variable with which a reader selects values of this label."""
     return {
         "name": label,
         "label": label.capitalize(),

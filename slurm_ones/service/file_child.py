@@ -1,12 +1,12 @@
-"""Opens users' files in a child process, so that a hanging file system blocks only its own user.
+"""Opens users' files in a child process, so that a file system that hangs blocks only the users on it.
 
-Access to a path may hang in the kernel, where no signal ends it, and users choose the path. So the child opens it, in a
-thread per request, with at most one hanging request per user and file system. The parent waits briefly. After that, the
-user's other requests on that file system fail at once with `NoAnswer`, until the hanging one ends. Nobody waits for
-hanging threads or for the child, which ends with its parent or once the kernel lets it.
+Users choose these paths, and access to a path may hang in the kernel, where no signal ends it. So the child opens them,
+each in a thread of its own. The parent waits briefly for the answer. If an access hangs, the user's other requests on
+that file system fail at once with `NoAnswer`, until it ends. Nothing waits for hanging threads or for the child. The
+child ends with its parent, or as soon as the kernel lets it.
 
-The limits are per user, since a link leads from one file system to another: one user could block everybody. The file
-system of a path follows from the mount table, without access to the path.
+The limits are per user, because one user's links may lead to any file system: that user could block everybody. The
+mount table shows the file system of a path, without access to the path.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.5
-"""Longest total wait for slow answers, s: of one user on one file system, and of all users."""
+"""Most seconds to wait for slow answers in total. This holds for one user on one file system, and for all users."""
 SHARE = 0.05
-"""Seconds of that wait that are regained each second."""
+"""Part of each second that is added to this budget again."""
 QUICK_S = 0.02
-"""Least wait for an answer, s, however slow earlier ones were, while its user's whole budget lasts."""
+"""Shortest wait for an answer, s, even if that budget is used up."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
-"""Whole budget of waits for one user, quick answers included, s; its gain each second; and the free part of each wait.
-With an empty budget, only the free part is waited."""
+"""Most seconds to wait for one user in total, with quick answers, and the part of each second that is added to this
+budget again. `LEAST_S` is the part of each wait that does not count. Once the budget is used up, only that part is
+waited."""
 STOPPED_S = 10.0
-"""Seconds after which a child that does not even accept a request is replaced."""
+"""Seconds after which a child that accepts no request is replaced."""
 START_S = 5.0
 """Longest wait for the child's start, s."""
 MOST_HANGING, MOST_OF_ONE = 128, 4
-"""Most hanging requests, of all users and of one, who may mount file systems. Beyond these limits no further request is
-made for anybody, or for that user."""
+"""Most hanging requests of all users, and of one user, who may mount file systems. At these limits, further requests of
+all users, or of that user, fail at once."""
 MOUNTS_S = 5.0
 """Seconds between two reads of the mount table."""
 MOUNTS = Path("/proc/self/mountinfo")
@@ -54,7 +55,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass
 class _Patience:
-    """Budget of waiting time for slow answers, which recovers over time."""
+    """Budget of seconds to wait for slow answers. Time adds to it again."""
 
     clock: Callable[[], float]
     most: float = WAIT_S
@@ -74,40 +75,44 @@ class _Patience:
 
 @dataclass
 class _Lane:
-    """State of one user's requests on one file system."""
+    """Requests of one user on one file system."""
 
     patience: _Patience
     asked: int = 0
-    """Number of the hanging request; 0 for none."""
+    """Number of the request that hangs; 0 if none does."""
     since: float = 0.0
-    """Start time of the hanging request, Unix seconds."""
+    """Unix time at which the request that hangs was made."""
 
 
 class FileChild:
-    """`untrusted_files.Runner` in a child, for one thread: `with run_by(child.run)`. A dead child is replaced."""
+    """`untrusted_files.Runner` that runs functions in a child process: `with run_by(child.run)`. It serves one thread.
+
+    A child that has ended is replaced.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience(clock)
         self._of_one: dict[int, _Patience] = {}
-        """Budget of waiting time for each user, in which quick answers count too."""
+        """Budget of each user (`OF_ONE_S`), in which quick answers count too."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._taken = 0
-        """Number of the newest request that the child has accepted."""
+        """Number of the newest request that the child accepted."""
         self._answers: dict[int, tuple[bool, Any]] = {}
 
     @property
     def hanging(self) -> list[tuple[str, int]]:
-        """File system and user id of each hanging request."""
+        """File system and user id of each request that hangs."""
         return [key for key, lane in self._lanes.items() if lane.asked]
 
     def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
-        """Run `function(path, uid, *more)` in the child; raises its error, or `NoAnswer` after too long."""
+        """Run `function(path, uid, *more)` in the child. Raises the function's error, or `NoAnswer` if it takes too
+        long."""
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
         self._take(0.0)
@@ -127,12 +132,12 @@ class FileChild:
         raise _silent(place, lane)
 
     def start(self) -> FileChild:
-        """Start the child, so that the first request need not wait for it."""
+        """Start the child now, so that the first request does not wait for that."""
         self._child()
         return self
 
     def close(self) -> None:
-        """Kill the child without waiting for its end."""
+        """Kill the child, and do not wait for its end."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -143,7 +148,7 @@ class FileChild:
             lane.asked = 0
 
     def _wait(self, number: int, uid: int, lane: _Lane) -> bool:
-        """Wait for the answer within the budgets; return True if it came."""
+        """Wait for the answer as long as the budgets allow; return True if it came."""
         began = self._clock()
         of_one = self._of_one.setdefault(uid, _Patience(self._clock, OF_ONE_S, OF_ONE_SHARE, LEAST_S))
         slow = max(QUICK_S, min(lane.patience.left(), self._patience.left()))
@@ -181,7 +186,7 @@ class FileChild:
         return self._connection
 
     def _take(self, seconds: float) -> None:
-        """Receive the child's messages, waiting at most this many seconds for the first answer."""
+        """Receive the child's messages. Wait at most `seconds` for the first answer."""
         if self._connection is None:
             return
         try:
@@ -211,7 +216,7 @@ class FileChild:
             self.close()
 
     def _file_system(self, path: Path) -> str:
-        """Mount point of the file system that contains the path, by its name only."""
+        """Return the mount point of a path's file system, found by the path's name only."""
         now = self._clock()
         if now - self._mounts_at >= MOUNTS_S:
             self._mounts, self._mounts_at = mount_points(), now
@@ -225,7 +230,7 @@ def _silent(place: str, lane: _Lane) -> NoAnswer:
 
 
 def mount_points() -> list[str]:
-    """Mount points of this process, longest first; empty if the table cannot be read."""
+    """Return the mount points of this process, longest first; empty if the table cannot be read."""
     with suppress(OSError):
         lines = MOUNTS.read_bytes().splitlines()
         # proc_pid_mountinfo(5): the fifth field, in which blanks are octal.
@@ -244,7 +249,7 @@ def _plain(name: bytes) -> bytes:
 
 
 def serve(connection: Connection) -> None:
-    """Answer the parent's requests until it is gone, each in a thread of its own."""
+    """Answer the parent's requests, each in a thread of its own, until the parent ends."""
     lock, workers = threading.Lock(), ThreadPoolExecutor(MOST_HANGING + 1)
 
     def send(number: int, good: bool | None = None, answer: object = None) -> None:

@@ -1,4 +1,4 @@
-"""The companion's health, for systemd, `slurm-ones status` and, if the settings ask for it, Prometheus."""
+"""Health of the companion, as reported to systemd, to `slurm-ones status`, and to Prometheus if the settings say so."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FEED_SHARE = 1 / 4
-"""Interval of watchdog pings, as a share of the time that systemd allows; systemd recommends at most one half."""
+PING_SHARE = 1 / 4
+"""Interval of watchdog pings, as a share of the time that systemd allows. systemd recommends at most one half."""
 LONGEST = 200
 """Most characters of a status line."""
 
 
 class Notifier:
-    """Client of a service manager by sd_notify(3): datagrams of NAME=VALUE lines to the socket named in the
-    environment.
+    """Client of the service manager by sd_notify(3): it sends NAME=VALUE lines to the socket that the environment
+    names.
 
-    Without a service manager nothing is sent. It never blocks and never raises, so that a stuck service manager does
-    not stop the companion.
+    Without a service manager it sends nothing. It never waits or raises errors, so that a service manager that hangs
+    does not stop the companion.
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
-        """Removes the variables of sd_notify from the environment, so that Slurm's commands do not inherit them."""
+        """Take sd_notify's variables from the environment and remove them, so that Slurm's commands do not inherit
+        them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         allowed = environment.pop("WATCHDOG_USEC", "")
         meant = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
@@ -45,7 +46,7 @@ class Notifier:
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
-        self._every_s = int(allowed) / 1e6 * FEED_SHARE if allowed.isdecimal() and meant == str(os.getpid()) else None
+        self._every_s = int(allowed) / 1e6 * PING_SHARE if allowed.isdecimal() and meant == str(os.getpid()) else None
         self._fed = float("-inf")
 
     @property
@@ -54,23 +55,23 @@ class Notifier:
         return self._socket is not None
 
     def ready(self, words: str) -> None:
-        """Report that the companion works, at its start or after `reloading`."""
+        """Report that the companion works, after its start or after `reloading`."""
         self._send("READY=1", f"STATUS={_line(words)}")
 
     def status(self, words: str) -> None:
-        """Show these words in `systemctl status`."""
+        """Set the text that `systemctl status` shows."""
         self._send(f"STATUS={_line(words)}")
 
     def reloading(self) -> None:
-        """Report that settings are being read again, until `ready` is called."""
+        """Report that settings are read again. `ready` ends this state."""
         self._send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self, words: str, within_s: float) -> None:
-        """Report that the companion is stopping, and extend systemd's stop timeout to `within_s` seconds."""
+        """Report that the companion is ending, and ask systemd to wait `within_s` seconds for it."""
         self._send("STOPPING=1", f"STATUS={_line(words)}", f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}")
 
     def alive(self) -> None:
-        """Ping systemd's watchdog if a ping is due. Cheap enough for every turn of a loop."""
+        """Ping systemd's watchdog if that is due. A loop may call this at every turn."""
         now = time.monotonic()
         if self._every_s is not None and now - self._fed >= self._every_s:
             self._fed = now
@@ -89,7 +90,8 @@ def _line(words: str) -> str:
 class Health:
     """Health record of one companion, stored at each tick and each error.
 
-    If it cannot be stored, the companion goes on, and `status` shows the record's age. `clock` returns the time.
+    If it cannot be stored, the companion continues. `slurm-ones status` then shows that the record is old. `clock`
+    returns the time.
     """
 
     def __init__(
@@ -107,10 +109,10 @@ class Health:
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
         self._reported = 0
-        """Number of logged errors that were already reported."""
+        """Number of logged errors that are in the health record or in metrics already."""
 
     def leads(self, store: Store, settings: Settings) -> None:
-        """Write health records to `store` from now on, as the leader."""
+        """Store health records in `store` from now on, since this companion leads."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
         if self._metrics is not None:
@@ -140,7 +142,7 @@ class Health:
             log.exception("this tick is missing in the figures for Prometheus")
 
     def _phases(self, metrics: Metrics) -> Phases:
-        """Durations of phases of the resizes that ended at the tick before."""
+        """Return the duration of each phase of the resizes that ended at the previous tick."""
         due = metrics.due
         if not due or self._store is None:
             return {}
@@ -151,7 +153,7 @@ class Health:
             return {}
 
     def watchdog_ping(self) -> None:
-        """Ping the watchdog, and store an error that was logged since the last call."""
+        """Ping the watchdog, and store the newest error if there was one since the last call."""
         self._notifier.alive()
         new = self._last.count - self._reported
         if new:
@@ -172,7 +174,7 @@ class Health:
 
 
 def summary(tick: Tick) -> str:
-    """Summary of a tick in one line."""
+    """Return a line that sums up a tick."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)

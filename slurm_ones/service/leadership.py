@@ -1,4 +1,4 @@
-"""Leader election among companions over one database: one leads, the others stand by."""
+"""Leader election among companions that share a database: one leads, and the others stand by."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ones_db.leader import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""Number of polls by a standby, and of heartbeats by a leader, within the take-over time."""
+"""Number of a standby's polls, and of the leader's heartbeats, in the time after which a standby takes over."""
 POLL_S = 5.0
 """Longest wait between two polls, s."""
 
 
 class Election(Protocol):
-    """Leader election, as `daemon.Daemon` uses it."""
+    """Protocol of leader elections."""
 
     wait_s: float
     """Seconds between two polls of a standby."""
 
     def take(self) -> bool:
-        """Return True if this companion leads; it takes the lead if no other companion has it.
+        """Return True if this companion leads. If none leads, it takes the lead.
 
-        After a loss, the next call returns False even if the lead is free: the companion's memory may be out of date.
-        Raises `StoreError` if the database does not answer.
+        The first call after it lost the lead returns False, because its memory may be out of date. Raises `StoreError`
+        if the database does not answer.
         """
 
     def leave(self) -> None:
-        """Give up the lead. Raises nothing."""
+        """Give up the lead; raise no error."""
 
 
 class NoElection:
-    """Election without other companions, for simulations and tests: this companion always leads."""
+    """Election for simulations and tests, in which this companion always leads."""
 
     wait_s = 0.0
 
@@ -51,9 +51,10 @@ class NoElection:
 class Leadership:
     """Leader election for one cluster, by a lock in the shared database (`ones_db.leader`).
 
-    A thread of the leader sends heartbeats, however long a tick takes: a process without them is gone, stopped or cut
-    off. A standby then ends the leader's database sessions, if the database can, and takes over. Timeouts run on the
-    standby's own clock (`monotonic`), so no clocks need to agree; `clock` gives the stored times.
+    The leader sends heartbeats from a thread, so that long ticks do not delay them. If they stop, the leader has ended,
+    is stopped, or is cut off. A standby then ends its database sessions, if the database can do that, and takes over. A
+    standby measures this time by its own clock `monotonic`, so machines' clocks may differ. `clock` gives the times to
+    store.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class Leadership:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`takeover_s` is the longest time between two heartbeats; `say` gets a line at each change of leader."""
+        """Take over after `takeover_s` seconds without a heartbeat. `say` is called with a line at each change of
+        leader."""
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
@@ -75,13 +77,14 @@ class Leadership:
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
         self._seen: LeaderRecord | None = None
-        """Leader's newest record, the time at which it was first seen, and the time of the last poll."""
+        """Newest record of the leader. The next two fields are the times at which it was first seen, and of the last
+        poll."""
         self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 
     @property
     def term(self) -> int:
-        """Term of this companion's leadership. Raises `NotLeader` if this companion does not lead."""
+        """Number of this companion's term. Raises `NotLeader` if this companion does not lead."""
         if self._lock.term is None:
             raise NotLeader(f"{self._lock.place}: this companion does not lead")
         return self._lock.term
@@ -122,7 +125,7 @@ class Leadership:
         self._heartbeat, self._leads = None, False
 
     def _stand_by(self) -> int | None:
-        """Poll the leader's heartbeat. Take over if it is late, and return the new term; None otherwise."""
+        """Check the leader's heartbeat. If it is late, take over and return the new term; otherwise return None."""
         leader, now = self._lock.leader(), self._monotonic()
         # While this one was stopped itself it could not poll.
         was_stopped = now - self._polled_at > self._takeover_s
@@ -157,7 +160,7 @@ class Leadership:
 
 
 class _Heartbeat:
-    """Thread that stores heartbeats, which show standbys that this process runs."""
+    """Thread that stores heartbeats, by which standbys see that this process runs."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -165,7 +168,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait one second for its end, which a hanging database delays."""
+        """Stop the thread, and wait at most one second for its end. A database that hangs may delay it."""
         self._stop.set()
         self._thread.join(1.0)
 

@@ -1,4 +1,4 @@
-"""Log of the companion: one line per event, rate-limited during long failures."""
+"""Log of the companion: one line per event. Repeated warnings are limited, as in a long failure."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rich.logging import RichHandler
 from slurm_ones.text import plain
 
 LENGTH = 2_000
-"""Most characters of a line."""
+"""Most characters in a line."""
 FRAMES = 6
-"""Innermost frames of a traceback that are logged."""
+"""Number of a traceback's frames that are logged: the innermost ones."""
 PERIOD_S = 3600.0
 MOST = 3
-"""Most lines of one kind in a period."""
+"""Most lines of one kind that are logged in a period."""
 KINDS = 1_000
-"""Most kinds that are remembered; the least recent is dropped first."""
+"""Most kinds of lines that are counted. Beyond it, the kind that occurred longest ago is dropped."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
-"""Priority of each level by syslog(3), for `journalctl -p`."""
+"""Priority of each log level in the numbers of syslog(3), for `journalctl -p`."""
 
 
 class OneLine(logging.Formatter):
-    """Formatter of an event as one printable line, with a traceback as its innermost calls.
+    """Formatter that writes an event as one line of printable characters, with the innermost frames of its traceback.
 
-    With `journal`, a line begins with the priority that journald parses, and has no time, which journald adds.
+    With `journal`, a line begins with the priority that journald reads. It has no time, because journald adds that.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -52,8 +52,11 @@ class OneLine(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """Formatter for a terminal, with whole tracebacks and only printable characters. Only an event's first line has a
-    time and a level, so a line break in a job's text cannot fake an event."""
+    """Formatter for a terminal, with whole tracebacks and only printable characters.
+
+    Only the first line of an event has a time and a level. So a text with line breaks, chosen by a user, cannot look
+    like another event.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(plain(line, LENGTH) for line in super().format(record).split("\n"))
@@ -73,10 +76,10 @@ class _LogKind:
 
 
 class RateLimitFilter(logging.Filter):
-    """Rate limit on warnings: of each kind only the first few in a period pass. The next period's first one reports the
-    number left out.
+    """Filter that limits warnings and errors. Of each kind it passes the first few in a period.
 
-    Warnings and errors of one kind differ only in numbers: job ids, waits, attempts. Lower levels always pass.
+    The first one of the next period says how many were left out. Two lines are of one kind if they differ only in
+    numbers, such as job ids. Lower levels always pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -106,7 +109,7 @@ class RateLimitFilter(logging.Filter):
 
 
 class LastErrorHandler(logging.Handler):
-    """Handler that keeps the newest error, for `slurm-ones status`, and the number of errors."""
+    """Handler that keeps the newest error for `slurm-ones status`, and counts errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -119,7 +122,7 @@ class LastErrorHandler(logging.Handler):
 
 
 def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = os.environ) -> bool:
-    """True if the stream is connected to journald (systemd.exec(5), JOURNAL_STREAM)."""
+    """Return True if journald reads the stream (systemd.exec(5), JOURNAL_STREAM)."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError, AttributeError):  # there is none, or it is closed
@@ -128,7 +131,7 @@ def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = 
 
 
 def begin(console: Console, *, verbose: bool) -> LastErrorHandler:
-    """Set up logging to stderr, formatted for its reader: a terminal, journald or a file."""
+    """Set up logging to stderr, in a format for the reader: a terminal, journald or a file."""
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, markup=False)

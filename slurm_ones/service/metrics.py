@@ -1,7 +1,8 @@
-"""Prometheus metrics of one companion: GPUs, costs and gains of resizes, causes of refusals, and prediction errors.
+"""Prometheus metrics of one companion: GPUs, costs and gains of resizes, why jobs are refused, and errors of
+predictions.
 
-All follow from a tick's data, so they cost next to nothing. Counters begin at 0 with the process. The companion that
-ended a resize counts it, so a restart does not count it again.
+All are computed from a tick's data, so they cost almost nothing. Counters begin at 0 with the process. A resize is
+counted by the companion that ended it. So a restart does not count it again.
 """
 
 from __future__ import annotations
@@ -38,40 +39,41 @@ from slurm_ones.text import plain
 SPACE = "slurm_ones"
 WHOSE = ("partition", "account")
 OTHER = "other"
-"""Label for all names beyond the limits on series."""
+"""Label for names beyond the limits."""
 NONE = "none"
-"""Label for an empty name, since Prometheus drops empty labels."""
+"""Label in place of an empty name, since Prometheus drops empty labels."""
 LENGTH = 64
-"""Most characters of a name."""
+"""Most characters of a name in a label."""
 PARTITIONS, PAIRS = 16, 48
-"""Most partitions, and most pairs of partition and account, with series of their own: the first ones seen."""
+"""Most partitions, and most pairs of partition and account, that get labels. The first ones seen get them."""
 WAITING = "waiting"
-"""Label for a resize of a pending job, besides the labels of `rules.blocks`."""
+"""Label for the resize of a job that waits. Other resizes have the name of their mechanism (`rules.blocks`)."""
 PHASES: Mapping[str, tuple[str, ...]] = {
     REQUEUE: ("pause", "checkpoint", "queue", "launch", "group", "load", "first_step"),
     BLOCKS: ("pause", "ready", "transfer"),
     WAITING: (),
 }
-"""Phases of a resize by its way: columns of the view `resize_cost`, without their `_s`."""
+"""Phases of a resize by its mechanism. They are columns of the view `resize_cost`, without the ending `_s`."""
 TOTAL = "total"
-"""Label for a resize's whole time, from its record to its end."""
+"""Label for the whole time of a resize, from its decision to its end."""
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
 OTHERS, OWN = "other jobs", "own sizes"
-"""Labels for the source of a prediction: other jobs, or the job's own measurements once it has any."""
+"""Labels for where a prediction comes from: other jobs, or the job's own measurements at other sizes."""
 HELD = ("gpu_seconds", "gpu_seconds_gained", "gpu_seconds_given_up")
 MOST_OFF = 1000.0
-"""Largest ratio, and inverse of the smallest: one absurd report must not dominate the mean."""
+"""Largest ratio of measured to predicted speed that is counted; 1 / MOST_OFF is the smallest. One absurd report then
+cannot dominate the mean."""
 
 Who = tuple[str, str]
-"""Partition and account."""
+"""Labels (partition, account)."""
 Phases = Mapping[int, Mapping[str, float]]
-"""Duration of each phase, s, by the resize's id and the phase's column (`Store.resize_phases`)."""
+"""Seconds of each phase, by the resize's id and then the phase's column (`Store.resize_phases`)."""
 NO_PHASES: Phases = {}
 
 
 class Figure(NamedTuple):
-    """Metric: a family of series with its type, help text, labels and buckets."""
+    """Definition of a metric: its type, help text, labels and buckets."""
 
     kind: type[Gauge | Total | Histogram]
     text: str
@@ -101,7 +103,7 @@ FIGURES = {
         RATIOS,
     ),
 }
-"""Metrics that are set, counted or observed as events happen."""
+"""Metrics that change as events happen: counters, histograms and some gauges."""
 
 NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "last_tick_seconds": ("what the last tick took", ()),
@@ -111,18 +113,18 @@ NOW: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "slow_node_speed": ("speed of a slow node over that of others, as jobs measured", ("node",)),
     "refused_jobs": ("elastic jobs that get no other size now", (*WHOSE, "reason")),
 }
-"""Gauges of the newest tick, by name: help text and labels."""
+"""Gauges that show the newest tick: help text and labels, by name."""
 
 
 class _Present(Collector):
-    """Gauges of the newest tick, hidden once no tick has come for long, as after a loss of the lead."""
+    """Gauges that show the newest tick. They disappear if no tick comes, as after a loss of the lead."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.until = -math.inf
-        """Time after which the values are too old to be shown."""
+        """Time after which the values are too old to show."""
         self.values: Mapping[str, Mapping[Any, float]] = {}
-        """Value by the metric's name and its labels."""
+        """Value by the metric's name, then by its labels."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         values = self.values if self._clock() <= self.until else {}
@@ -134,8 +136,10 @@ class _Present(Collector):
 
 
 class Labels:
-    """Limits the number of label pairs (partition, account), since users name them and could fill Prometheus.
-    Unprintable characters of a name become `?`."""
+    """Chooser of labels (partition, account). Users choose these names, so their number is limited.
+
+    In a name, `?` replaces characters that cannot be printed.
+    """
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs
@@ -144,7 +148,7 @@ class Labels:
         self._known: dict[Who, Who] = {}
 
     def who(self, partition: str, account: str) -> Who:
-        """Labels for a partition and account; `OTHER` for names beyond the limits."""
+        """Return the labels for a partition and an account. Names beyond the limits become `OTHER`."""
         found = self._known.get((partition, account))
         if found is not None:
             return found
@@ -168,16 +172,16 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Throughput model of a job, and nodes and GPUs per node of its last measured size."""
+    """Prediction for a job: its throughput model, and the size (nodes, GPUs per node) at which it was last measured."""
 
     model: ThroughputModel
     on: Mapping[str, ThroughputModel]
-    """Models by kind of GPU."""
+    """Throughput models by kind of GPU."""
     size: tuple[int, int] | None
 
 
 class Metrics:
-    """Metrics that one companion serves. `clock` is the time by which gauges expire."""
+    """Metrics that one companion serves. `clock` returns the time, by which gauges disappear."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -186,16 +190,16 @@ class Metrics:
         self._labels = Labels()
         self._interval_s = 60.0
         self._seen: float | None = None
-        """Snapshot time of the last tick, Unix seconds."""
+        """Time of the last tick's snapshot, Unix seconds."""
         self._begun_for: set[Who] = set()
         self._who: dict[int, Who] = {}
         self._causes: dict[int, str] = {}
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
-        """Series by reason that have already been exported."""
+        """Names and labels of the series by reason that Prometheus can already see."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """New series since the last tick, one entry per pending increment."""
+        """New series by reason, which are to be increased at the next tick. One that counts twice is there twice."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -207,7 +211,7 @@ class Metrics:
         return self._figures[name].labels(*labels) if labels else self._figures[name]
 
     def leads(self, settings: Settings) -> None:
-        """Begin to count as the leader, with these settings."""
+        """Start to count, since this companion leads, with these settings."""
         # What was so before, another companion may have counted.
         self._seen, self._expected = None, {}
         self._interval_s = settings.interval_s
@@ -216,16 +220,16 @@ class Metrics:
         self._of("info", slurm_ones.__version__, settings.policy, settings.mode).set(1)
 
     def failed(self, errors: int) -> None:
-        """Count `errors` more logged errors."""
+        """Count this number of logged errors."""
         self._of("errors").inc(errors)
 
     @property
     def due(self) -> list[ResizeRecord]:
-        """Resizes that ended at the tick before; their jobs have reported the phases by now."""
+        """Resizes that ended at the previous tick. By now their jobs have reported the phases."""
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
-        """Update all metrics after a tick that ended at `now`, with the `phases` of the resizes that were `due`."""
+        """Update all metrics after a tick that ended at `now`. `phases` are those of the resizes in `due`."""
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []
@@ -263,7 +267,7 @@ class Metrics:
         }
 
     def _begin_for(self, who: Who) -> None:
-        """Export the series of these labels at 0, so that their first increase is seen."""
+        """Show all counters of these labels at 0. Otherwise Prometheus would not see their first increase."""
         self._begun_for.add(who)
         for name in ("resizes_begun", *HELD):
             self._of(name, *who)
@@ -274,7 +278,8 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Add the GPU-seconds held since the last tick, at the present sizes; a gap counts at most a few ticks."""
+        """Count the GPU-seconds that jobs held since the last tick, at their present sizes. A long gap counts as a few
+        ticks."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:
@@ -294,7 +299,7 @@ class Metrics:
                 self._of(name, *who).inc(gpu_s)
 
     def _refused(self, tick: Tick) -> dict[int, str]:
-        """Return the cause of each job that gets no other size, by job id; count those that are new."""
+        """Return the reason of each job that can get no other size, by job id. Count the reasons that are new."""
         given = {id_: why.code for one in tick.decided for id_, why in one.schedule.reasons.items()}
         before, self._causes = self._causes, {}
         for job_id, one in tick.observation.elastic.items():
@@ -309,7 +314,7 @@ class Metrics:
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Compare throughput at a newly measured size with the prediction made before it."""
+        """Compare the throughput at a newly measured size with what was predicted for that size."""
         expected = {job_id: known for job_id, known in self._expected.items() if job_id in whose}
         for one in tick.decided:
             for job_id, view in one.views.items():
@@ -338,14 +343,14 @@ class Metrics:
             self._count_reason("resize_failures", (*who, code))
 
     def _count_reason(self, name: str, labels: tuple[str, ...]) -> None:
-        """Count one more. A new series is exported at 0 until the next tick, so that its increase is seen."""
+        """Add 1 to a counter. If it is new, show it at 0 until the next tick, so that Prometheus sees the increase."""
         if (name, *labels) in self._shown:
             self._of(name, *labels).inc()
         else:
             self._later.append(((name, *labels), self._of(name, *labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
-        """Observe the durations of a resize; those that the job reported are at most the resize's own."""
+        """Record the durations of a resize. A phase that a job reported counts as no longer than the whole resize."""
         way = _way(resize)
         lasted = max((resize.ended or resize.started) - resize.started, 0.0)
         self._of("resize_phase_seconds", *who, way, TOTAL).observe(lasted)
@@ -357,10 +362,11 @@ class Metrics:
 
 
 def lost(resize: ResizeRecord, phases: Mapping[str, float], stalled: float) -> float:
-    """GPU-seconds that a job held while a resize paused its training.
+    """Return the GPU-seconds that a job held while a resize paused its training.
 
-    By a requeue: old GPUs while the checkpoint is written, new ones from the batch script to the first step. Without
-    effect the old ones start again. By blocks: the larger size during the pause, and joining GPUs until they are ready.
+    In a requeue, the job holds its old GPUs while it writes the checkpoint. It holds the new ones from the start of the
+    script to the first step. If the requeue failed, it starts on the old GPUs again. With blocks, the job holds the
+    larger of both sizes during the pause. The joining blocks also hold their GPUs until they are ready.
     """
     old, new = resize.old_shape.gpus, resize.new_shape.gpus
     if resize.mechanism == BLOCKS:
@@ -389,11 +395,11 @@ def _ratio(measured: float, predicted: float) -> float | None:
 # -- the HTTP server, with limits on concurrent requests and on their duration -----------------------------------------
 
 AT_ONCE = 8
-"""Most concurrent requests; further connections are closed at once."""
+"""Most requests at a time; further connections are closed."""
 SILENT_S = 5.0
-"""Longest silence of a client, s: neither sending nor reading."""
+"""Seconds after which a client that neither sends nor reads is cut off."""
 LONGEST_S = 20.0
-"""Longest duration of a connection, s."""
+"""Seconds after which a connection is closed."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -415,7 +421,7 @@ class _Handler(WSGIRequestHandler):
         super().finish()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, since anybody who reaches the port could fill the log."""
+        """Log nothing. Anybody who reaches the port could fill the log."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -443,7 +449,7 @@ class _Server(ThreadingWSGIServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing, since a client that disconnects is no error of the companion."""
+        """Log nothing. A client that disconnects is not the companion's error."""
 
 
 class _Server6(_Server):
@@ -451,7 +457,7 @@ class _Server6(_Server):
 
 
 def serve(address: str, port: int) -> Metrics:
-    """Serve http://address:port/metrics from a thread, as long as the process lives. Raises `ConfigError`."""
+    """Serve http://address:port/metrics from a thread until the process ends. Raises `ConfigError`."""
     # When a series began would double their number.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = Metrics()

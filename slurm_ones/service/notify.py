@@ -1,8 +1,8 @@
-"""Notifications about what a tick changed, by a program, a web hook or mail: see `config.NotifySettings`.
+"""Notifications of what a tick changed, by a program, a web hook or mail (see `config.NotifySettings`).
 
-A tick only puts events into bounded boxes. A thread for each section of the settings sends one message for all events
-of a box. A failed message is sent again, with growing delays. Events beyond a box's limit are counted, and undelivered
-ones are lost when the companion ends.
+A tick only puts events into boxes, one for each address. Each section of the settings has a thread that sends a box's
+events as one message. If that fails, it tries again after growing delays. A full box drops its oldest events and counts
+them. Events that are not sent when the companion ends are lost.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from slurm_ones.text import changed, plain
 log = logging.getLogger(__name__)
 
 AGAIN_S = 6 * 3600.0
-"""Seconds after which a job's owner is notified of the same reason again."""
+"""Seconds after which a job's owner is notified of the same reason a second time."""
 GROWTH = ("growth_returns", "growth_stops", "growth_rests", "idle_returns", "idle_stays")
 KINDS: dict[str, EventKind] = {
     **dict.fromkeys((*SITE_LIMITS, *GROWTH), "held_back"),
     **dict.fromkeys(WRONG, "cannot_resize"),
     "near_time_limit": "limited",
 }
-"""Kind of event by a reason's code."""
+"""Kind of event for the code of a reason."""
 AS_ASKED = frozenset({"resize_off", "fused", "other_user", "site_acts", "owner_acts", "accounting_only", "opted_out"})
-"""Codes of refusals that nobody is notified of."""
+"""Reasons why jobs are not resized that cause no notification."""
 
 
 class Notice(NamedTuple):
-    """Event to notify people of."""
+    """Event about which people are notified."""
 
     kind: EventKind
     text: str
@@ -60,7 +60,7 @@ class Notice(NamedTuple):
     name: str = ""
     user: str = ""
     own: str = ""
-    """Notification address that the job's comment names."""
+    """Address from the job's comment (`notify=`)."""
 
     def __str__(self) -> str:
         job = "" if self.job_id is None else f"job {self.job_id} ({plain(self.name, 60)}) of {plain(self.user, 40)}: "
@@ -68,17 +68,17 @@ class Notice(NamedTuple):
 
 
 class Happenings:
-    """Detects the events of each tick. A state that was there at the first tick is no event."""
+    """Finder of each tick's events. What the first tick finds is no event, since it may be old."""
 
     def __init__(self) -> None:
         self._reported: dict[tuple[int, str], float] = {}
-        """Time at which each reason was last reported, by job and code."""
+        """Time at which each reason was last an event, by job and the reason's code."""
         self._preempted: dict[int, float] = {}
         self._slow: frozenset[str] = frozenset()
         self._first = True
 
     def of(self, tick: Tick) -> list[Notice]:
-        """Events of a tick, in the order of its jobs."""
+        """Return the events of a tick."""
         jobs, now = tick.observation.elastic, tick.observation.snapshot.time
         found = [*self._ended(tick, now), *self._preemptions(tick, now)]
         for job_id, kind, why in _reasons(tick):
@@ -118,7 +118,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield for each unchanged job its first reason that is an event."""
+    """Yield the first reason of each job that is not resized, if that reason is an event."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:
@@ -138,30 +138,30 @@ def _about(one: Elastic, kind: EventKind, text: str, now: float) -> Notice:
 
 
 LIMIT_S = 10.0
-"""Time limit of one delivery, s."""
+"""Seconds after which the attempt to send a message is ended."""
 KEPT = 200
-"""Most events in one box; the oldest are dropped."""
+"""Most events in a box; beyond it the oldest are dropped."""
 BOXES, BOXES_OF_ONE = 500, 4
-"""Most addresses of one section, and most of these that one user may name."""
+"""Most addresses of one section, and most addresses in it that one user may name."""
 LONGEST_WAIT_S = 3600.0
-"""Longest wait between two attempts to deliver, s."""
+"""Longest wait before a failed message is sent again, s."""
 CLOSE_S = 5.0
-"""Time limit for the last deliveries when the companion ends, s."""
+"""Seconds in which last messages are sent when the companion ends."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""Names of users who can get mail: neither an address list nor a command's option."""
+"""Pattern of user names that can get mail. Other names could be address lists or options of a command."""
 
 
 class Message(NamedTuple):
-    """Message to one address, with all its pending events."""
+    """Message to one address with all events of its box."""
 
     cluster: str
     events: tuple[Notice, ...]
     left_out: int
-    """Number of older events that were dropped."""
+    """Number of older events that the box has dropped."""
 
     @property
     def title(self) -> str:
-        """Subject of the message, in one line."""
+        """Subject of the message."""
         count = len(self.events)
         first = str(self.events[0]) if count == 1 else f"{count} events"
         return f"slurm-ones on {plain(self.cluster, 60)}: {plain(first, 120)}"
@@ -174,7 +174,7 @@ class Message(NamedTuple):
 
 
 def as_json(message: Message) -> bytes:
-    """Message in the settings' form `json`."""
+    """Return a message as JSON, the form `json` of the settings."""
     events = [
         {"event": one.kind, "time": one.time, "job_id": one.job_id, "name": plain(one.name, 60)}
         | {"user": plain(one.user, 40), "text": plain(one.text, 500)}
@@ -184,13 +184,13 @@ def as_json(message: Message) -> bytes:
 
 
 def as_slack(message: Message) -> bytes:
-    """Message for Slack, in which job names cannot act as markup, mentions or links."""
+    """Return a message for Slack. Job names in it cannot act as markup, mentions or links."""
     text = escape(f"slurm-ones on {plain(message.cluster, 60)}:\n{message.text}", quote=False)
     return json.dumps({"text": text, "mrkdwn": False, "link_names": False}).encode()
 
 
 def as_mail(message: Message, sender: str, to: str) -> EmailMessage:
-    """Message as a mail to one reader."""
+    """Return a message as a mail."""
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = sender, to, message.title
     mail["Auto-Submitted"] = "auto-generated"
@@ -203,7 +203,7 @@ class NotDelivered(Exception):
 
 
 def deliver(settings: NotifySettings, address: str, to: str, message: Message) -> None:
-    """Send one message within about `LIMIT_S`. Raises `NotDelivered`."""
+    """Send a message within about `LIMIT_S` seconds. Raises `NotDelivered`."""
     try:
         if settings.form == "mail":
             mail = as_mail(message, settings.sender, to)
@@ -216,7 +216,7 @@ def deliver(settings: NotifySettings, address: str, to: str, message: Message) -
 
 
 def _run(argv: list[str], body: bytes) -> None:
-    """Run the settings' program. No user's text is in its arguments or its environment."""
+    """Run the program that the settings name. Its arguments and environment have no text from users."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -236,7 +236,7 @@ def _run(argv: list[str], body: bytes) -> None:
 
 
 def _cut_off(sock: socket.socket) -> threading.Timer:
-    """Start a timer that closes the connection at the time limit, even if bytes keep coming."""
+    """Start a timer that closes the connection at the time limit, even if it still receives bytes."""
 
     def cut() -> None:
         with suppress(OSError):
@@ -250,7 +250,7 @@ def _cut_off(sock: socket.socket) -> threading.Timer:
 
 
 def _post(address: str, body: bytes) -> None:
-    """Post to exactly this address: a redirection is an error, and no proxy is used."""
+    """Post to this address only. A redirection is an error, and no proxy is used."""
     parts = urlsplit(address)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=LIMIT_S)
@@ -278,7 +278,7 @@ class _Box:
 
     due: float
     failed: int = 0
-    """Number of consecutive failures."""
+    """Number of failed attempts in a row."""
     events: list[Notice] = field(default_factory=list)
     left_out: int = 0
 
@@ -288,11 +288,11 @@ class _Box:
 
 
 Key = tuple[str, str]
-"""Address and user; the user is empty for the site's own address."""
+"""Key of a box: address and user. The user is "" for an address of the site."""
 
 
 class Outbox(threading.Thread):
-    """Thread that sends the events of one section of the settings until `stop` is set."""
+    """Thread that sends the events of one section of the settings."""
 
     def __init__(
         self, name: str, settings: NotifySettings, cluster: str, clock: Callable[[], float] = time.monotonic
@@ -305,7 +305,7 @@ class Outbox(threading.Thread):
         self.stop = threading.Event()
 
     def put(self, event: Notice) -> None:
-        """Queue an event if it is for this section's readers; never waits for a delivery."""
+        """Put an event into its box if this section sends it. This never waits for a message to be sent."""
         key = self._key(event)
         if key is None:
             return
@@ -318,7 +318,7 @@ class Outbox(threading.Thread):
             box.put([event])
 
     def _key(self, event: Notice) -> Key | None:
-        """Box for an event; None if this section does not send it."""
+        """Return the key of the box for an event; None if this section does not send it."""
         one = self._settings
         if (one.events and event.kind not in one.events) or (one.users and event.user not in ("", *one.users)):
             return None
@@ -329,7 +329,7 @@ class Outbox(threading.Thread):
         return self._address, ""
 
     def run(self) -> None:
-        """Send due messages until `stop` is set, then the rest."""
+        """Send messages as they are due. Once `stop` is set, send the rest and end."""
         while not self.stop.wait(self._pause()):
             self.send()
         self.send(last=True)
@@ -340,7 +340,7 @@ class Outbox(threading.Thread):
         return min(max(next_due - self._clock(), 0.05), 1.0)
 
     def send(self, *, last: bool = False) -> None:
-        """Send due messages; with `last`, all messages except those that failed before."""
+        """Send the messages that are due. With `last`, send all except those that failed before."""
         with self._lock:
             now = self._clock()
             due = [(key, box) for key, box in self._boxes.items() if box.due <= now or (last and not box.failed)]
@@ -371,7 +371,7 @@ class Outbox(threading.Thread):
 
 
 class _ErrorEvents(logging.Handler):
-    """Log handler that turns logged errors into events, rate-limited like the log."""
+    """Log handler that makes events of logged errors. Their rate is limited, as in the log."""
 
     def __init__(self, put: Callable[[Notice], None]) -> None:
         super().__init__(logging.ERROR)
@@ -383,10 +383,11 @@ class _ErrorEvents(logging.Handler):
 
 
 class Notifications:
-    """All sections' notifications, from the start of a leadership until `close`."""
+    """Notifications of all sections of the settings, while this companion leads."""
 
     def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
-        """Raises `ConfigError` for an unreadable or unsafe file with an address."""
+        """Start a thread for each section. Raises `ConfigError` if a file with an address cannot be read or is
+        unsafe."""
         self._boxes = [Outbox(name, one, cluster) for name, one in settings.items()]
         self._happenings = Happenings()
         self._errors = _ErrorEvents(self._put)
@@ -402,7 +403,7 @@ class Notifications:
             box.put(event)
 
     def ticked(self, tick: Tick) -> None:
-        """Queue the events of a tick; an error here does not fail the tick."""
+        """Put the events of a tick into their boxes. An error here does not make the tick fail."""
         if not self._boxes:
             return
         try:

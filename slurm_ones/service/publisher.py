@@ -1,8 +1,8 @@
-"""Publishes each user's own jobs, as files that only the user can read.
+"""Publishes to each user the data of the user's own jobs, as a file that only the user can read.
 
-At an operator's site, users can read neither the job database nor a server. The files are in `Settings.views_folder`:
-`view_name` for each user with jobs, SITE_VIEW for everybody. A thread writes them in parallel to the ticks,
-only for users whose jobs changed.
+At a site with one companion for all, users can read neither the job database nor a server. The files are in
+`Settings.views_folder`: `view_name(user)` for each user with jobs, and SITE_VIEW for everybody. A thread writes them
+next to the ticks. It writes only files of users whose jobs have changed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from slurm_ones.untrusted_files import NotBelieved, directory_of
 log = logging.getLogger(__name__)
 
 FOLDER_MODE = 0o711
-"""Mode of the folder: everybody may open a file by its name, but nobody may list the folder."""
+"""Mode of the folder. Everybody may open a file whose name they know, and nobody else may list the folder."""
 ROUND_S = 10.0
-"""Time limit of a round of writing, s; the next round begins with the remaining users."""
+"""Seconds after which a round of writing ends. The next round writes the files that are left."""
 REST = 20
-"""Pause after a round as a multiple of its CPU time, so a twentieth of a core; SITE_VIEW is still written."""
+"""Pause after a round, as a multiple of its CPU time, so that it uses a twentieth of a core. SITE_VIEW is written
+meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class Published:
 
     written: int = 0
     left: int = 0
-    """Number of users whose rows wait for a later round of publishing."""
+    """Number of users whose files are left for the next round."""
     removed: int = 0
     unknown: tuple[str, ...] = ()
     """Users without an account on this machine."""
 
 
 class Publisher:
-    """Writes the files of one cluster into one folder. `publish` does one round; after `start`, a thread does one after
-    each call of `ticked`. `clock` returns the time."""
+    """Writer of one cluster's files into one folder.
+
+    `publish` does one round. After `start`, a thread does a round after each call of `ticked`. `clock` returns the
+    time.
+    """
 
     def __init__(
         self, url: str, cluster: str, folder: Path, *, clock: Callable[[], float] = time.time, round_s: float = ROUND_S
@@ -59,7 +63,7 @@ class Publisher:
         self._clock = clock
         self._round_s = round_s
         self._written: dict[str, Hashable] = {}
-        """State that each user's file was written from, by user, oldest file first."""
+        """State of each user's jobs when their file was written. The oldest file comes first."""
         self._rest_until = 0.0
         self._said: set[str] = set()
         self._wake = threading.Event()
@@ -72,11 +76,11 @@ class Publisher:
         self._thread.start()
 
     def ticked(self) -> None:
-        """Wake the thread after a tick, for a new round."""
+        """Make the thread do a round, after a tick."""
         self._wake.set()
 
     def close(self) -> None:
-        """Do a last round, and end the thread."""
+        """Do a last round, then end the thread."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -100,8 +104,11 @@ class Publisher:
                 return
 
     def publish(self) -> Published:
-        """Write SITE_VIEW and the files of users whose jobs changed, oldest files first. Remove files of users whose
-        jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if nothing can be written."""
+        """Write SITE_VIEW, then the files of users whose jobs have changed, the oldest file first.
+
+        Remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if
+        nothing can be written.
+        """
         made = self._make_folder()
         with directory_of(self._folder, os.geteuid(), "this companion") as folder:
             if made:
@@ -172,7 +179,7 @@ def _uid(user: str) -> int | None:
 
 
 def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
-    """Replace the file atomically; it is readable by `uid`, or by everybody if `uid` is None."""
+    """Replace a file atomically. It is readable by the user with this id, or by everybody if `uid` is None."""
     temporary = f".{name}"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=folder)
@@ -194,7 +201,7 @@ def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
 
 
 def _tidy(folder: int, uids: Mapping[str, int]) -> int:
-    """Remove the files of users without jobs to show; return the number removed."""
+    """Remove the files of users without jobs, and return their number."""
     kept, removed = {*uids.values()}, 0
     for name in os.listdir(folder):
         found = re.fullmatch(r"([0-9]+)\.sqlite", name)
@@ -214,13 +221,13 @@ ACL = "system.posix_acl_access"
 _VERSION = struct.pack("<I", 2)
 _ENTRY = struct.Struct("<HHI")
 _NOBODY = 0xFFFFFFFF
-"""Id in entries that name no user or group."""
+"""Id in list entries that are not for a single user or group."""
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
 
 def readable_by(uid: int) -> bytes:
-    """Access control list that lets the owner read and write, `uid` read, and nobody else (but root) open the file."""
+    """Return an access control list: the owner reads and writes, user `uid` reads, and others may not open the file."""
     entries = (
         (_USER_OBJ, _READ | _WRITE, _NOBODY),
         (_USER, _READ, uid),
@@ -232,5 +239,6 @@ def readable_by(uid: int) -> bytes:
 
 
 def let_read(fd: int, uid: int) -> None:
-    """Let `uid` read the open file too. Raises OSError, with ENOTSUP if the file system has no access control lists."""
+    """Let user `uid` also read an open file. Raises OSError, with ENOTSUP if the file system has no access control
+    lists."""
     os.setxattr(fd, ACL, readable_by(uid))

@@ -1,8 +1,8 @@
-"""Requests that bring the next tick forward, after an order by hand.
+"""Requests for an early tick, after an order by hand.
 
-A request is a new modification time of one of the companion's directories. Users may touch it (write permission without
-search permission: nobody can create a file there). After a few requests, a user who keeps touching it gets one extra
-tick per interval.
+A user makes a request by touching a directory of the companion, which changes its modification time. Users may write it
+but not search it, so they can touch it but create no files there. After a few requests in a row, each interval has at
+most one additional tick.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from slurm_ones.config import Settings
 
 LOOK_S = 2.0
-"""Seconds between two polls of the directory."""
+"""Seconds between two checks of the directory."""
 GAP_S = 5.0
-"""Least time from the end of a tick to a requested one, s."""
+"""Shortest time between the end of a tick and a requested tick, s."""
 BURST = 5
-"""Most requested ticks in a row; after them one per interval."""
+"""Most requested ticks in a row. After them, each interval has one."""
 
 
 def wake(settings: Settings) -> bool:
-    """Request a tick soon; return False if the companion cannot be reached."""
+    """Request an early tick; return False if the companion cannot be reached."""
     try:
         os.utime(settings.wake_folder or "")
     except OSError:
@@ -34,7 +34,7 @@ def wake(settings: Settings) -> bool:
 
 
 class Waking:
-    """Thread that polls the directory for requests, apart from the main loop since a file system may hang."""
+    """Thread that checks the directory for requests. The main loop does not, because a file system may hang."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S) -> None:
         self._folder: Path | None = None
@@ -44,7 +44,7 @@ class Waking:
         self._changed: int | None = None
         self._asked = threading.Event()
         self._hurry = threading.Event()
-        """Event that ends the wait between two polls."""
+        """Set to end the wait between two checks early."""
         self._closed = False
         self._left = float(BURST)
         self._counted = self._ticked = clock()
@@ -55,20 +55,20 @@ class Waking:
         return self
 
     def use(self, settings: Settings) -> None:
-        """Poll the directory that these settings name, from now on, so that no later request is missed."""
+        """Check the directory that these settings name, from now on."""
         self._folder, self._own = settings.wake_folder, settings.scope == "own"
         self._hurry.set()
 
     def begins(self) -> None:
-        """Clear requests, which the tick that begins now serves."""
+        """Drop requests made until now, because a tick begins."""
         self._asked.clear()
 
     def ended(self) -> None:
-        """Record the time at which a tick ended."""
+        """Record that a tick has ended."""
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """Return True if a requested tick is due now, and count it."""
+        """Return True if a requested tick may begin now, and count it."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
@@ -82,7 +82,7 @@ class Waking:
         self._hurry.set()
 
     def look(self) -> None:
-        """Poll the directory's modification time once."""
+        """Check the directory's modification time once."""
         folder, changed = self._folder, None
         if folder is not None:
             with suppress(OSError):
@@ -99,7 +99,8 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Return the directory's modification time, ns; None if another user owns it. Create it if missing."""
+    """Return the directory's modification time in ns; None if it belongs to another user. Create it if it does not
+    exist."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)
