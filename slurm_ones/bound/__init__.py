@@ -1,1 +1,1 @@
-"""Lower bound on the mean JCT of any schedule, and the gap between this bound and a policy's mean JCT."""
+"""Lower bound on the mean JCT that any schedule can reach, and how far a policy is from it."""

@@ -1,25 +1,26 @@
-"""Three mean JCTs: a lower bound for every schedule, the fluid schedule's, and that of jobs by themselves.
+"""Three mean JCTs to compare a policy with: a lower bound, that of the fluid schedule, and that of jobs without
+competitors.
 
-The bound holds for every schedule, preemptive and clairvoyant ones included, under these assumptions:
+The bound holds for every schedule, even one that pauses jobs and knows the future, under these assumptions:
 
 - A job progresses as its application truly does (`training.application`), always at its best placement and batch,
-  unaffected by other jobs. Changes, starts and stops cost nothing, and the job may have fractions of GPUs.
-- Nodes are at most as fast as the fastest of their kind, and the network never slows a job.
+  unaffected by other jobs. Changes, starts and stops take no time, and a job may have fractions of GPUs.
+- All nodes are as fast as the fastest node of their kind, and the network never slows a job.
 - A job on GPUs of several kinds trains at the pace of the slowest kind, on nodes as large as the largest.
-- A rigid job has its one batch. It may be paused. Its size is the requested one, or the requested one rounded up to
-  equally many GPUs on each node, whichever is better.
-- A job is done no earlier than its application is. If patience may end a training, the job is done at the least
-  progress at which patience ever could.
+- A rigid job always uses its one batch. It may be paused. It has the number of GPUs that it requests, or that number
+  rounded up to be equal on all nodes, whichever is better.
+- A job is done no earlier than its application is. If early stopping may end its training, the job is done at the least
+  progress at which that can happen.
 
-These assumptions lower the bound below the best schedule's mean JCT. Derivation: `dual` and `curves`.
+These assumptions make the bound lower than the mean JCT of the best real schedule. `dual` and `curves` derive it.
 
-With several kinds of GPU, each kind has its own price. Any prices give a bound. Here the prices of the kinds keep a
-constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. The rest works as for one kind. The ratio
-is optimised too, starting from the relative speeds of the kinds.
+If there are several kinds of GPU, each kind has its own price. Any prices give a valid bound. Here prices of different
+kinds have a constant ratio, so a GPU counts as a fixed number of GPUs of the fastest kind. All else is as with one
+kind. The search for the best bound also changes this ratio. It starts from the relative speeds of the kinds.
 
-Batches are grouped in blocks of 0.4 %, in the job's favour. `dual` lists the other numerical errors, for which the
-bound is lowered by a thousandth. Prices are optimised with few parts of each training and few moments. The bound is
-their dual value with many parts and moments.
+Batches that differ by less than 0.4 % count as one, with the best values of any of them. `dual` lists the other
+numerical errors; because of them the bound is lowered by a thousandth. The search for prices divides a training into
+few parts, and computes costs at few moments. The final bound is computed with many of both.
 """
 
 from __future__ import annotations
@@ -43,27 +44,27 @@ from slurm_ones.simulate.study.plan import StudyPlan
 from slurm_ones.simulate.workloads.profiles import Workload
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""GPU counts considered, in addition to the largest count of any job and each job's two smallest."""
+"""Numbers of GPUs that are tried. The largest of any job, and each job's two smallest, are tried too."""
 Columns = Sequence[tuple[int, bool, int]]
-"""Sizes of a job: (index of the kind that sets the pace, whether faster kinds are mixed in, GPUs in total)."""
+"""Sizes of a job: (index of the slowest kind in it, True if it also has faster kinds, total GPUs)."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
-"""Largest ratio between the price of a GPU kind and that of the fastest kind, in either direction."""
+"""Largest ratio of the prices of a kind and of the fastest kind; 1 / DEAREST is the smallest."""
 STEPS = 1500
-"""Shortest interval between decisions: the time from first to last submission over this number."""
+"""Shortest interval between decisions: the time from first to last submission, divided by this number."""
 SHARE = 0.1
 """Longest interval between decisions, as a share of the shortest remaining time of a job."""
 
 
 def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
-    """Return the mean JCT of the fluid schedule in seconds. Initially a GPU of kind k counts as `weights[k]`.
+    """Return the mean JCT of the fluid schedule in seconds. At first, a GPU of kind k counts as `weights[k]` GPUs.
 
-    That schedule has the prices of `ones`, fractions of GPUs, free changes and the true speed curves. No real cluster
-    could run it, but the bound covers it, so its mean JCT is at least the bound. Their gap has two causes: the fluid
-    schedule does not know later arrivals, and the bound is not tight.
+    The fluid schedule gives out GPUs at the prices of `ones`, in fractions, with changes that cost nothing and the true
+    curves. No real cluster could run it. Its mean JCT is at least the bound, for two reasons: it does not know later
+    submissions, and the bound may be lower than any schedule can reach.
 
-    With several kinds of GPU, a linear program divides the GPUs among the jobs. As in `ones`, a GPU of each kind counts
-    as its price in that program. A job gets GPUs of several kinds if one kind does not have enough.
+    With several kinds of GPU, a linear program gives the GPUs to the jobs. As in `ones`, the price of a kind in that
+    program is what a GPU of that kind counts. A job gets GPUs of several kinds if one kind has too few.
     """
     columns, takes = _columns(work)
     order = np.argsort(work.submitted, kind="stable")
@@ -106,7 +107,7 @@ def fluid_mean_jct_s(work: Work, weights: Floats) -> float:
 
 
 def _columns(work: Work) -> tuple[Columns, Ints]:
-    """Return the sizes considered (U,), the first one 0 GPUs, and their GPUs of each kind (U, K)."""
+    """Return the sizes that are tried (U,), beginning with no GPUs, and the GPUs of each kind in them (U, K)."""
     found, takes = [WAITS], [np.zeros(len(work.there), dtype=np.int64)]
     for k, here in enumerate(work.there.tolist()):
         for mixed in (False, True):
@@ -134,7 +135,8 @@ def _rates(curve: Curve, columns: Columns) -> Floats:
 
 
 class _Way:
-    """Progress over time of a job at its present sizes: speeds (K,) in the training parts that end at `ends` (K,)."""
+    """Progress of a job over time, given the speed (K,) in each part of its training and the progress at the parts'
+    `ends` (K,)."""
 
     def __init__(self, speed: Floats, ends: Floats, done: float) -> None:
         with np.errstate(divide="ignore"):
@@ -142,14 +144,14 @@ class _Way:
         self._ends, self._done = ends, done
 
     def after(self, seconds: float) -> float:
-        """Return the job's progress `seconds` from now."""
+        """Return the job's progress after `seconds`."""
         if not np.isfinite(self.seconds[-1]):
             return self._done
         return float(np.interp(seconds, np.append(0.0, self.seconds), np.append(self._done, self._ends)))
 
 
 def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
-    """Return (J, U) each job's share of time at each size if every GPU goes to the largest gain in worth."""
+    """Return the share of time that each job spends at each size (J, U). Each GPU goes where it adds most worth."""
     steps: list[tuple[float, int, int, int]] = []
     for j, row in enumerate(speed):
         for before, after in pairwise([0, *hull(sizes, row)]):
@@ -168,7 +170,10 @@ def _mixes(speed: Floats, sizes: Ints, worth: Floats, gpus: int) -> Floats:
 
 
 def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Floats]:
-    """Return the time shares (J, U) of the jobs' largest total worth, and the price (K,) of each GPU kind."""
+    """Return the share of time that each job spends at each size (J, U), and the price of each kind of GPU (K,).
+
+    The shares are those with the largest total worth.
+    """
     job, column = np.nonzero(worth > 0)
     whole = coo_array((np.ones(len(job)), (job, np.arange(len(job)))), (len(worth), len(job)))
     rows: Any = vstack([csr_array(takes[column].T), whole])
@@ -181,24 +186,25 @@ def _mixes_of_kinds(worth: Floats, takes: Ints, there: Ints) -> tuple[Floats, Fl
 
 
 PARTS, MOMENTS = 32, 4
-"""Parts of a training, and moments in each price interval, while prices are optimised."""
+"""Number of parts of a training, and of moments in each interval of prices, for the search for prices."""
 FINE_PARTS, FINE_MOMENTS = 256, 16
-"""Parts of a training, and moments in each price interval, for the final bound."""
+"""Number of parts of a training, and of moments in each interval of prices, for the final bound."""
 SAFE = 0.999
-"""Safety factor on the computed bound; it covers more than any numerical error observed."""
+"""Factor on the computed bound. It is larger than any numerical error that was seen."""
 INTERVALS = 64
-"""Intervals of constant price between the first and the last submission."""
+"""Number of intervals with constant prices between the first and the last submission."""
 LATER = 10
-"""Number of intervals after the last submission before interval lengths double."""
+"""Number of intervals, after the last submission, after which the length of the next ones doubles."""
 LONGEST = 8
 EVALUATIONS = 60
-"""Number of evaluations of the dual function in the search for prices."""
+"""Number of evaluations of the dual function that the search for prices may take."""
 TRIED, EACH = 8, 12
-"""Price ratios tried for each kind but the fastest, and evaluations of the dual function for each ratio."""
+"""Number of price ratios that are tried for each kind but the fastest, and evaluations of the dual function for
+each."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
-    """Compute the bound of each seed's workload, in parallel processes."""
+    """Compute the bound for the workload of each seed, in parallel processes."""
     if min(processes, len(plan.seeds)) <= 1:
         return {seed: _bound(plan, seed) for seed in plan.seeds}
     with ProcessPoolExecutor(min(processes, len(plan.seeds)), mp_context=get_context("spawn")) as pool:
@@ -211,7 +217,7 @@ def _bound(plan: StudyPlan, seed: int) -> Bound:
 
 
 def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluations: int = EVALUATIONS) -> Bound:
-    """Compute the bound of a workload on parts of a cluster: (nodes, GPUs of each, kind)."""
+    """Compute the bound for a workload. `parts` are the parts of the cluster: (nodes, GPUs per node, kind)."""
     pools = pools_of(parts)
     coarse, work = (work_of(workload, pools, cuts) for cuts in (PARTS, FINE_PARTS))
     jobs, edges = len(work.submitted), _edges(work.counted(np.ones(len(pools))))
@@ -224,7 +230,10 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return (K,) each kind's weight in GPUs of the fastest kind, and start prices (I,), None with one kind."""
+    """Return the number of fastest GPUs as which a GPU of each kind counts (K,), and prices to start from (I,).
+
+    With one kind of GPU there are no such prices: None.
+    """
     weights = _faster(work)
     if len(weights) == 1:
         return weights, None
@@ -245,7 +254,8 @@ def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: Work) -> Floats:
-    """Return (K,) the speed of each kind of GPU over the fastest: the median of the jobs, halfway through them."""
+    """Return the speed of each kind of GPU divided by the speed of the fastest (K,). It is the median over jobs,
+    halfway."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
@@ -256,7 +266,7 @@ def _faster(work: Work) -> Floats:
 
 
 def _edges(work: Work) -> Floats:
-    """Return the edges of the price intervals, up to well after the jobs could end at the GPUs' best speed."""
+    """Return the edges of the price intervals. The last is later than all jobs could end at the best speed."""
     first, last = float(work.submitted.min()), float(work.submitted.max())
     alone = work.alone_s
     length = max((last - first) / INTERVALS, float(np.median(alone)) / 8.0, 1.0)

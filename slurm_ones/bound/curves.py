@@ -1,7 +1,7 @@
-"""True speed of a job: progress/s at each GPU count of each kind, in each part of its training.
+"""True speed of a job: progress/s on each number of GPUs of each kind, in each part of its training.
 
-A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on two nodes or more. The mix of
-faster GPUs is left open: they count as the cheapest GPUs that are no slower.
+A job on GPUs of several kinds trains at the pace of the slowest kind (`Training`), on at least two nodes. It is left
+open which faster GPUs it has: they count as the cheapest GPUs that are fast enough.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from slurm_ones.simulate.training.application import POWER, Application, Submiss
 from slurm_ones.simulate.workloads.profiles import Workload
 
 Key = tuple[str, float, int, int]
-"""Key of a curve: application, share of its epochs, GPUs and batch (both 0 for an elastic job)."""
+"""Key of a curve: application, share of its epochs, GPUs, and batch. GPUs and batch are 0 for elastic jobs."""
 BLOCK = 1.004
-"""Factor between the batches of one block; a block counts with the best speed and the best efficiency in it."""
+"""Ratio of largest to smallest batch in a group of batches. A group counts with its best speed and its best
+efficiency."""
 
 
 class Pool(NamedTuple):
@@ -40,7 +41,7 @@ class Pool(NamedTuple):
 
 
 def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
-    """Return one pool for each kind in `parts` (nodes, GPUs of each node, kind), slowest kind first for every job."""
+    """Return a pool for each kind in `parts` (nodes, GPUs per node, kind). The first kind is slowest for all jobs."""
     found: dict[str, Pool] = {}
     for nodes, per_node, kind in parts:
         before = found.get(kind, Pool(0, 0, 0, kind))
@@ -50,7 +51,7 @@ def pools_of(parts: Sequence[tuple[int, int, str]]) -> tuple[Pool, ...]:
 
 
 def key_of(submission: Submission, app: Application) -> Key:
-    """Return the key of a job's curve: jobs of one key share it."""
+    """Return the key of a job's curve. All jobs with this key share the curve."""
     if submission.elastic:
         return submission.application, submission.epochs, 0, 0
     batch = min(max(submission.batch, app.min_batch or app.base_batch), app.max_batch)
@@ -59,14 +60,14 @@ def key_of(submission: Submission, app: Application) -> Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """Progress/s of jobs with one key, in each of K parts of the training: an upper bound of the true speed."""
+    """Progress/s of the jobs with one key, in each of K parts of the training. It is at least the true speed."""
 
     work: Floats
     """(K,) progress in each part, in samples of the base batch."""
     sizes: Floats | Ints
-    """(N,) GPUs in total, ascending within a kind; of a `counted` curve as multiples of the fastest kind."""
+    """(N,) total GPUs of each size, ascending within a kind. After `counted` they are in GPUs of the fastest kind."""
     kind: Ints
-    """(N,) index of the pool whose kind sets the pace: the slowest in use."""
+    """(N,) index of the pool with the slowest kind in use, which sets the pace."""
     mixed: Bools
     """(N,) True if some of the GPUs are of a faster kind."""
     rate: Floats
@@ -74,11 +75,11 @@ class Curve:
 
     @property
     def alone_s(self) -> float:
-        """Training time in seconds at the fastest size in each part."""
+        """Training time in seconds if each part is trained at the fastest size."""
         return float((self.work / self.rate.max(axis=1)).sum())
 
     def counted(self, weights: Floats, there: Ints) -> Curve:
-        """Return the curve with a GPU of kind k weighted by `weights[k]`; there are `there[k]` of that kind."""
+        """Return the curve with each GPU of kind k counted as `weights[k]` GPUs. The cluster has `there[k]` of them."""
         count = self.sizes * weights[self.kind]
         for k in range(len(there) - 1):
             here = self.mixed & (self.kind == k)
@@ -103,10 +104,12 @@ def curves_of(workload: Workload, pools: Sequence[Pool], parts: int) -> dict[Key
 def curve(
     app: Application, epochs: float, asked: int, pools: Sequence[Pool], parts: int, gpus: int = 0, batch: int = 0
 ) -> Curve:
-    """Return the curve of an application over a share `epochs` of its epochs, in about `parts` parts.
+    """Return the curve of an application in about `parts` parts. `epochs` is the share of its epochs that the job
+    trains.
 
-    `asked` is the largest request of a user, allowed even above the application's `max_gpus`. A rigid job has only its
-    `batch`, and `gpus` GPUs, exactly or rounded up.
+    `asked` is the largest number of GPUs that a user requests; it is allowed even above the application's `max_gpus`.
+    If `gpus` and `batch` are given, the job is rigid: it has only this batch, and this number of GPUs, exactly or
+    rounded up.
     """
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
@@ -131,7 +134,7 @@ def _together(pools: Sequence[Pool]) -> Pool:
 
 
 def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Pool, least: int) -> Floats:
-    """Return (E, N) the highest progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return (E, N) the largest progress/s in each epoch at each size, on at least `least` nodes."""
     blocks = _blocks(batches)
     starts = np.concatenate([[0.0], ends[:-1]])
     efficiency = np.array([np.maximum.reduceat(app.efficiency(at, batches), blocks) for at in starts * (1 + 1e-12)])
@@ -145,8 +148,11 @@ def _rates(app: Application, sizes: Ints, batches: Ints, ends: Floats, pool: Poo
 
 
 def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
-    """Divide a curve into `parts` parts of equal time at the highest rate; a part that spans several epochs has their
-    best rates. If there are no more epochs than parts, the ends of epochs are cuts too."""
+    """Divide a curve into `parts` parts that take equal time at the fastest size.
+
+    A part with several epochs has the best rate of any. If there are no more epochs than parts, each epoch's end is
+    also the end of a part.
+    """
     seconds = np.append(0.0, np.cumsum(np.diff(ends, prepend=0.0) / found.rate.max(axis=1)))
     cuts = np.interp(np.linspace(0.0, seconds[-1], parts + 1), seconds, np.append(0.0, ends))
     if len(ends) <= parts:
@@ -159,8 +165,10 @@ def _divided(ends: Floats, found: Curve, parts: int) -> Curve:
 
 
 def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
-    """Return the columns on the concave hull of the rates (N,) over sizes (N,), ascending. By dividing its time between
-    two of these columns, a job is as fast as at any size between them."""
+    """Return the columns on the concave hull of the rates (N,) over the ascending sizes (N,).
+
+    A job that divides its time between two of them is at least as fast as at any size in between.
+    """
     found: list[int] = []
     size, rate, top = 0.0, 0.0, float(rates.max(initial=0.0))
     while rate < top:
@@ -173,7 +181,7 @@ def hull(sizes: Floats | Ints, rates: Floats) -> list[int]:
 
 
 def _sizes(app: Application, asked: int, pool: Pool) -> Ints:
-    """Return all allowed GPU counts: those that the application's strategy supports, or all without a strategy."""
+    """Return the numbers of GPUs that a job can use: those of its strategy, or any number without a strategy."""
     gpus, per_node = pool.gpus, pool.per_node
     if app.by is not None:
         rows = app.by.limits(min(app.max_gpus, gpus), app.max_local_batch).sizes
@@ -203,7 +211,7 @@ def _count(batches: Ints) -> int:
 def _best(
     app: Application, sizes: Ints, batches: Ints, blocks: Ints, efficiency: Floats, pool: Pool, least: int
 ) -> Floats:
-    """Return (E, N) an upper bound of the progress/s in each epoch at each size, on at least `least` nodes."""
+    """Return (E, N) at least the true progress/s in each epoch at each size, on at least `least` nodes."""
     found = np.empty((len(efficiency), len(sizes)))
     for column, gpus in enumerate(sizes.tolist()):
         # No batch is smaller than the replicas that share it.
@@ -218,8 +226,10 @@ def _best(
 
 
 def placements(app: Application, gpus: int, nodes: int, per_node: int, least: int = 1) -> Iterator[tuple[int, ...]]:
-    """Yield the placements (GPUs on each node) that can differ in speed, on `least` nodes or more: even ones, full
-    nodes, and those of a measured profile."""
+    """Yield the placements (GPUs on each node) whose speeds may differ, on at least `least` nodes.
+
+    These have equal GPUs on all nodes, or full nodes, or were measured in the application's profile.
+    """
     known = getattr(app.speed, "placements", None)
     fewest = max(-(-gpus // per_node), least)
     for count in range(fewest, min(gpus, nodes, 2 if known is None else gpus) + 1):
@@ -234,8 +244,9 @@ def placements(app: Application, gpus: int, nodes: int, per_node: int, least: in
 def _end(app: Application, epochs: float, batches: Ints) -> float:
     """Return the least progress at which the job can be done, in samples of the base batch.
 
-    The companion's simulated jobs may lose half a sample an epoch to rounding. Patience ends a training when the metric
-    has not risen enough over `patience` passes. A pass brings least progress at the batch of lowest efficiency.
+    In a simulation under the companion, rounding may take half a sample per epoch. Early stopping ends a training if
+    the metric has risen too little over `patience` passes. A pass brings the least progress at the batch of lowest
+    efficiency.
     """
     total = app.total * epochs - 0.5 * len(app.ends)
     if not app.patience:
@@ -250,7 +261,7 @@ def _end(app: Application, epochs: float, batches: Ints) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Jobs (J,) of a workload: indexes into `curves`, and submission times."""
+    """Jobs (J,) of a workload: the index of each job's curve in `curves`, and its submission time."""
 
     curves: Sequence[Curve]
     curve: Ints
@@ -258,22 +269,22 @@ class Work:
     there: Ints
     """(K,) number of GPUs of each kind."""
     gpus: float = 0.0
-    """All GPUs, weighted as the sizes of the curves are; 0 until they are counted."""
+    """Number of GPUs of the cluster, each counted by its kind's weight. 0 before `counted`."""
 
     @property
     def alone_s(self) -> Floats:
-        """(J,) training time of each job in seconds by itself on the cluster."""
+        """(J,) seconds that each job trains if it has the cluster to itself."""
         each = np.array([curve.alone_s for curve in self.curves])
         return each[self.curve]
 
     def counted(self, weights: Floats) -> Work:
-        """Return the same jobs with a GPU of kind k weighted by `weights[k]`."""
+        """Return the same jobs with each GPU of kind k counted as `weights[k]` GPUs."""
         curves = [curve.counted(weights, self.there) for curve in self.curves]
         return replace(self, curves=curves, gpus=float(weights @ self.there))
 
 
 def work_of(workload: Workload, pools: Sequence[Pool], parts: int) -> Work:
-    """Return the jobs of a workload with their curves, each training divided into about `parts` parts."""
+    """Return the jobs of a workload with their curves, in about `parts` parts each."""
     curves = curves_of(workload, pools, parts)
     rows = {key: row for row, key in enumerate(curves)}
     jobs = workload.submissions

@@ -43,7 +43,7 @@ from slurm_ones.policy.contract import Floats, Ints
 
 
 class Way(NamedTuple):
-    """Sizes that a job can have in one part of its training, and its time at each."""
+    """Sizes that a job can have in one part of its training, and the seconds that the part takes at each."""
 
     sizes: Floats
     """(N,) GPUs of each size, ascending."""
@@ -52,7 +52,7 @@ class Way(NamedTuple):
 
 
 def ways_of(curve: Curve) -> Sequence[Way]:
-    """Return the sizes on the concave hull, and their seconds, for each part of a curve."""
+    """Return, for each part of a curve, the sizes on the concave hull and the seconds that the part takes at each."""
     found: list[Way] = []
     columns: list[int] = []
     for k, rate in enumerate(curve.rate):
@@ -63,17 +63,18 @@ def ways_of(curve: Curve) -> Sequence[Way]:
 
 
 class Costs:
-    """Costs in seconds of all jobs of one curve, at prices that are constant between the edges (I + 1,)."""
+    """Costs in seconds of all jobs with one curve. Prices are constant between two of the edges (I + 1,)."""
 
     def __init__(self, curve: Curve, submitted: Floats, edges: Floats, moments: Floats) -> None:
-        """Compute V at the `moments` (G,), ascending from the first edge to the last, all edges included."""
+        """Prepare to compute V at the `moments` (G,). They ascend from the first edge to the last, and contain all
+        edges."""
         self._ways = ways_of(curve)
         first = int(np.searchsorted(moments, submitted.min(), side="right")) - 1
         self._edges, self._moments = edges, moments[first:]
         self._begin = self._split(submitted, np.ones(len(submitted)))
 
     def _split(self, times: Floats, jobs: Floats) -> Floats:
-        """Return (G,) the number of jobs at each moment; those between two moments are divided linearly."""
+        """Return (G,) the number of jobs at each moment. A job between two moments is divided between them linearly."""
         times = np.minimum(times, self._moments[-1])
         floor = np.minimum(np.searchsorted(self._moments, times, side="right") - 1, len(self._moments) - 2)
         before, after = self._moments[floor], self._moments[floor + 1]
@@ -82,7 +83,11 @@ class Costs:
         return _sums(floor, jobs - above, count) + _sums(floor + 1, above, count)
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the cost of all jobs at prices (I,), and its gradient (I,): the GPU-seconds of each interval."""
+        """Return the costs of all jobs at these prices (I,), and the GPU-seconds that the jobs take in each interval
+        (I,).
+
+        The GPU-seconds are the gradient of the costs by the prices.
+        """
         moments = self._moments
         paid = np.interp(moments, self._edges, np.append(0.0, np.cumsum(prices * np.diff(self._edges))))
         value, places = np.zeros(len(moments)), np.arange(len(moments))
@@ -99,7 +104,10 @@ class Costs:
         return float(self._begin @ value), self._used(chosen[::-1])
 
     def _used(self, chosen: Sequence[tuple[Ints, Ints]]) -> Floats:
-        """Return (I,) the GPU-seconds taken; `chosen` has each part's column and start moment at each moment (G,)."""
+        """Return (I,) the GPU-seconds that the jobs take in each interval.
+
+        `chosen` has, for each part of the training, the chosen size and the moment of the start, for each moment (G,).
+        """
         there, starts, ends, gpus = self._begin, [], [], []
         for way, (column, until) in zip(self._ways, chosen, strict=True):
             there = _sums(until, there, len(until))
@@ -115,7 +123,7 @@ class Costs:
         return np.diff(taken)
 
     def _since(self, times: Floats, gpus: Floats) -> Floats:
-        """Return (I + 1,) the GPU-seconds used until each edge by GPUs that are held from `times` on."""
+        """Return (I + 1,) the GPU-seconds used up to each edge, by GPUs that are held from `times` on."""
         edges = self._edges
         at = np.searchsorted(edges, times, side="left")
         held = np.cumsum(_sums(at, gpus, len(edges) + 1))[: len(edges)]
@@ -127,10 +135,11 @@ def _sums(places: Ints, weights: Floats, count: int) -> Floats:
 
 
 class Dual:
-    """Dual function of a workload, for prices constant between the `edges` (I + 1,) in seconds, ascending."""
+    """Dual function of a workload. Prices are constant between two of the ascending `edges` (I + 1,), in seconds."""
 
     def __init__(self, work: Work, edges: Floats, moments: int) -> None:
-        """The edges span first to last submission; costs are computed at `moments` moments in each interval."""
+        """Compute costs at `moments` moments in each interval. The edges must reach from the first to the last
+        submission."""
         self.work, self.edges = work, edges
         self.lengths: Floats = np.diff(edges)
         every = np.arange(len(self.lengths) * moments + 1) / moments
@@ -143,7 +152,7 @@ class Dual:
         ]
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """Return the bound on the sum of all JCTs at prices (I,), and its gradient by each price (I,)."""
+        """Return the bound on the sum of all JCTs at these prices (I,), and its gradient by the prices (I,)."""
         bill = self.work.gpus * self.lengths
         total, used = -float(prices @ bill), -bill
         for costs in self._costs:
@@ -153,10 +162,10 @@ class Dual:
 
 
 def improved(dual: Dual, evaluations: int, start: Floats | None = None) -> tuple[float, Floats]:
-    """Return the best bound on the sum of JCTs found in about `evaluations` evaluations, and its prices (I,).
+    """Return the best bound on the sum of JCTs that about `evaluations` evaluations find, and its prices (I,).
 
-    The search begins at prices `start`. Without it, it begins at the best of four constant prices, each a quarter as
-    high after the last submission.
+    The search starts at the prices `start`. If none are given, it starts at the best of four constant prices. Each is
+    lower by a factor of 4 after the last submission.
     """
     scale = 1.0 / np.sqrt(dual.lengths)
     best = (-np.inf, np.zeros(len(scale)))
