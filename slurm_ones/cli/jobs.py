@@ -33,7 +33,7 @@ from slurm_ones.config import Settings
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
-from slurm_ones.show.why import explain, told
+from slurm_ones.show.why import explain, why_lines
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.command import CommandClient
@@ -198,7 +198,7 @@ def why(
     if json:
         print_json(explain(store, job, last))
         return
-    for line in told(store, summary, last):
+    for line in why_lines(store, summary, last):
         console.print(line, soft_wrap=True)
     console.print(f"[dim]{as_of(store.health(), time.time())}[/]", soft_wrap=True)
     if summary.end_time is None and (state := _state_now(settings, job)) not in ("", summary.state):

@@ -1,6 +1,6 @@
-"""JSON API, version 1: the objects that commands print with --json, limited to the jobs that the reader may see.
+"""JSON API, version 1. It returns the objects that commands print with --json, of the jobs that the reader may see.
 
-`show.columns` declares the fields of each object, and OpenAPI's schemas follow from them.
+`show.columns` declares the fields of each object. OpenAPI's schemas are made from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_ones.show.why import decided_last, explain
 BASE = "/api/v1"
 KIND = "application/json"
 DECISIONS = 20
-"""Number of newest decisions that the API returns."""
+"""Most decisions that the API returns; they are the newest."""
 OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
     "Job": ("a job that opted in", JOB),
     "Node": ("a node, and who holds its GPUs", NODE),
@@ -28,17 +28,17 @@ OBJECTS: Mapping[str, tuple[str, Sequence[ShownColumn[Any]]]] = {
 
 
 def jobs(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """The jobs of `jobs --json` that have not ended, and those that ended last."""
+    """Jobs that have not ended, and those that ended last, as `slurm-ones jobs --json` prints them."""
     return _text([record(JOB, one) for one in moment.live.jobs])
 
 
 def nodes(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """The nodes of `top --json`."""
+    """Nodes, as `slurm-ones top --json` prints them."""
     return _text([record(NODE, one) for one in node_rows(moment.live.nodes, moment.live.held)])
 
 
 def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
-    """Last decisions, an object for each job, the newest decision first."""
+    """Newest decisions, the newest first, with an object for each job."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         found = decided_last(store, names, DECISIONS, moment.user)
@@ -46,7 +46,7 @@ def decisions(moment: Moment, opened: Callable[[], Store]) -> bytes:
 
 
 def job(moment: Moment, opened: Callable[[], Store], job_id: int) -> bytes | None:
-    """Output of `why --json`; None of a job that is not seen here."""
+    """One job, as `slurm-ones why --json` prints it; None if the reader may not see it."""
     with opened() as store:
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
         if one is None or moment.user not in ("", one.job.user):
@@ -59,11 +59,11 @@ LISTS: Mapping[str, tuple[str, Callable[[Moment, Callable[[], Store]], bytes]]] 
     "nodes": ("Node", nodes),
     "decisions": ("Decision", decisions),
 }
-"""Lists of the API: path below `BASE` → kind of object, and the function that makes the list."""
+"""Lists of the API by their path below `BASE`: kind of object, and the function that returns the list."""
 
 
 def openapi(root: str) -> bytes:
-    """The API in OpenAPI 3.1."""
+    """Return the description of the API in OpenAPI 3.1."""
     lists = {
         f"/{path}": _get(f"{kind}s", {"type": "array", "items": _of(kind)}, str(make.__doc__))
         for path, (kind, make) in LISTS.items()

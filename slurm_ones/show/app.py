@@ -1,4 +1,4 @@
-"""Web server of the live page and its JSON API: access control, and a stream that notifies browsers of each tick."""
+"""Web server of the live page and its JSON API. It checks access, and notifies browsers of each tick."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slurm_ones.show.logs import Logs
 from slurm_ones.text import plain
 
 VIEWERS = 1_000
-"""Most browsers that are notified of ticks at once; any further browser polls once a minute."""
+"""Most browsers that are notified of ticks. Further browsers ask once a minute."""
 BEAT_S = 20.0
-"""Keep-alive interval of the event stream, s: a line without a tick, so that proxies keep the connection."""
+"""Longest time without a line in the stream of ticks, s. An empty line keeps proxies from closing the connection."""
 QUERY = 2_000
-"""Most characters of a query that are read."""
+"""Most characters in the query of a URL."""
 STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -45,16 +45,16 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Access to the page: the token shows every job that the server may read, `user_header` only that user's."""
+    """Rules of access: the token shows all jobs, and `user_header` only the jobs of the user in it."""
 
     token: str
-    """Secret that a request must carry; empty if everybody may look, as behind a proxy that authenticates."""
+    """Secret that a request must have; empty if none is needed, as behind a proxy that authenticates users."""
     user_header: str = ""
-    """HTTP header in which an authenticating proxy names the user; empty: none."""
+    """HTTP header in which such a proxy names the user; empty if there is none."""
 
 
 class Web:
-    """Web application over one database. `root` is the path at which a proxy serves it, as `/node/n1/8675`."""
+    """Web application over one database. A proxy may serve it below a path `root`, such as `/node/n1/8675`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Web:
         root: str = "",
         logs: Logs | None = None,
     ) -> None:
-        """`logs` finds the log for a job's page; with None, pages show no log."""
+        """Serve the database that `opened` opens. `logs` finds jobs' logs; without it, pages show no log."""
         self.feed = TickFeed(opened)
         self._opened, self._access, self._logs = opened, access, logs
         self._root = "/" + root.strip("/") if root.strip("/") else ""
@@ -97,7 +97,7 @@ class Web:
                 await watching
 
     def _refused(self, request: Request) -> Response | None:
-        """Return the response that refuses the request; None if access is allowed."""
+        """Return the response to a request that is refused; None if it is allowed."""
         if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
@@ -126,7 +126,7 @@ class Web:
         return None
 
     def _user(self, request: Request) -> str | None:
-        """User whose jobs the request may see: "" for everybody's; None if the proxy names no user."""
+        """Return the user whose jobs the request may see: "" for all users, None if the proxy names none."""
         if not self._access.user_header:
             return ""
         named = request.headers.getlist(self._access.user_header)
@@ -147,7 +147,8 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """Response that `make` renders, cached for each user until the next tick; 404 if `make` returns None."""
+        """Return the response that `make` renders, or 404 if `make` returns None. It is cached for each user until the
+        next tick."""
         refused = self._refused(request)
         if refused is not None:
             return refused
@@ -214,7 +215,7 @@ class Web:
         return StreamingResponse(self._ticks(), headers=HEADERS, media_type="text/event-stream")
 
     async def _ticks(self) -> AsyncIterator[bytes]:
-        """Yield one line per tick; a slow reader misses ticks, since no line is queued for it."""
+        """Yield a line for each tick. A slow reader misses ticks, because lines are not queued."""
         self._viewers += 1
         try:
             number = self.feed.moment.number
@@ -228,26 +229,31 @@ class Web:
 
 
 def cookie(request: Request, root: str) -> str:
-    """Name of the cookie that holds the token, different for each port and path. Browsers share cookies among all ports
-    of a host, so two pages would log each other out."""
+    """Return the name of the cookie with the token. It differs by port and path.
+
+    Browsers share cookies among all ports of a host. With the same name, one page would log the reader out of another.
+    """
     server = request.scope.get("server") or ("", "")
     return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
 
 def _job_id(request: Request) -> int:
-    """Job id in the path; -1, which no job has, for any other text: Python refuses numbers of thousands of digits."""
+    """Return the job id in the path; for any other text -1, an id that no job has.
+
+    A longer number is other text too, because Python refuses to parse thousands of digits.
+    """
     text = request.path_params["job_id"]
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else -1
 
 
 def _asked(request: Request) -> dict[str, list[str]]:
-    """Values of the query by name; undecodable bytes are accepted."""
+    """Return the values in the query by name. Bytes that are not UTF-8 are accepted."""
     query: bytes = request.scope["query_string"]
     return parse_qs(query.decode("latin-1"))
 
 
 def address(host: str, port: int, root: str, token: str) -> str:
-    """URL of the page, to type into a browser."""
+    """Return the URL of the page for a browser."""
     shown = f"[{host}]" if ":" in host else host
     path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
     return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")

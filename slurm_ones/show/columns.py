@@ -1,6 +1,6 @@
-"""Columns of jobs, nodes, resizes and decisions, each declared once for terminals, pages and JSON.
+"""Columns of jobs, nodes, resizes and decisions. Each is declared once, for terminals, pages and JSON.
 
-A new column is declared in its list and so appears in JSON; a table draws the columns that its line below names.
+A new column is added to its list, and JSON then has it. A table has it if its name is added to the table's line below.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ShownJob:
-    """A job with its newest decision, as shown to readers."""
+    """A job with what was last decided about it."""
 
     job: JobSummary
     why: str = ""
-    """Reason for the job's present size or wait; empty once the job has ended."""
+    """Reason for the job's present size or for its wait; empty if the job has ended."""
     cause: str | None = None
-    """Code, among `CAUSES`, of the reason why the job gets no other size."""
+    """Reason why the job gets no other size, as one of the codes `CAUSES`."""
     wrong: str = ""
-    """Problem with how the job was started."""
+    """Mistake in how the job was started."""
     promise: PromiseRecord | None = None
-    """Newest answer about the job's deadline."""
+    """Newest promise or refusal of the job's deadline."""
 
     def __hash__(self) -> int:
         return hash((self.job, self.why))
@@ -38,7 +38,7 @@ class ShownJob:
 
 @dataclass(frozen=True)
 class ShownNode:
-    """A node, and the GPUs that elastic jobs hold there, by job id."""
+    """A node, and the GPUs that each elastic job holds on it, by job id."""
 
     name: str
     state: str
@@ -53,7 +53,7 @@ class ShownNode:
 
 @dataclass(frozen=True)
 class ShownResize:
-    """A resize with its steps, and the start phases of the run that followed."""
+    """A resize with its steps, and how the job's next run started."""
 
     resize: ResizeRecord
     steps: Sequence[ResizeStepRecord] = ()
@@ -62,64 +62,64 @@ class ShownResize:
 
 @dataclass(frozen=True)
 class ShownDecision:
-    """Outcome of a decision for one job."""
+    """Part of a decision that is about one job, and what came of it."""
 
     decision: DecisionRecord
     given: DecisionJobRecord
     name: str = ""
     """Name of the job."""
     resize: ResizeRecord | None = None
-    """Resize that carries out the decision."""
+    """Resize by which the decision was carried out."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShownColumn(Generic[T]):
-    """A column for objects of type T: its value, its format and its place in tables."""
+    """A column of a table of T: how its values are read, formatted and placed."""
 
     name: str
-    """Field name in JSON."""
+    """Name of the field in JSON."""
     value: Callable[[T], Any]
-    """Value of the column in JSON; None if unknown."""
+    """Function that returns the value in JSON; None if it is unknown."""
     help: str
     title: str = ""
     """Heading of the column in a table."""
     form: Callable[[Any], str] = str
-    """Formats a known value as text."""
+    """Function that formats a known value as text."""
     unit: str = ""
     own: Callable[[T], str] | None = None
-    """Formats the whole object as text, if the value is not enough."""
+    """Function that formats the whole object as text, if its value does not suffice."""
     left: bool = False
     """True if the column is left-aligned."""
     width: int = 8
-    """Characters of the column in a table of fixed widths."""
+    """Width in characters, in a table with fixed widths."""
     most: int = 400
-    """Most characters of a cell in a table whose columns are as wide as their content; longer text is cut."""
+    """Most characters of a cell, in a table with widths by content. Longer text is cut."""
     json: bool = True
     key: Callable[[T], Any] | None = field(default=None)
-    """Sort key of an object, if not the value; objects with None come last."""
+    """Function that returns the value to sort by, if it is another than `value`. Objects with None come last."""
 
     def text(self, one: T) -> str:
-        """Format the value as printable text without markup; – if there is none."""
+        """Return the value as printable text without markup; – if there is none."""
         value = self.own(one) if self.own is not None else self.value(one)
         return "–" if value is None or value == "" else plain(value if self.own is not None else self.form(value), 400)
 
     @property
     def long(self) -> bool:
-        """True for wide columns, whose text may take several lines on a page."""
+        """True for a wide column. On a page its text may take several lines."""
         return self.width >= 20
 
     def sort_key(self, one: T) -> Any:
-        """Sort key of an object in this column."""
+        """Return the value by which objects are sorted in this column."""
         return (self.key or self.value)(one)
 
 
 def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
-    """JSON object of one job, node, resize or decision, with these columns as its fields."""
+    """Return a job, node, resize or decision as a JSON object with these columns as fields."""
     return {column.name: column.value(one) for column in columns if column.json}
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Encode a value as JSON text; dataclasses become objects."""
+    """Return a value as JSON text. Dataclasses become objects."""
 
     def default(item: Any) -> Any:
         if is_dataclass(item) and not isinstance(item, type):
@@ -134,7 +134,7 @@ def _job(name: str) -> Callable[[ShownJob], Any]:
 
 
 def gpus(job: JobSummary) -> int:
-    """GPUs that the job holds."""
+    """Return the number of GPUs that the job holds."""
     return job.shape.gpus if job.running and job.shape else 0
 
 
@@ -352,15 +352,15 @@ JOBS = _of(
 )
 """Columns of `slurm-ones jobs`."""
 TOP = _of(JOB, "job_id user name st shape batch samples_per_s epochs left_s resizes why")
-"""Columns of `slurm-ones top`; the last column takes the remaining width."""
+"""Columns of `slurm-ones top`. The last one is as wide as the room that is left."""
 RUNNING = _of(JOB, "job_id name user shape batch samples_per_s epochs left_s resizes why")
 WAITING = _of(JOB, "job_id name user state why")
 ENDED = _of(JOB, "job_id name user state end_time jct_s resizes pause_s")
-"""Columns of the first page's tables: running, waiting and ended jobs."""
+"""Columns of the three tables on the first page: RUNNING, WAITING and ENDED jobs."""
 RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
 DECIDED = _of(DECISION, "time shape reason outcome alternatives")
-"""Columns of a job's page: its resizes and its decisions."""
+"""Columns of the two tables on a job's page: RESIZES and DECIDED."""
 GIVEN = _of(DECISION, "job_id name from_shape shape reason outcome alternatives")
-"""Columns of the jobs in a decision's table."""
+"""Columns of a decision's table of jobs."""
 GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
-"""Columns that a too wide table leaves out, first to last; the job id always stays."""
+"""Columns in the order in which a table leaves them out if it is too wide. The job id always stays."""

@@ -1,9 +1,8 @@
-"""Limits on a server's connections: idle ones are closed, and unauthenticated peers cannot use them up.
+"""Limits on a server's connections. Idle connections are closed, and nobody can use up all connections.
 
-A connection without an authenticated request is a stranger's. A peer has at most `STRANGERS` of them; more are closed
-as they are accepted, before they cost a transport. If all `CONNECTIONS` are in use, the peer with the most
-strangers loses its oldest ones. A peer is a local user, by the kernel's socket table, or else an address; so no peer
-keeps others out.
+A connection is a stranger until a request on it is authenticated. A peer is a local user, found in the kernel's socket
+table, or otherwise an address. A peer may have at most `STRANGERS` strangers; more are closed at once. If all
+`CONNECTIONS` are in use, the peer with the most strangers loses its oldest ones. So no peer can keep others out.
 """
 
 from __future__ import annotations
@@ -23,36 +22,41 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 CONNECTIONS = 1_200
 """Most open connections."""
 STRANGERS = 256
-"""Most strangers of a peer."""
+"""Most connections of a peer without an authenticated request."""
 HEADER_S = 5.0
-"""Longest wait for the whole header of a connection's first request, s; then the connection is closed."""
+"""Seconds after which a connection is closed if it has not sent its first request's header."""
 PATIENCE_S = 10.0
-"""Idle time after which a connection is closed, at the latest after twice as long: no request, or an unread answer."""
+"""Interval in seconds at which idle connections are looked for. A connection is closed after one to two intervals
+without a request, or with an answer that is not read."""
 AT_A_TIME = 16
-"""Closing one stranger closes 1/16 of `CONNECTIONS`, since finding the owners costs as much for a single one."""
+"""Number that divides `CONNECTIONS` into the number of strangers to close at a time. To find their owners costs the
+same for one as for many."""
 COUNT_S = 0.1
-"""Time after which strangers are counted again."""
+"""Seconds after which strangers are counted again."""
 REFUSED_AT_ONCE = 64
-"""Most connections that are closed before the server looks at others."""
+"""Most new connections that are closed before the server turns to others."""
 SOCK_DIAG, BY_FAMILY, REQUEST = 4, 20, 1
 ALL_STATES, NO_COOKIE, UID_AT = 0xFFFFFFFF, b"\xff" * 8, 16 + 4 + 48 + 12
-"""Constants of sock_diag(7), and the offset of the user id in its answer."""
+"""Constants of sock_diag(7); `UID_AT` is the offset of the user id in the kernel's answer."""
 ANSWER_S = 0.1
-"""Longest wait for the kernel's answer."""
+"""Longest wait for the kernel's answer, s."""
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 """Prefixes of loopback addresses."""
 ADMITTED = "slurm_ones.admitted"
-"""Key in the ASGI scope that marks a request as authenticated."""
+"""Key by which the ASGI scope says that its request is authenticated."""
 
 
 def admit(scope: MutableMapping[str, Any]) -> None:
-    """Mark the request as authenticated, so that its connection is no longer a stranger's."""
+    """Mark a request as authenticated. Its connection then is no stranger any more."""
     scope[ADMITTED] = True
 
 
 class UnambiguousLength:
-    """Middleware that refuses requests with more than one length header. A proxy could believe the other length and see
-    a second request in the rest (request smuggling)."""
+    """Middleware that refuses requests with both headers that state a length.
+
+    A proxy and this server could believe different ones. The proxy's rest would then be a second request here (request
+    smuggling).
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -67,7 +71,8 @@ class UnambiguousLength:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """User id at the local `client` end of a connection; None if the kernel does not say. See sock_diag(7)."""
+    """Return the id of the local user at the `client` end of a connection; None if the kernel does not say
+    (sock_diag(7))."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
@@ -86,23 +91,23 @@ def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
 
 
 def peer_of(client: tuple[str, int], server: tuple[str, int | None]) -> str:
-    """Peer of a connection: a local user, or else an address."""
+    """Return the peer of a connection: a local user, or otherwise an address."""
     host = client[0]
     uid = user_of(client, (server[0], server[1] or 0)) if host.startswith(LOOPBACK) else None
     return host if uid is None else f"uid {uid}"
 
 
 class BoundedSocket(socket.socket):
-    """Listening socket that accepts at most `STRANGERS` strangers of a peer."""
+    """Listening socket that accepts at most `STRANGERS` strangers from a peer."""
 
     def __init__(self, listening: socket.socket, connections: set[Any]) -> None:
-        """Take the place of `listening`; `connections` are the server's open ones."""
+        """Replace the socket `listening`. `connections` is the server's set of open connections."""
         super().__init__(listening.family, listening.type, listening.proto, listening.detach())
         self._connections = connections
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that has a place. Close some that have none, then let the server go on."""
+        """Return the next connection from a peer below its limit; close others before it, up to `REFUSED_AT_ONCE`."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):
@@ -116,12 +121,12 @@ class BoundedSocket(socket.socket):
 
 
 class Bounded(H11Protocol):
-    """HTTP connection with timeouts, since uvicorn waits for ever for a request or for its rest."""
+    """HTTP connection with time limits, since uvicorn waits forever for a request or for the rest of one."""
 
     began: float
     """Time at which the connection was made."""
     peer = ""
-    """Peer of the connection: a local user, or else an address."""
+    """Peer of the connection (see `peer_of`)."""
     _unread = 0
     _idle = False
     _admitted = False
@@ -137,7 +142,7 @@ class Bounded(H11Protocol):
 
     @property
     def stranger(self) -> bool:
-        """True until a request of this connection is authenticated."""
+        """True until a request on this connection is authenticated."""
         self._admitted = self._admitted or ADMITTED in (self.scope or {})
         return not self._admitted
 

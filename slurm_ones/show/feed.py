@@ -1,4 +1,4 @@
-"""Data shared by all viewers: the database is read once a tick, and each part of a page is rendered once."""
+"""Data that all viewers share. The database is read once a tick, and each part of a page is rendered once."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from slurm_ones.show.columns import ShownJob
 from slurm_ones.show.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
-"""Length of the chart of GPUs over time, s before now."""
+"""Seconds before now that the chart of GPUs over time covers."""
 LOOK_S = 1.0
-"""Seconds between two polls of the database for a new tick."""
+"""Seconds between two checks of the database for a new tick."""
 KEPT = 512
-"""Rendered parts of pages that are kept until the next tick."""
+"""Most rendered parts of pages that are kept until the next tick."""
 USERS = 512
-"""Users whose ended jobs are cached; the least recent reader's are dropped."""
+"""Most users whose ended jobs are kept. Beyond it, those of the user who last read longest ago are dropped."""
 OWN_S = 3600.0
-"""Seconds after which a user's ended jobs are read again, since ticks do not show corrected or deleted jobs."""
+"""Seconds after which a user's ended jobs are read again. Ticks do not show that old jobs were corrected or deleted."""
 ERRORS = (StoreError, OSError)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Snapshot of the database at a tick; `number` increases with each."""
+    """State of the database at a tick. Each moment has a larger `number` than the one before."""
 
     number: int = 0
     at: float = 0.0
     """Time at which the database was read, Unix seconds."""
     live: Live = field(default_factory=lambda: Live(""))
     timeline: tuple[TimelineRow, ...] = ()
-    """Runs of jobs within the last `HISTORY_S`."""
+    """Runs of jobs in the last `HISTORY_S` seconds."""
     colours: Mapping[int, int] = field(default_factory=dict)
-    """Colour of each job of the timeline, by job id; a job keeps its colour from moment to moment."""
+    """Colour of each job in the timeline, by job id. It is the same at later moments."""
     problem: str = ""
-    """Reason why the database could not be read; empty if it could."""
+    """Error if the database could not be read; empty if it could."""
     user: str = ""
-    """User whose jobs this view is limited to; empty: all users."""
+    """User whose jobs this is limited to; empty for all users."""
 
     @property
     def ended(self) -> list[ShownJob]:
-        """Ended jobs of this moment, by end time."""
+        """Jobs that have ended, by the time of their end."""
         over = [one for one in self.live.jobs if one.job.end_time is not None]
         return sorted(over, key=lambda one: (one.job.end_time or 0.0, one.job.job_id))
 
     def colour(self, job_id: int) -> str:
-        """CSS class of the job's colour, the same in every picture."""
+        """Return the CSS class of the job's colour. All pictures use the same."""
         return f"c{self.colours.get(job_id, job_id % palette.COLOURS)}"
 
     def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
-        """View of one user: only the user's jobs, with older `ended` jobs added."""
+        """Return the moment limited to one user's jobs, with the older jobs `ended` added."""
         own = {one.job.job_id: one for one in (*map(ShownJob, ended), *self.live.jobs) if one.job.user == user}
         jobs = tuple(sorted(own.values(), key=lambda one: (one.job.submit_time, one.job.job_id)))
         view = replace(self.live, jobs=jobs, held=tuple(one for one in self.live.held if one.job_id in own))
         return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
     def job(self, job_id: int) -> ShownJob | None:
-        """The job with this id; None if this view does not have it."""
+        """Return the job with this id; None if there is none, or it is another user's."""
         return next((one for one in self.live.jobs if one.job.job_id == job_id), None)
 
 
@@ -73,35 +73,36 @@ class _Own:
     read: float
     """Time at which the ended jobs were read, Unix seconds."""
     until: float
-    """End time up to which `jobs` is complete, Unix seconds."""
+    """Time up to which `jobs` has all jobs that ended, Unix seconds."""
     jobs: tuple[JobSummary, ...]
 
 
 class TickFeed:
-    """Reads the database once a tick of the companion, whatever the number of viewers."""
+    """Reader of the database that reads once a tick, however many viewers there are."""
 
     def __init__(self, opened: Callable[[], Store], *, look_s: float = LOOK_S) -> None:
-        """`opened` opens the database for reading."""
+        """Read the database that `opened` opens."""
         self._opened = opened
         self._look_s = look_s
         self.moment = Moment()
         self.looks = 0
         """Number of full reads of the database."""
         self.looks_of_users = 0
-        """Number of reads of one user's ended jobs."""
+        """Number of times that a user's ended jobs were read."""
         self._kept: Store | None = None
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """Stamp of the database at the last read; another stamp means new data."""
+        """Cluster, tick, leader and silence when the database was last read. If one of them changes, it is read
+        again."""
         self._next = asyncio.Event()
-        """Event of the next moment, set once that has come."""
+        """Event that is set as soon as the next moment is there."""
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
         self._own: OrderedDict[str, _Own] = OrderedDict()
-        """Ended jobs by user, least recently used first."""
+        """Ended jobs of each user. The user who last read longest ago comes first."""
 
     async def run(self) -> None:
-        """Poll the database until cancelled."""
+        """Check the database until cancelled."""
         while True:
             try:
                 moment = await asyncio.to_thread(self._look)
@@ -116,7 +117,8 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Database within one read transaction. The connection is kept, and opened again after a failure."""
+        """Context with the database in one read transaction. The connection is kept, and opened again after an
+        error."""
         try:
             if self._kept is None:
                 self._kept = self._opened()
@@ -136,7 +138,7 @@ class TickFeed:
             self._kept = None
 
     def _look(self) -> Moment | None:
-        """Read a new moment; None if nothing changed: no tick, no new leader, no tick that became late."""
+        """Read a new moment. Return None if there is none: no new tick or leader, and no tick that has become late."""
         now, before = time.time(), self.moment
         if self._kept is not None and not before.problem:
             stamp = self._kept.stamp()
@@ -166,14 +168,15 @@ class TickFeed:
         come.set()
 
     async def after(self, number: int, timeout_s: float) -> int:
-        """Wait for a moment other than `number`, at most `timeout_s` seconds; return the newest moment's number."""
+        """Wait for a moment after `number`, at most `timeout_s` seconds. Return the number of the newest moment."""
         if self.moment.number == number:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._next.wait(), timeout_s)
         return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
-        """Part of a page as one user sees it ("": all users' jobs), rendered once a tick for all requests."""
+        """Return a part of a page as `make` renders it for a user ("" for all jobs). It is rendered once a tick for all
+        requests."""
         moment = self.moment
         key = (moment.number, user, part)
         if key not in self._made:
@@ -188,8 +191,10 @@ class TickFeed:
         return await asyncio.to_thread(make, seen)
 
     async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
-        """The user's last ended jobs, read from the database at the user's first request. Later moments add to them;
-        they are read again if a moment may have missed one."""
+        """Return the user's jobs that ended last. They are read from the database at the user's first request.
+
+        Later moments add to them. They are read again if a moment may have missed one.
+        """
         ended = [one.job for one in moment.ended]
         if len(ended) < live.ENDED:
             return ()
@@ -214,6 +219,6 @@ class TickFeed:
             return tuple(store.ended_of(user, live.ENDED))
 
     def _forget_failed(self, key: tuple[int, str, str], made: asyncio.Task[bytes]) -> None:
-        """Drop a failed rendering, so that the next request tries again before the next tick."""
+        """Drop a part that could not be rendered, so that the next request tries again."""
         if (made.cancelled() or made.exception() is not None) and self._made.get(key) is made:
             del self._made[key]

@@ -1,6 +1,6 @@
-"""Content of a live view at one moment: companion, jobs with their reasons, and the holders of GPUs.
+"""Data of a live view: the companion's health, jobs with their reasons, and who holds which GPUs.
 
-Everything is read in one transaction, whatever part of the view is shown.
+Everything is read in one transaction, even if only a part is shown.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from slurm_ones.show.columns import ShownJob, ShownNode
 from slurm_ones.text import seconds
 
 ENDED = 100
-"""Most ended jobs in a view, the last to end, so that the cost does not grow with a site's history."""
+"""Most ended jobs in a view; they are the last that ended. So a view costs the same at a site with a long history."""
 
 KEPT = 4096
-"""Jobs whose shown form is cached until they change."""
+"""Most jobs that are kept as shown, until they change."""
 
 LATE = 3.0
-"""Intervals without a tick after which a companion is silent: without Slurm's answer it waits longer."""
+"""Number of intervals without a tick after which a companion counts as silent. It ticks late if Slurm does not
+answer."""
 
 
 class NotSeenYet(Exception):
-    """Nothing is published yet for this process's user; the message says when it will be."""
+    """Nothing is published yet for this user. The message says when it will be."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """A cluster's elastic jobs at one moment."""
+    """A cluster's elastic jobs, nodes and companion at one moment."""
 
     cluster: str
     jobs: tuple[ShownJob, ...] = ()
-    """Open jobs and the last ended ones, by submission time."""
+    """Jobs that have not ended, and the last that ended, by submission time."""
     held: tuple[HeldRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     """Nodes by name; empty if the reader may not see them."""
@@ -54,7 +55,7 @@ class Live:
 
 
 def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[ShownNode]:
-    """Nodes by name, with the GPUs that jobs hold there; nodes known only from a job come last."""
+    """Return the nodes by name, with the GPUs that jobs hold on them. Nodes that only a job names come last."""
     holding: dict[str, dict[int, int]] = {}
     for one in held:
         of_node = holding.setdefault(one.node, {})
@@ -65,14 +66,16 @@ def node_rows(nodes: Iterable[NodeRecord], held: Iterable[HeldRecord]) -> list[S
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key by which n2 comes before n10."""
+    """Return a key to sort names by, in which n2 comes before n10."""
     parts = [part.lstrip("0") if n % 2 else part for n, part in enumerate(re.split(r"([0-9]+)", name))]
     return [(len(part) if n % 2 else -1, part) for n, part in enumerate(parts)]
 
 
 def read_live(store: Store, also: Collection[int] = (), *, only: Collection[int] = (), whole: bool = False) -> Live:
-    """Read all open jobs and the last `ENDED` ended ones, every ended one if `whole`. The jobs `also` are added; with
-    `only`, just those jobs are read. Raises `StoreError`."""
+    """Read the jobs that have not ended, and the last `ENDED` that ended, or all if `whole`. Raises `StoreError`.
+
+    The jobs `also` are read too. If `only` is given, only these jobs are read.
+    """
     with store.one_moment():
         jobs = store.job_summaries(sorted(only)) if only else store.job_summaries(ended=None if whole else ENDED)
         older = sorted({*also} - {job.job_id for job in jobs})
@@ -97,14 +100,15 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """Number of jobs by cause, most frequent first: `18 jobs: capped by account; 1 job: held by the owner`."""
+    """Return the number of jobs for each cause, largest first: `18 jobs: capped by account; 1 job: held by the
+    owner`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
 
 
 def as_of(health: HealthRecord | None, now: float) -> str:
-    """Age of the shown data, in words."""
+    """Return a sentence on how old the shown data are."""
     if health is None or health.tick_time is None:
         return "no companion has looked yet"
     late = f"; it should look every {health.interval_s:.0f} s (slurm-ones status)" if silent(health, now) else ""
@@ -112,7 +116,7 @@ def as_of(health: HealthRecord | None, now: float) -> str:
 
 
 def silent(health: HealthRecord | None, now: float) -> bool:
-    """True if a companion that has ticked before is late with its next tick."""
+    """Return True if the next tick of a companion is late. A companion that never ticked is not silent."""
     if health is None or health.tick_time is None:
         return False
     return now - health.tick_time > LATE * health.interval_s

@@ -1,4 +1,4 @@
-"""Last lines of jobs' logs, for readers who may see them."""
+"""Last lines of jobs' logs, for readers who may see these logs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from slurm_ones.text import plain
 from slurm_ones.untrusted_files import NotBelieved, read_from
 
 ASK_AGAIN_S = 60.0
-"""Seconds for which Slurm's answer about a job is cached."""
+"""Seconds for which Slurm's answer about a job is kept."""
 READ = 1 << 16
-"""Bytes at the end of a log that are read."""
+"""Bytes that are read from the end of a log."""
 WIDTH = 500
 ADDRESS = re.compile(r"https?://[!-~]+")
 
 
 class Logs:
-    """Reader of jobs' logs. Slurm is asked for a log's path at most once a minute."""
+    """Reader of jobs' logs. It asks Slurm for the path of a log at most once a minute."""
 
     def __init__(
         self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, own_only: bool = False
     ) -> None:
-        """`own_only` hides other users' logs even from root."""
+        """Show only logs of this process's user if `own_only`, even if that user is root."""
         self._settings, self._clock = settings, clock
         self._own_only = own_only
         self._found: dict[int, tuple[float, SlurmJob | str | None]] = {}
 
     def tail(self, job_id: int, most: int, work_dir: str = "") -> list[str]:
-        """Return the log's last lines, at most `most`, without control characters; without a log, one line that says
-        why. If Slurm does not answer, the log is sought in `work_dir` under Slurm's default name."""
+        """Return the last lines of a job's log, at most `most`, without control characters.
+
+        If there is no log, return a line that says why. If Slurm does not answer, look in `work_dir` for Slurm's
+        default name.
+        """
         now = self._clock()
         self._found = {id_: found for id_, found in self._found.items() if now - found[0] < ASK_AGAIN_S}
         if job_id not in self._found:
@@ -51,7 +54,7 @@ class Logs:
         return [found] if isinstance(found, str) else self._tail(found, job_id, most)
 
     def address(self, job_id: int, work_dir: str) -> str:
-        """URL of the job's run in W&B or MLflow, for a job of this process's user; empty if unknown."""
+        """Return the URL of the job's run in W&B or MLflow; empty if unknown, or if another user owns the job."""
         try:
             text, _ = read_from(None, f"{work_dir}/{directory_name(job_id)}/{RUN_URL}", os.geteuid(), 0, MAX_TEXT)
         except (FileNotFoundError, NotBelieved):

@@ -1,4 +1,5 @@
-"""HTML of the live pages, each as a part that is replaced each tick inside a fixed frame. All text is escaped."""
+"""HTML of the live pages. Each page is a fixed frame around a part that is replaced at each tick. All text is
+escaped."""
 
 from __future__ import annotations
 
@@ -30,33 +31,33 @@ from slurm_ones.show.why import decided, decided_last, resizes_of
 from slurm_ones.text import changed, clock, plain, seconds
 
 SPANS = {"15m": 900.0, "1h": 3600.0, "6h": 6 * 3600.0, "24h": HISTORY_S, "all": float("inf")}
-"""Choices for the span of the GPU chart, in seconds before the newest tick."""
+"""Times that the chart of GPUs can cover, in seconds before the newest tick."""
 WIDE_ONLY = frozenset(
     (
         *("batch", "local_batch", "samples_per_s", "epochs", "accuracy", "resizes", "pause_s", "mechanism", "steps"),
         *("from_shape", "alternatives"),
     )
 )
-"""Columns hidden in a narrow window; a job's page shows all."""
+"""Columns that a narrow window hides. A job's page shows all."""
 GROUPS = ("job", "user", "partition")
-"""Choices for the colours of the GPU chart: one colour per job, user or partition."""
+"""Things that can have a colour of their own in the chart of GPUs."""
 FARTHEST = 4
-"""Limit of predicted throughput: this multiple of the most GPUs measured."""
+"""Limit of predictions: throughput is predicted up to this multiple of the most GPUs measured."""
 MOST_CELLS = 32
 MOST_NODES = 600
-"""Most nodes that are drawn; of the rest only the number is shown."""
+"""Most nodes that are drawn. Of further ones only the number is shown."""
 LOG_LINES = 30
 MOST_DECIDED = 100
-"""Most jobs that are shown for one decision."""
+"""Most jobs that are shown for a decision."""
 MOST_ENDED = 20
-"""Most ended jobs on the first page, the last to end; a view of one user shows all that were read."""
+"""Most ended jobs on the first page. One user's page shows all that were read."""
 DECISIONS = 5
-"""Newest decisions that are shown, of a job or of the cluster."""
+"""Number of newest decisions that are shown, of a job or of the cluster."""
 
 
 @cache
 def environment() -> Any:
-    """Jinja2 environment with the templates of `show` and all that they use; it escapes all text."""
+    """Return the Jinja2 environment with the templates of `show`. It escapes all text."""
     from jinja2 import Environment, PackageLoader
 
     made = Environment(loader=PackageLoader("slurm_ones.show", "templates"), autoescape=True, trim_blocks=True)
@@ -74,7 +75,7 @@ def environment() -> Any:
 
 
 def table(shown: Sequence[ShownColumn[T]], rows: Sequence[T], root: str, kind: str, moment: Moment) -> Markup:
-    """HTML table, in which a job's id links to its page. `kind` is the CSS class of the table's body."""
+    """Return an HTML table. The id of a job links to the job's page. `kind` is the CSS class of the table's body."""
     titles = "".join(f"<th{_kind(column)}>{escaped(column.title)}" for column in shown)
     body = "\n".join(
         _job_row(tuple(shown), one, root, moment.colour(one.job.job_id) if one.job.running else "")
@@ -101,12 +102,13 @@ def _row(shown: Sequence[ShownColumn[T]], one: T, root: str, colour: str = "") -
 
 
 _job_row = lru_cache(maxsize=KEPT)(_row)
-"""Cached `_row`, since few jobs change from tick to tick."""
+"""`_row` with a cache, because few jobs change from tick to tick."""
 
 
 @cache
 def _kind(column: ShownColumn[Any]) -> str:
-    """CSS classes of the column's cells: numbers, long texts, and columns hidden in a narrow window."""
+    """Return the CSS classes of a column's cells: for numbers, for long text, and for columns that a narrow window
+    hides."""
     found = ["long" if column.long else "" if column.left else "n", "w" if column.name in WIDE_ONLY else ""]
     kinds = " ".join(filter(None, found))
     return f' class="{kinds}"' if kinds else ""
@@ -114,31 +116,31 @@ def _kind(column: ShownColumn[Any]) -> str:
 
 @dataclass(frozen=True)
 class PageView:
-    """Reader's choices for the first page: span and grouping of the GPU chart."""
+    """Choices of the reader on the first page: time and colours of the chart of GPUs."""
 
     span: str = "24h"
     by: str = "job"
 
     @classmethod
     def of(cls, asked: Mapping[str, Sequence[str]]) -> PageView:
-        """Parse the choices from a query; invalid values are ignored."""
+        """Return the choices in a query. Invalid ones are ignored."""
         span, by = (asked.get(name, [""])[0] for name in ("span", "by"))
         return cls(span if span in SPANS else "24h", by if by in GROUPS else "job")
 
     def choices(self) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-        """Choices offered to the reader: (name of the choice, [(label, query, selected)])."""
+        """Return what the reader can choose: (title, [(label, query, True if chosen)])."""
         spans = [(one, f"?span={one}&by={self.by}", one == self.span) for one in SPANS]
         groups = [(one, f"?span={self.span}&by={one}", one == self.by) for one in GROUPS]
         return [("time", spans), ("a colour for each", groups)]
 
 
 def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
-    """Whole HTML page around `inner`, as of the moment. `root` is the path below which all pages are."""
+    """Return the whole page with `inner` in it. `root` is the path below which all pages are."""
     return _part("frame.html", root=root, part=part, title=title, inner=inner.decode(), moment=moment)
 
 
 def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Store]) -> bytes:
-    """First page: state of the companion, GPUs over time, jobs with their reasons, and nodes."""
+    """Return the first page: the companion's health, GPUs over time, jobs with their reasons, and nodes."""
     live = moment.live
     alive = [one for one in live.jobs if one.job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)
@@ -169,29 +171,29 @@ def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Sto
 
 @lru_cache(maxsize=64)
 def _nodes(nodes: tuple[NodeRecord, ...], held: tuple[HeldRecord, ...], colours: tuple[tuple[int, str], ...]) -> Markup:
-    """Table of nodes and the jobs on them; cached, since it seldom changes between ticks."""
+    """Return the table of nodes with the jobs on them. It is cached, because it seldom changes from tick to tick."""
     return Markup(_part("nodes.html", nodes=node_rows(nodes, held), colours=dict(colours)).decode())
 
 
 @dataclass(frozen=True)
 class DecisionView:
-    """Reader's choices for the page of decisions."""
+    """Choices of the reader on the page of decisions."""
 
     before: int | None = None
-    """Id of a decision: only older ones are shown; None: all."""
+    """Id of a decision, if only older ones are to be shown; None for all."""
     changes: bool = False
-    """True to show only decisions that were carried out."""
+    """True if only decisions with a change are to be shown."""
 
     @classmethod
     def of(cls, asked: Mapping[str, Sequence[str]]) -> DecisionView:
-        """Parse the choices from a query; invalid values are ignored."""
+        """Return the choices in a query. Invalid ones are ignored."""
         before, changes = (asked.get(name, [""])[0] for name in ("before", "changes"))
         known = before.isascii() and before.isdigit() and len(before) < 16
         return cls(int(before) if known else None, changes == "1")
 
 
 def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[], Store]) -> bytes:
-    """Page of decisions, newest first, with each job's allocation and reason."""
+    """Return the page of decisions, newest first, with the allocation and the reason of each job."""
     names = {one.job.job_id: one.job.name for one in moment.live.jobs}
     with opened() as store:
         asked = (moment.user, MOST_DECIDED, view.before)
@@ -200,7 +202,10 @@ def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[]
 
 
 def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], logs: Logs | None = None) -> bytes | None:
-    """Page of a job: reasons, sizes, throughput, training, resizes and advice; None for an unknown job."""
+    """Return the page of a job; None if there is no such job.
+
+    It has reasons, sizes, throughput, training, resizes and advice.
+    """
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
@@ -240,8 +245,10 @@ def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], log
 
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
-    """Useful samples/s by number of GPUs, predicted by a model of the job's own measurements. The statistical
-    efficiency of a batch is taken as equal at every size."""
+    """Return useful samples/s by number of GPUs, predicted from the job's own measurements.
+
+    A batch is taken to have the same statistical efficiency at every size.
+    """
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)
@@ -256,7 +263,7 @@ def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: All
 
 
 def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tuple[Usage, Sequence[str]]]) -> None:
-    """Write the HTML report: `totals`, then each job with its lines. All charts share one scale of GPUs."""
+    """Write the report as HTML: `totals`, then each job with its lines. All charts have the same scale of GPUs."""
     most = max((one.most for one, _ in jobs), default=0)
     parts = [
         (
@@ -274,7 +281,7 @@ def write_usage(path: Path, title: str, totals: Sequence[str], jobs: Sequence[tu
 
 
 def write(path: Path, template: str, **values: Any) -> None:
-    """Write a page that needs no other file, made from a template."""
+    """Write a page from a template. It needs no other file."""
     written = time.strftime("%Y-%m-%d %H:%M")
     style = files("slurm_ones.show").joinpath("static/style.css").read_text(encoding="utf-8")
     path.write_bytes(_part(template, written=written, style=style, **values))
@@ -289,7 +296,7 @@ def _held(usage: Usage) -> list[TimelineRow]:
 
 
 def _health(live: Live, now: float) -> tuple[bool, str]:
-    """Return (healthy, sentence) on the state of the companion."""
+    """Return True if the companion is healthy, and a sentence about it."""
     if live.health is None or live.leader is None:
         return False, "No companion has led here yet."
     if not live.leader.holder:
@@ -309,7 +316,10 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """HTML squares, one per GPU of a node: held by job `job_id` in the CSS class `kind`, or free without."""
+    """Return a square in HTML for each of `gpus` GPUs of a node: held by job `job_id`, or free if `kind` is empty.
+
+    `kind` is the CSS class of the job's colour.
+    """
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

@@ -1,8 +1,9 @@
-"""Colours of jobs, users and partitions in pictures: neighbours stay distinct for colour-blind readers and in grey.
+"""Colours of jobs, users and partitions in pictures. Neighbours look different, even to colour-blind readers and in
+grey.
 
-The style sheet has one set of colours for light pages and one for dark. Any two colours of a set differ, also for
-colour-blind readers (CIEDE2000 of 15 or more). Pairs in `APART` differ in grey too, so they may touch. If no colour is
-left, touching neighbours get different patterns.
+The style sheet has a set of colours for light pages and one for dark pages. Any two colours of a set differ for
+colour-blind readers too (CIEDE2000 of 15 or more). Two colours may touch if `APART` says so, because they also differ
+in grey. If no such colour is left, neighbours get different patterns.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ APART: tuple[frozenset[int], ...] = tuple(
     map(frozenset, ((3, 4, 5, 7), (2, 3, 4, 6), (1, 3, 4, 5, 7), (0, 1, 2, 5, 7), (0, 1, 2, 5, 6, 7), (0, 2, 3, 4, 6),
                     (1, 4, 5, 7), (0, 2, 3, 4, 6)))
 )  # fmt: skip
-"""Colours that may touch each colour, by its index."""
+"""Colours that may touch each colour, all as indexes."""
 COLOURS = len(APART)
 _ALIKE = np.array([[one not in apart for one in range(COLOURS)] for apart in APART])
 PATTERNS = 3
-"""Number of fill patterns: plain, and two for neighbours of similar colours."""
+"""Number of patterns: plain, and two for neighbours with similar colours."""
 
 
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
-    """Choose a colour for each (key, start, end) of a stacked chart; keys in `before` keep their colour.
+    """Choose a colour for each (key, start, end) of a stacked chart. Keys in `before` keep their colour.
 
-    Spans come in the order of stacking. A new key gets a colour that may touch the one below. Among these, colours far
-    below or absent come first, then the least used.
+    Spans are stacked in this order. A new key gets a colour that may touch the span below it. Of these colours it gets
+    one that is not in the stack or far below, and of several the least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -49,7 +50,7 @@ def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> 
 
 
 def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, float]]:
-    """Start and end of each key, from its first (key, start, end) to its last, ordered by start."""
+    """Return (key, first start, last end) of each key in `periods`, ordered by start."""
     spans: dict[K, tuple[float, float]] = {}
     for key, start, end in periods:
         first, last = spans.get(key, (start, end))
@@ -58,19 +59,19 @@ def whole(periods: Iterable[tuple[K, float, float]]) -> list[tuple[K, float, flo
 
 
 def _free(below: Sequence[int], used: Counter[int]) -> int:
-    """Choose a colour that may touch the topmost of `below`, and is far below or absent."""
+    """Choose a colour that may touch the last one in `below`, and is not in `below` or far down."""
     allowed = APART[below[-1]] if below else range(COLOURS)
     newest = {colour: at for at, colour in enumerate(below)}
     return min(allowed, key=lambda colour: (newest.get(colour, -1), used[colour], colour))
 
 
 def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[int]:
-    """Choose a pattern for each row of a stacked chart, so that no two touching rows look alike.
+    """Choose a pattern for each row of a stacked chart, so that rows that touch look different.
 
-    `holding` is (J, M): the height of each row at each moment. Rows of distinct colours get pattern 0, plain.
+    `holding` is (J, M): the height of each row at each moment. Most rows have pattern 0, which is plain.
     """
     alike: dict[int, set[int]] = {}
-    """Rows that touch each row from below and have a similar colour."""
+    """Rows with a similar colour that touch a row from below, by that row."""
     colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)

@@ -1,6 +1,6 @@
-"""Charts of pages as SVG with axes: GPUs over time, curves by epoch, throughput by size, lines of a study.
+"""Charts as SVG with axes: GPUs over time, metrics by epoch, throughput by size, and lines of a study.
 
-Shapes are scaled to the picture's width, while text keeps its size, so a chart can be read at any width. All text is
+Shapes are scaled to the picture's width, but text keeps its size, so that charts of any width can be read. All text is
 escaped. Colours are CSS classes of the style sheet.
 """
 
@@ -25,36 +25,37 @@ from slurm_ones.text import clock, plain, seconds
 Floats = npt.NDArray[np.float64]
 
 WIDTH, HEIGHT = 1000.0, 240.0
-"""Size of the SVG drawing in its own units."""
+"""Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Most changes of size drawn one by one. Beyond, a job is one shape, and time is cut into equal intervals."""
+"""Most changes of size for which each is drawn. If there are more, a job is one shape, and its size is sampled at
+intervals."""
 FEWEST_INTERVALS = 24
-"""Fewest time intervals of such a coarse chart, however many jobs run at once."""
+"""Fewest of these intervals, however many jobs run at once."""
 NAMED = 12
-"""Most entries of a legend (jobs, users or partitions), by GPUs held."""
+"""Most jobs, users or partitions in a legend: those that hold most GPUs."""
 WIDE, HIGH = 0.05 * WIDTH, 0.08 * HEIGHT
-"""Least width and height of a shape that is labelled with its job's id."""
+"""Least width and height of a shape that has its job's id as a label."""
 STEPS_S = tuple(60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10080, 40320))
-"""Allowed distances between two ticks of a time axis, s."""
+"""Distances that two marks on a time axis may have, s."""
 TICKS = 6
-"""Most ticks on an axis."""
+"""Most marks on an axis."""
 MOST_POINTS = 600
-"""Most points of a line over time; with more, neighbours are averaged to keep the page small."""
+"""Most points of a line over time. If there are more, neighbours are averaged, which keeps the page small."""
 PATTERNS = ("", "dots", "bars")
 GROWN = "grown"
-"""CSS pattern of GPUs beyond those that the job asked for."""
+"""Name of the pattern over GPUs that the job's user did not request."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a picture: ticks as (position from 0 to 1, label), and the unit."""
+    """Axis of a picture: its marks as (position from 0 to 1, label), and its unit."""
 
     marks: tuple[tuple[float, str], ...]
     unit: str = ""
 
 
 def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Axis:
-    """Axis with at most `TICKS` round numbers from low to high."""
+    """Return an axis with at most `TICKS` round numbers from low to high."""
     span = (high - low) or 1.0
     step = 10.0 ** math.floor(math.log10(span / TICKS))
     step = next(step * factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= TICKS)
@@ -64,7 +65,7 @@ def of_numbers(low: float, high: float, unit: str, *, whole: bool = False) -> Ax
 
 
 def of_time(begin: float, end: float) -> Axis:
-    """Axis with local times from begin to end (Unix seconds), at full minutes, hours or days."""
+    """Return an axis of local time from begin to end (Unix seconds), with marks at full minutes, hours or days."""
     span = max(end - begin, 1e-9)
     step = next((step for step in STEPS_S if span / step <= TICKS), span)
     shift = time.localtime(begin).tm_gmtoff
@@ -75,7 +76,8 @@ def of_time(begin: float, end: float) -> Axis:
 
 
 def of_magnitudes(low: float, high: float, unit: str) -> Axis:
-    """Logarithmic axis from low to high with ticks at powers of ten, and unless it is long at 2 and 5 times these."""
+    """Return a logarithmic axis with marks at powers of ten. If it is short, it also has marks at 2 and 5 times
+    these."""
     span, factors = math.log10(high / low), (1, 2, 5) if high < 1e5 * low else (1,)
     powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     values = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
@@ -83,7 +85,8 @@ def of_magnitudes(low: float, high: float, unit: str) -> Axis:
 
 
 class Bar(NamedTuple):
-    """GPUs of one run of a job over time, in seconds since an origin that all bars of a chart share."""
+    """GPUs of one run of a job, from start to end. The times are seconds since the same moment for all bars of
+    a chart."""
 
     job: str
     start: float
@@ -92,7 +95,7 @@ class Bar(NamedTuple):
 
 
 def held(bars: Sequence[Bar], jobs: Sequence[str], moments: Floats) -> Floats:
-    """Return the (J, M) GPUs that jobs hold at these moments (M,), ascending."""
+    """Return the GPUs that each job holds at each moment (J, M). The moments (M,) ascend."""
     row = {job: j for j, job in enumerate(jobs)}
     rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
     change = np.zeros((len(jobs), len(moments) + 1))
@@ -113,11 +116,12 @@ def gpus_over_time(
     *,
     elapsed: bool = False,
 ) -> Markup:
-    """Stacked chart of the GPUs that each job held, from `begin` or the first later start to `now`.
+    """Return a stacked chart of the GPUs that each job held, up to `now`. It starts at `begin`, or at the first start
+    if that is later.
 
-    Each shape names its job and size; GPUs beyond those asked for are hatched. `by` is the unit of colour: `job` (from
-    `colours` if listed), `user` or `partition`. The scale reaches at least `least` GPUs. With `elapsed`, times are
-    hours since `begin`.
+    The title of each shape names its job and size. GPUs that the user did not request are hatched. `by` says what has a
+    colour of its own: "job" (its colour may be in `colours`), "user" or "partition". The vertical scale reaches at
+    least `least` GPUs. With `elapsed`, the time axis has hours since `begin`.
     """
     begin = begin if elapsed else max(begin, min((row.start for row in rows), default=begin))
     seen = [row for row in rows if (row.end is None or row.end > begin) and row.shape.nodes]
@@ -165,7 +169,7 @@ def gpus_over_time(
 
 
 def _by_turns(groups: Sequence[str], colours: Sequence[int]) -> list[int]:
-    """Choose a pattern for each row, so that groups of one colour differ as long as there are patterns."""
+    """Choose a pattern for each row. Groups with the same colour get different patterns, as long as there are some."""
     of_colour: dict[int, list[str]] = {}
     for group, colour in zip(groups, colours, strict=True):
         named = of_colour.setdefault(colour, [])
@@ -188,7 +192,7 @@ class _Stack:
 
     jobs: Sequence[str]
     titles: Sequence[str]
-    """Titles of the jobs' shapes, escaped."""
+    """Titles of the jobs' shapes, already escaped."""
     colours: Sequence[int]
     patterns: Sequence[int]
     asked: Floats
@@ -200,16 +204,16 @@ class _Stack:
     elapsed: bool
 
     def x(self, at: float) -> float:
-        """Horizontal position of a time in the drawing."""
+        """Return where a time is on the drawing's horizontal axis."""
         return float((at - self.begin) / max(self.now - self.begin, 1e-9) * WIDTH)
 
     @property
     def tops(self) -> Floats:
-        """Upper edge of each job in the stack at each moment."""
+        """Upper edge of each job's shape at each moment."""
         return HEIGHT * (1 - self.holding.cumsum(axis=0) / self.most)
 
     def stretches(self) -> Iterator[str]:
-        """Yield a shape for each period of constant size of each job; its title names both."""
+        """Yield a shape for each time in which a job had the same size. Its title has the job and the size."""
         edges, tops, each = [self.x(at) for at in self.moments], self.tops, HEIGHT / self.most
         middles = [(left + right) / 2 for left, right in pairwise(self.moments)]
         when = [f"{(at - self.begin) / 3600:.2f} h" if self.elapsed else clock(at) for at in middles]
@@ -225,7 +229,7 @@ class _Stack:
                         yield f'<rect class="over" fill="url(#{pattern})" {place} height="{each * height:.2f}"/>'
 
     def outlines(self) -> Iterator[str]:
-        """Yield one shape per job; its title names the job, and its fewest and most GPUs."""
+        """Yield one shape for each job. Its title has the job, and its fewest and most GPUs."""
         edges = [f"{self.x(at):.1f}" for at in self.moments]
         widths = [
             f"{(right - left) / max(self.now - self.begin, 1e-9) * WIDTH:.1f}" for left, right in pairwise(self.moments)
@@ -250,7 +254,7 @@ class _Stack:
             yield f'<path class="c{self.colours[j]}" d="{drawn}"><title>{title}: {text} GPUs</title></path>'
 
     def numbers(self) -> list[Markup]:
-        """Labels with the job's id in the first shape of each job that is large enough."""
+        """Return a label for each job that has a large enough shape: the job's id, in the first such shape."""
         edges, tops = [self.x(at) for at in self.moments], self.tops
         found = []
         for j, job in enumerate(self.jobs):
@@ -302,8 +306,10 @@ def _stroke(kind: str, text: str) -> Markup:
 
 
 def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
-    """Edges (M + 1,) of equal intervals for a chart with too many changes of size, and the moments (M,) at which jobs'
-    GPUs are sampled: the middle of each interval, of the last one the end."""
+    """Return the edges (M + 1,) of equal intervals, and the moments (M,) at which jobs' GPUs are sampled.
+
+    A moment is the middle of its interval. The last one is before the last change.
+    """
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
     middles = (edges[:-1] + edges[1:]) / 2
@@ -312,7 +318,7 @@ def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, F
 
 
 def _line(kind: str, points: Iterable[tuple[float, float]], title: str = "") -> Markup:
-    """Polyline of a CSS class over points (across, up), each from 0 to 1."""
+    """Return a line through points (x, y), each from 0 to 1. `kind` is its CSS class."""
     path = " ".join(f"{WIDTH * x:.1f},{HEIGHT * (1 - y):.1f}" for x, y in points)
     named = Markup("<title>{}</title>").format(title) if title else ""
     return Markup('<polyline class="{}" points="{}">{}</polyline>').format(kind, path, named)
@@ -324,7 +330,7 @@ def _dot(x: float, y: float, radius: int, title: str) -> Markup:
 
 
 def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Line chart of loss or accuracy by epoch. `changes` are the job's resizes: (Unix seconds, label)."""
+    """Return a chart of loss or accuracy by epoch. `changes` are the job's resizes: (Unix seconds, label)."""
     found = ((point.epoch, getattr(point, name)) for point in points)
     values = [(epoch, value) for epoch, value in found if value is not None and math.isfinite(value)]
     if not values:
@@ -354,8 +360,10 @@ def curve(points: Sequence[EpochPoint], name: str, changes: Sequence[tuple[float
 
 
 def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None = None) -> Markup:
-    """Chart of measured useful samples/s by GPUs and batch. Two lines are added: `predicted` by number of GPUs, and
-    linear scaling from the smallest size."""
+    """Return a chart of the measured useful samples/s at each number of GPUs and batch.
+
+    Two lines are added: `predicted` samples/s by number of GPUs, and linear scaling from the smallest size.
+    """
     if not measured:
         return Markup("")
     smallest = min(measured, key=lambda one: (one.gpus, -one.useful))
@@ -384,7 +392,8 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Average the points over at most `most` equal intervals of time; intervals without points are left out."""
+    """Return the average of the points in each of at most `most` equal intervals of time. Empty intervals are
+    left out."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -399,7 +408,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
 
 
 def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, log: bool = False) -> Markup:
-    """Chart with a line (x, y) for each name, y from 0 on; with `log`, on a logarithmic axis of x above 0."""
+    """Return a chart with a line (x, y) for each name; y starts at 0. With `log`, the x axis is logarithmic."""
     there = [(plain(name, 60), x, y) for name, (x, y) in series.items() if len(x)]
     if not there:
         return Markup("")
@@ -419,7 +428,7 @@ def lines(series: Mapping[str, tuple[Floats, Floats]], across: str, up: str, *, 
 
 @dataclass(frozen=True)
 class Picture:
-    """Chart with axes: shapes scaled to `WIDTH` x `HEIGHT`, and an overlay that keeps its size."""
+    """Chart with axes. Its shapes are scaled from `WIDTH` x `HEIGHT`, and its overlay of text keeps its size."""
 
     label: str
     across: Axis
@@ -428,7 +437,7 @@ class Picture:
     over: Sequence[Markup] = ()
 
     def drawn(self, legend: Markup, data: str = "") -> Markup:
-        """HTML element of the chart; `data` are additional attributes."""
+        """Return the chart as HTML. `data` is text with further attributes."""
         grid = Markup("").join(self._grid())
         head = Markup('<figure class="plot"{}><p class="unit">{}</p><svg role="img" aria-label="{}">')
         inner = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" width="100%" height="100%">')

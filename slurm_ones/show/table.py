@@ -1,4 +1,5 @@
-"""Columns as terminal tables of measured or fixed widths and as JSON, with the filter and order of jobs."""
+"""Tables for terminals, with fixed widths or widths by content, and JSON. Also which jobs they show, and in which
+order."""
 
 from __future__ import annotations
 
@@ -18,26 +19,26 @@ from slurm_ones.text import deadline, plain, safe, seconds, troubles
 T = TypeVar("T")
 
 BY_WORD: Mapping[str, ShownColumn[ShownJob]] = {word: column for column in TOP for word in (column.title, column.name)}
-"""Columns of `top` by the names that it accepts, and by their names in JSON."""
+"""Columns by which `top` can sort: by its own names for them, and by their names in JSON."""
 METER = 16
-"""Characters of the bar that shows all GPUs."""
+"""Width in characters of the bar that shows how many GPUs are in use."""
 _ALWAYS = frozenset({"st", "shape", "why"})
-"""Columns of `top` that every terminal shows, besides the job id."""
+"""Columns that `top` shows on every terminal, besides the job id."""
 
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Filter of jobs; an empty condition matches every job."""
+    """Conditions for the jobs to show. An empty condition holds for every job."""
 
     users: frozenset[str] = frozenset()
     partitions: frozenset[str] = frozenset()
     accounts: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
-    """Base states of jobs, as Slurm names them."""
+    """States of jobs, as Slurm names them."""
     jobs: frozenset[int] = frozenset()
 
     def takes(self, job: JobSummary) -> bool:
-        """True if the job meets all conditions."""
+        """Return True if all conditions hold for the job."""
         pairs = (
             (job.user, self.users),
             (job.partition, self.partitions),
@@ -49,23 +50,23 @@ class JobFilter:
 
     @property
     def restricts(self) -> bool:
-        """True if any condition is set."""
+        """True if any condition is not empty."""
         return self != JobFilter()
 
 
 @dataclass
 class JobOrder:
-    """Filter and order of the shown jobs."""
+    """Choice of the jobs to show, and their order."""
 
     selection: JobFilter = field(default_factory=JobFilter)
     every_state: bool = False
-    """True to show ended jobs too."""
+    """True if ended jobs are shown too."""
     by: str = "job"
     """Name of the column to sort by."""
     falling: bool = False
 
     def jobs(self, live: Live) -> list[ShownJob]:
-        """Jobs to show, sorted; jobs without a value come last in either direction."""
+        """Return the jobs to show in order. Jobs without a value come last, also in reverse order."""
         every, takes = self.every_state, self.selection.takes
         taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
         keyed = [(BY_WORD[self.by].sort_key(one), one) for one in taken]
@@ -74,7 +75,7 @@ class JobOrder:
 
 
 def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width: int | None) -> list[ShownColumn[T]]:
-    """Columns that fit into `width` characters with two between each; None: all."""
+    """Return the columns that fit into `width` characters, with two blanks between them; all if `width` is None."""
     left = list(columns)
     for name in GIVE_WAY.split():
         if width is None or sum(widths[column.name] for column in left) + 2 * (len(left) - 1) <= width:
@@ -84,7 +85,8 @@ def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width:
 
 
 def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
-    """Table with measured widths, its total width, and the titles left out to fit `width`; None leaves out none."""
+    """Return a table with widths by content, its total width, and the titles of columns that do not fit into
+    `width`."""
     cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
     widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
     shown = fitting(columns, widths, width)
@@ -99,13 +101,13 @@ def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | 
 
 
 def columns_within(width: int) -> list[ShownColumn[ShownJob]]:
-    """Columns of `top` that fit into a terminal of this width."""
+    """Return the columns of `top` for a terminal of this width."""
     widths = {column.name: column.width for column in TOP} | {f"keep {name}": 1 for name in _ALWAYS}
     return fitting(TOP, widths, width - 2)
 
 
 def header(live: Live, now: float, shown: Sequence[ShownJob]) -> list[str]:
-    """Lines above the table: state of the companion, GPUs by user, and causes that keep jobs at their size."""
+    """Return the lines above the table: companion, GPUs and jobs in numbers, and what keeps jobs at their size."""
     jobs = [one.job for one in live.jobs]
     running = [job for job in jobs if job.running]
     waiting = sum(job.end_time is None and not job.running for job in jobs)
@@ -135,12 +137,12 @@ def _companion(live: Live, now: float) -> str:
 
 
 def rows(shown: Sequence[ShownJob], columns: Sequence[ShownColumn[ShownJob]]) -> list[list[str]]:
-    """Cells of a table of fixed widths; the last column is not padded."""
+    """Return the cells of a table with fixed widths. The last column is not padded."""
     return [[cell(column.text(one), column) for column in columns[:-1]] + [columns[-1].text(one)] for one in shown]
 
 
 def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
-    """All output of `top --once`, as plain lines of at most `width` characters."""
+    """Return all lines of `top --once`, without markup. Each has at most `width` characters."""
     shown, columns = choice.jobs(live), columns_within(width)
     found = [line[:width] for line in header(live, now, shown)]
     heads = [cell(column.title, column) for column in columns[:-1]] + [columns[-1].title]
@@ -151,22 +153,25 @@ def lines(live: Live, now: float, choice: JobOrder, width: int) -> list[str]:
 
 
 def cell(text: str, column: ShownColumn[Any]) -> str:
-    """Align the text in its column, and cut it if it is too long."""
+    """Return the text aligned for its column. It is cut if it is too long."""
     if cell_len(text) > column.width:
         return set_cell_size(text, column.width - 1) + "…"
     return set_cell_size(text, column.width) if column.left else " " * (column.width - cell_len(text)) + text
 
 
 def notes(shown: Sequence[ShownJob]) -> list[str]:
-    """Notes on single jobs, a line each, in rich's markup. They name reasons to leave a job as it is, faults of its
-    start and odd reports. They also name problems of training and the deadline."""
+    """Return a line for each remark on a job, in rich's markup.
+
+    A remark is why the job is not resized, a mistake in its start, an odd report, a problem of its training, or its
+    deadline.
+    """
     said = [(one.job, (one.job.refusal, one.wrong, one.job.report_note, *troubles(one.job))) for one in shown]
     said += [(one.job, (deadline(one.promise),)) for one in shown if one.promise and one.job.end_time is None]
     return [f"job {job.job_id}: {safe(text, 300)}" for job, texts in said for text in map(str, texts) if text]
 
 
 def as_json(live: Live, shown: Sequence[ShownJob]) -> dict[str, Any]:
-    """All of `top` as a JSON object."""
+    """Return all that `top` shows as a JSON object."""
     return {
         "cluster": live.cluster,
         "leader": live.leader._asdict() if live.leader else None,

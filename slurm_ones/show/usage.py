@@ -1,4 +1,4 @@
-"""GPU usage of jobs and effects of resizing, from the database's views, with advice."""
+"""Use of GPUs by jobs and the effect of resizing, read from the database's views; and advice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurm_ones.text import minute, pause, plain, seconds, troubles
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Most jobs of a span that are read, and most of these whose measurements are read: the newest."""
+"""Most jobs that are read, and most of them whose measurements are read too. They are the newest."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured throughput of a job at one shape and global batch (view `scaling`)."""
+    """Throughput of a job that was measured at one shape and global batch (view `scaling`)."""
 
     nodes: int
     gpus: int
@@ -28,20 +28,20 @@ class Measured:
     measured_s: float
     samples_per_s: float
     gpu_efficiency: float | None
-    """Throughput per GPU relative to the smallest shape's."""
+    """Throughput per GPU, divided by that of the smallest shape."""
     statistical_efficiency: float | None
-    """Progress per sample relative to the base batch; None if the job reported no gradient noise."""
+    """Progress per sample, divided by that of the base batch. None if the job reported no gradient noise."""
     goodput: float | None
 
     @property
     def useful(self) -> float:
-        """Useful samples/s: goodput if known, else throughput."""
+        """Useful samples/s: the goodput, or the throughput if the goodput is unknown."""
         return self.goodput if self.goodput is not None else self.samples_per_s
 
 
 @dataclass(frozen=True)
 class Resized:
-    """A finished resize (view `resize_cost`)."""
+    """A resize that has ended (view `resize_cost`)."""
 
     start_time: float
     old_gpus: int
@@ -55,7 +55,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class SizeSpan:
-    """Period in which a job held a constant number of GPUs (view `run_timeline`; with blocks `membership_timeline`)."""
+    """Time in which a job held the same number of GPUs (view `run_timeline`, or `membership_timeline` for blocks)."""
 
     start_time: float
     running_s: float
@@ -64,7 +64,7 @@ class SizeSpan:
 
 @dataclass(frozen=True)
 class JobUsage:
-    """Usage of one job (view `job_summary`). Times in Unix seconds, None if missing."""
+    """Use of GPUs by one job (view `job_summary`). Times are Unix seconds, or None if unknown."""
 
     job_id: int
     name: str
@@ -97,13 +97,14 @@ class Usage:
     resized: tuple[Resized, ...] = ()
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
-    """JCT that the job would have had at the size asked for, by its own measurement there (view `what_if`)."""
+    """JCT that the job would have had at the size that its user requested (view `what_if`). The job was measured at
+    that size."""
     asked_gpu_hours: float | None = None
-    """GPU-hours that the job would have used at the size asked for."""
+    """GPU-hours that the job would have used at that size."""
 
     @property
     def lasted_s(self) -> float:
-        """Seconds from submission to the last release of GPUs; 0 if the job never held one."""
+        """Seconds from the submission until the job's last GPUs were released; 0 if it never had any."""
         return max((one.start_time + one.running_s for one in self.stretches), default=0.0) - self.job.submit_time
 
     @property
@@ -120,9 +121,9 @@ def usage(
     since: float | None = None,
     until: float | None = None,
 ) -> list[Usage]:
-    """Usage of a cluster's elastic jobs by submission time: one job, one user's, or all that were present in a span.
+    """Return the use of GPUs by a cluster's elastic jobs, in order of submission. Raises `StoreError`.
 
-    Raises `StoreError` if the database cannot be read.
+    The jobs are one job, one user's, or all that were there between `since` and `until`.
     """
     conditions, values = ["cluster = :cluster"], dict[str, Any](cluster=store.cluster)
     if job_id is None:
@@ -171,17 +172,17 @@ def _names(kind: type[Any]) -> str:
 
 
 BAR = 30
-"""Characters of the longest bar."""
+"""Length of the longest bar in characters."""
 STEPS = " ▁▂▃▄▅▆▇█"
 
 
 def bar(value: float, most: float, width: int = BAR) -> str:
-    """Text bar whose length is `value` relative to `most`."""
+    """Return a bar of text. It has `width` characters if `value` is `most`."""
     return "█" * round(width * max(min(value / most, 1.0), 0.0)) if most > 0 else ""
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """Text chart of GPUs over time: `width` characters for the job's life, each as high as the GPUs held."""
+    """Return a line of `width` characters for the job's time. The height of each shows how many GPUs the job held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []
@@ -193,7 +194,7 @@ def gpus_over_time(usage: Usage, width: int = 60) -> str:
 
 
 def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
-    """Lines of the report on one job."""
+    """Return the lines of the report on one job."""
     job = usage.job
     lines = [
         f"Job {job.job_id} {plain(job.name, 60)} of {plain(job.user_name, 40)}"
@@ -250,7 +251,8 @@ def _still(paused: float, running: float | None, whose: str) -> str:
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
-    """Lines of the report on many jobs: totals, usage by user, waiting times, and effects of resizing."""
+    """Return the lines of the report on several jobs: totals, use by user, waiting times, and the effect of
+    resizing."""
     jobs = [usage.job for usage in found]
     if not jobs:
         return [f"{plain(title, 200)}: no elastic job"]
@@ -298,35 +300,35 @@ def _hours(value: float | None) -> str:
 
 
 NEARLY = 0.9
-"""Least share of another size's useful throughput at which training counts as nearly as fast."""
+"""Share of another size's useful throughput from which a size counts as nearly as fast."""
 WORTH_IT = 0.75
-"""Least efficiency of a GPU, relative to the smallest size, at which it counts as well used."""
+"""Throughput per GPU, divided by that of the smallest size, from which GPUs count as well used."""
 LONG_S = 60.0
-"""Shortest measurement that counts, s."""
+"""Seconds from which a measurement counts."""
 PAUSED = 0.05
-"""Largest acceptable share of time paused by resizes."""
+"""Share of a job's time that resizes may pause it without causing advice."""
 IMPORTS_S = 15.0
-"""Import time per start above which advice is given, s."""
+"""Seconds that a start may spend on imports without causing advice."""
 STARTS = 2
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """Limits from the job's comment and strategy; None if they give none."""
+    """Sizes and batches that a job's comment and its training strategy allow."""
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
-    """Largest batch; None if the owner fixed it or gives none."""
+    """Largest batch. None if the comment names none, or only one."""
     blocks: bool = False
     step: int = 1
-    """Step between allowed numbers of GPUs."""
+    """Difference between two allowed numbers of GPUs."""
     valid: frozenset[int] = frozenset()
-    """Numbers of GPUs that the training strategy can use; empty: any."""
+    """Numbers of GPUs that the training strategy can use; empty if it can use any."""
     batch_fixed: bool = False
-    """True if the training strategy keeps the batch."""
+    """True if the training strategy never changes the batch."""
 
     def gpus_to(self, low: int, high: int) -> str:
-        """Word of the comment that allows this range of GPUs, with the present step."""
+        """Return the word of the comment that allows `low` to `high` GPUs, with the same step as now."""
         return f"gpus={low}-{high}" + (f":{self.step}" if self.step > 1 else "")
 
 
@@ -334,7 +336,7 @@ Rule = Callable[[Usage, Allowed], str | None]
 
 
 def allowed(comment: str) -> Allowed:
-    """Parse the limits in a job's comment."""
+    """Return what a job's comment allows."""
     try:
         opted = parse_comment(comment)
     except BadComment:
@@ -346,7 +348,7 @@ def allowed(comment: str) -> Allowed:
 
 
 def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
-    """Advice for each job, by its id."""
+    """Return the advice for each job, by job id."""
     ids = [one.job.job_id for one in found]
     comments = {job_id: one.comment for job_id, one in store.jobs(ids).items()} if ids else {}
     summaries = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
@@ -357,7 +359,10 @@ def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
 
 
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
-    """Advice on a job as sentences without full stops, most important first; problems of training lead."""
+    """Return advice on a job as sentences without full stops.
+
+    Problems of training come first, then the most important advice.
+    """
     found = list(troubles(summary)) if summary is not None else []
     if summary is not None and summary.limits is not None:
         valid = frozenset(row.gpus for row in summary.limits.sizes)
@@ -380,7 +385,7 @@ def _fewer(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _more(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a higher maximum if the range in the comment ends below a useful size."""
+    """Advise a larger maximum of GPUs, if the comment's range ends below a useful size."""
     sizes = _sizes(usage)
     if not sizes or allowed.gpus is None or len(sizes) < 2:
         return None
@@ -401,7 +406,8 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _batch(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a larger maximum batch if it keeps the job from more GPUs at nearly the same statistical efficiency."""
+    """Advise a larger maximum batch, if the batch keeps the job from more GPUs and a larger one would be nearly as
+    efficient."""
     most = allowed.max_batch
     at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
     known = [one for one in at_most if one.statistical_efficiency is not None]
@@ -419,7 +425,7 @@ def _batch(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _waited(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a smaller minimum if the job waited longer than it ran."""
+    """Advise a smaller minimum of GPUs, if the job waited longer than it ran."""
     job = usage.job
     if allowed.gpus is None or not job.queueing_s or not job.running_s or job.queueing_s <= job.running_s:
         return None
@@ -434,7 +440,7 @@ def _waited(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _pauses(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise on requeues that pause the job for a large share of its time."""
+    """Advise against requeues, if they pause the job for much of its time."""
     pauses = [one.pause_s for one in usage.resized if one.mechanism == "requeue" and one.pause_s]
     running = usage.job.running_s or 0.0
     if not pauses or allowed.blocks or sum(pauses) <= PAUSED * (running + sum(pauses)):
@@ -447,7 +453,7 @@ def _pauses(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _imports(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise on starts that spend long on imports."""
+    """Advise on imports, if they take long at each start."""
     times = [one.import_s for one in usage.resized if one.import_s]
     if len(times) < STARTS or sum(times) / len(times) < IMPORTS_S:
         return None
@@ -458,7 +464,7 @@ def _imports(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _repaid(usage: Usage, allowed: Allowed) -> str | None:
-    """Report that resizing made the job end later than without."""
+    """Say so if the job ended later than it would have without resizes."""
     job = usage.job
     if (
         usage.predicted_jct_s is None
@@ -482,9 +488,10 @@ def _gpus(count: int) -> str:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """Best measurement at each number of GPUs, by GPUs; too short ones do not count.
+    """Return the best measurement at each number of GPUs, ascending. Short measurements do not count.
 
-    Throughput does not compare batches: without a known goodput, only the batch measured longest counts.
+    Throughputs of different batches cannot be compared. So if no goodput is known, only the batch that was measured
+    longest counts.
     """
     long = [one for one in usage.measured if one.measured_s >= LONG_S]
     alike = [one for one in long if one.goodput is not None]

@@ -1,4 +1,4 @@
-"""Reasons for a job's present size: its decisions, resizes with their steps, blocks and runs."""
+"""Reasons for a job's size: its decisions, its resizes with their steps, its blocks and its runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 DECIDES = {column.name: column for column in DECISION}
 MEMBERSHIPS = 5
-"""Newest memberships that are shown for a job of blocks."""
+"""Number of newest memberships that are shown for a job of blocks."""
 
 
 def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
-    """JSON object of `why`: decisions, resizes, blocks and runs of a job."""
+    """Return what `why` shows about a job, as a JSON object."""
     (one,) = read_live(store, only=[job_id]).jobs
     return {
         "job": record(JOB, one),
@@ -40,7 +40,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
 
 
 def decided(store: Store, job_id: int, most: int) -> list[ShownDecision]:
-    """Newest decisions about a job, newest first."""
+    """Return the newest decisions about a job, newest first."""
     found = store.decisions(job_id, most)
     by_decision = {one.decision_id: one for one in store.resizes(job_id)}
     return [
@@ -59,8 +59,10 @@ def decided_last(
     *,
     changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
-    """Newest decisions, newest first, each with its outcome for at most `jobs` of the named jobs. `before` and
-    `changes` are those of `Store.recent_decisions`; the jobs may have ended long ago."""
+    """Return the newest decisions, newest first, each with its parts about at most `jobs` of the jobs in `names`.
+
+    `before` and `changes` are passed to `Store.recent_decisions`. Names of jobs that ended long ago are read.
+    """
     newest = store.recent_decisions(most, most=jobs, user=user, before=before, changes=changes)
     if before is not None or changes:
         older = {given.job_id for one in newest for given in one.jobs} - names.keys()
@@ -79,14 +81,14 @@ def decided_last(
 
 
 def resizes_of(store: Store, job_id: int, most: int = 0) -> list[ShownResize]:
-    """The `most` newest resizes of a job (0: all), oldest first, each with the start that followed."""
+    """Return the `most` newest resizes of a job (0 for all), oldest first, each with the start that followed."""
     found = store.resizes(job_id)[-most:]
     begun = text.starts(found, {(job_id, run.restart): run for run in store.runs(job_id)})
     return [ShownResize(one, store.resize_steps(one.id), begun.get(one.id, "")) for one in found]
 
 
 def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
-    """Lines about the blocks of a job; none for a job without blocks."""
+    """Yield lines about the blocks of a job; none if it has no blocks."""
     blocks, members = store.blocks(job_id), store.memberships(job_id, MEMBERSHIPS + 1)
     if not blocks and not members:
         return
@@ -100,14 +102,14 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
 
 
 def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
-    """Slow nodes among those that the job runs on, slowest first."""
+    """Return the slow nodes on which the job runs, slowest first."""
     names = {name for run in store.runs(job_id)[-1:] if run.end_time is None for name in run.node_list}
     slow = slow_nodes_of(store, time.time()).values() if names else ()
     return sorted((node for node in slow if node.name in names), key=lambda node: node.factor)
 
 
 def _deadline(store: Store, job_id: int) -> Iterator[str]:
-    """Line about the job's deadline; none without a deadline."""
+    """Yield a line about the job's deadline, if it has one."""
     said = store.promises([job_id]).get(job_id)
     record = store.jobs([job_id])[job_id]
     try:
@@ -122,8 +124,11 @@ def _deadline(store: Store, job_id: int) -> Iterator[str]:
 
 
 def plain_pace(run: RunRecord) -> str:
-    """Step rate of a run whose script never called `ones.init`; empty for other runs, and while unknown. Such a run
-    writes its hello at the end of its first step. After a restart of its ranks the rate stays unknown."""
+    """Return a text on the steps of a run whose script never called `ones.init`; empty for other runs.
+
+    Such a run reports its start only after its first step. If its ranks were started again, the pace is unknown, and
+    the text empty.
+    """
     if run.batch != 0 or not run.step or run.attempts or run.hello_time is None or run.report_time is None:
         return ""
     took = run.report_time - run.hello_time
@@ -134,8 +139,8 @@ def plain_pace(run: RunRecord) -> str:
     return f"took {pace}, and has not called ones.init: it keeps its size"
 
 
-def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
-    """Lines of `slurm-ones why` about a job, in rich's markup."""
+def why_lines(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
+    """Yield the lines of `slurm-ones why` about a job, in rich's markup."""
     job = summary.job_id
     yield (
         f"[bold]job {job}[/] {text.safe(summary.name)} of {text.safe(summary.user)}: {summary.state}, "
@@ -204,7 +209,8 @@ def _resize(one: ShownResize) -> Iterator[str]:
 
 
 def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
-    """Slow nodes by name, from the jobs in the store: the whole site's, or one user's."""
+    """Return the slow nodes by name, as the jobs in the store measured them. A user's own store has only that user's
+    jobs."""
     # Most commands need no models, and do not wait for numpy.
     from slurm_ones.learn.nodes import slow_nodes
 

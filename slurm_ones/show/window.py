@@ -1,6 +1,6 @@
-"""Window of `slurm-ones top`: a table of jobs above a pane with reasons, log or nodes.
+"""Window of `slurm-ones top`: a table of jobs, and a pane below with reasons, log or nodes.
 
-The window itself only reads. A change is a command, shown first and run once the user agrees.
+The window itself changes nothing. To make a change it runs a command, which it shows before and asks about.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from slurm_ones.show.columns import TOP, ShownJob, gpus
 from slurm_ones.show.live import Live, NotSeenYet, node_rows
 from slurm_ones.show.logs import Logs
 from slurm_ones.show.table import JobOrder, columns_within, header, rows
-from slurm_ones.show.why import told
+from slurm_ones.show.why import why_lines
 from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
-"""Decisions of a job in the pane below the table, and in the view of a single job."""
+"""Number of a job's decisions that are shown in the pane, and if the job fills the window."""
 KEYS = {
     "up, down": "another job",
     "Enter": "only the job, with its older decisions; Escape leads back",
@@ -46,11 +46,11 @@ COMMANDS = "What changes a job is a command that is shown first, and run if you 
 SLURM_ONES = (sys.executable, "-m", "slurm_ones.cli")
 LOG_LINES = 200
 ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
-"""Errors that may be gone at the next refresh."""
+"""Errors that may not come again at the next refresh."""
 
 
 class Question(ModalScreen[str | None]):
-    """Dialog with a text, and a text field if `field` is given. Enter returns the answer, Escape returns None."""
+    """Dialog with a text, and with a text field if `field` is given. It returns the answer, or None after Escape."""
 
     AUTO_FOCUS = "Input"
 
@@ -85,7 +85,7 @@ class Question(ModalScreen[str | None]):
 
 
 class TopApp(App[None]):
-    """Table of the jobs that `look` returns; details of the selected job come from the database that `opened` opens."""
+    """Window with the jobs that `look` returns. Details of the selected job are read from the database."""
 
     TITLE = "slurm-ones top"
     CSS = """
@@ -121,7 +121,7 @@ class TopApp(App[None]):
         choice: JobOrder,
         every_s: float,
     ) -> None:
-        """Start it with `run`. A thread calls `look` every `every_s` seconds; `opened` opens the database."""
+        """Call `look` every `every_s` seconds in a thread. `opened` opens the database."""
         super().__init__()
         self._look, self._opened, self._choice, self._every_s = look, opened, choice, every_s
         self._logs = Logs(settings)
@@ -129,12 +129,12 @@ class TopApp(App[None]):
         self._shown: list[ShownJob] = []
         self._below = "why"
         self._alone = False
-        """True while the selected job fills the window."""
+        """True if the selected job fills the window."""
         self._asked: tuple[object, ...] = ()
-        """Inputs that the pane below was last made from."""
+        """Selection, data and width for which the pane was last filled."""
 
     def compose(self) -> ComposeResult:
-        """Widgets from top to bottom."""
+        """Yield the widgets from top to bottom."""
         yield Static(id="header")
         yield Input(id="filter", placeholder="words that a job is to have", classes="gone")
         yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
@@ -143,7 +143,7 @@ class TopApp(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Refresh now and then periodically."""
+        """Refresh the window now, and then periodically."""
         self.query_one(DataTable).focus()
         self.look_again()
         self.set_interval(self._every_s, self.look_again)
@@ -159,7 +159,7 @@ class TopApp(App[None]):
         self._fill_below()
 
     def action_sort(self) -> None:
-        """Sort by the next shown column."""
+        """Sort by the next column that is shown."""
         names = [column.title for column in columns_within(self.size.width)]
         at = names.index(self._choice.by) if self._choice.by in names else -1
         self._choice.by = names[(at + 1) % len(names)]
@@ -170,7 +170,7 @@ class TopApp(App[None]):
         self._draw()
 
     def action_ended(self) -> None:
-        """Toggle the display of ended jobs."""
+        """Show ended jobs, or hide them again."""
         self._choice.every_state = not self._choice.every_state
         self._draw()
 
@@ -186,15 +186,15 @@ class TopApp(App[None]):
         self._draw()
 
     def on_input_submitted(self) -> None:
-        """Return the focus to the table; the filter words stay in force."""
+        """Leave the filter's field. Its words stay in force."""
         self.query_one(DataTable).focus()
 
     def on_data_table_row_selected(self) -> None:
-        """Show only the selected job (Enter)."""
+        """Let the selected job fill the window (Enter)."""
         self._set_alone(True)
 
     def action_leave(self) -> None:
-        """Return from the single job to the table, or else clear the filter."""
+        """Show the table again if a job fills the window, otherwise clear the filter."""
         if not self._alone:
             self._words.value = ""
             self._words.add_class("gone")
@@ -213,7 +213,7 @@ class TopApp(App[None]):
         self.push_screen(Question("\n".join([*keys, "", COMMANDS])))
 
     def action_change(self, what: str) -> None:
-        """Resize, pin or release the job, after the size is entered or the user agrees."""
+        """Resize, pin or release the job, after the user has entered a size or agreed."""
         one = self._job()
         if one is None:
             return
@@ -244,7 +244,7 @@ class TopApp(App[None]):
 
     @work(thread=True, group="command")
     def run_command(self, command: Sequence[str], shown: str) -> None:
-        """Run the command detached from this terminal, so that a resize completes even if the window closes."""
+        """Run a command apart from this terminal. So a resize is completed even if the window closes."""
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -259,7 +259,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="look")
     def look_again(self) -> None:
-        """Read the jobs in a thread, without blocking the window."""
+        """Read the jobs in a thread, so that the window stays responsive."""
         worker = get_current_worker()
         try:
             live = self._look()
@@ -309,20 +309,20 @@ class TopApp(App[None]):
         asked = (self._below, self._current(), self._live, self._alone, self.size.width)
         if asked != self._asked:
             self._asked = asked
-            self.tell(self._below, self._current(), self._live)
+            self.fill_pane(self._below, self._current(), self._live)
 
     @work(thread=True, exclusive=True, group="below")
-    def tell(self, what: str, job_id: int | None, live: Live) -> None:
-        """Fill the pane below from a thread, without blocking the window."""
+    def fill_pane(self, what: str, job_id: int | None, live: Live) -> None:
+        """Fill the pane in a thread, so that the window stays responsive."""
         worker = get_current_worker()
         try:
-            text = self._told(what, job_id, live)
+            text = self._pane_text(what, job_id, live)
         except ERRORS as error:
             text = Text(plain(str(error), 500), style="red")
         if not worker.is_cancelled:
             self.call_from_thread(self.query_one("#text", Static).update, text)
 
-    def _told(self, what: str, job_id: int | None, live: Live) -> Text:
+    def _pane_text(self, what: str, job_id: int | None, live: Live) -> Text:
         if what == "nodes":
             return nodes_text(live, job_id)
         if job_id is None:
@@ -334,18 +334,18 @@ class TopApp(App[None]):
         with self._opened() as store:
             found = store.job_summaries([job_id])
             decisions = ALL_DECISIONS if self._alone else DECISIONS
-            lines = list(told(store, found[0], decisions)) if found else [f"job {job_id} is no longer there"]
+            lines = list(why_lines(store, found[0], decisions)) if found else [f"job {job_id} is no longer there"]
         return hanging(Text.from_markup("\n".join(lines), emoji=False), max(self.size.width - 4, 20), self.console)
 
 
 def has_words(one: ShownJob, words: Sequence[str]) -> bool:
-    """True if all words occur in the shown text of the job."""
+    """Return True if the text that is shown of the job has all these words."""
     text = " ".join(column.text(one) for column in TOP).lower() if words else ""
     return all(word in text for word in words)
 
 
 def hanging(text: Text, width: int, console: Console) -> Text:
-    """Wrap text to this width; continuation lines are indented like the line itself and two more."""
+    """Wrap text to this width. Continuation lines are indented by two more than the line's beginning."""
     found = []
     for line in text.split("\n"):
         indent = len(line.plain) - len(line.plain.lstrip())
@@ -358,7 +358,7 @@ def hanging(text: Text, width: int, console: Console) -> Text:
 
 
 def nodes_text(live: Live, job_id: int | None) -> Text:
-    """Each node with the GPUs that each elastic job holds there, those of `job_id` in bold."""
+    """Return a line for each node with the GPUs that each elastic job holds on it. The job `job_id` is bold."""
     text = Text()
     for node in node_rows(live.nodes, live.held):
         taken = sum(node.held.values())
