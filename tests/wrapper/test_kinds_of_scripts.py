@@ -68,6 +68,34 @@ class ReplayMemory:
         self.items = deque(maxlen=100)
 memory = ReplayMemory()
 """
+STOPPER = """
+class Stopper:
+    def __init__(self):
+        self.wait, self.lowest = 0, None
+    def __call__(self, loss):
+        self.wait = self.wait + 1
+        self.best_of_all = loss
+stopper = Stopper()
+"""
+TRAINER = """
+class Trainer:
+    def __init__(self):
+        self.stopper = Stopper()
+    def improves(self):
+        return self.stopper.wait
+trainer = Trainer()
+del stopper
+"""
+SEEDED = "torch.manual_seed(5 + job.rank)\n"
+TOY = """
+class Toy(Dataset):
+    def __init__(self):
+        self.x = torch.randn(12, 2)
+    def __len__(self):
+        return 12
+    def __getitem__(self, i):
+        return (self.x[i],)
+"""
 
 
 def scripted(text: str, path: Path) -> None:
@@ -77,6 +105,7 @@ def scripted(text: str, path: Path) -> None:
 
 
 SECOND, CUT, EVERYWHERE = "a second DataLoader", "data is cut by rank and world size", "is made by all ranks"
+HOOKED, DRAWN = "a hook on a parameter's gradient", "data is drawn (train.py:"
 COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is open for writing from its beginning"
 
 
@@ -103,7 +132,23 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         ("own = torch.Generator()\n" + PREPARE + LOOP + "        torch.rand(1, generator=own)\n", "own (train.py:"),
         ("own = torch.Generator()\ntorch.rand(1, generator=own)\n" + PREPARE + LOOP, ""),
         ("net.bias.register_hook(torch.nn.functional.relu)\n" + PREPARE + LOOP, ""),
-        ("net.bias.register_hook(lambda g: g.clamp(-1, 1))\n" + PREPARE + LOOP, "a hook on a parameter's gradient"),
+        ("net.bias.register_hook(lambda g: g.clamp(-1, 1))\n" + PREPARE + LOOP, HOOKED),
+        ("def halve(g):\n    g.mul_(0.5)\nnet.bias.register_hook(halve)\n" + PREPARE + LOOP, HOOKED),
+        ("net.bias.register_hook(lambda g: print(g.norm()))\n" + PREPARE + LOOP, ""),
+        ("def shown(g):\n    print(g.norm())\n    return g\nnet.bias.register_hook(shown)\n" + PREPARE + LOOP, ""),
+        (STOPPER + PREPARE + LOOP, "Stopper.wait (train.py:"),
+        (STOPPER + TRAINER + PREPARE + LOOP, "Stopper.wait (train.py:"),
+        ("from types import SimpleNamespace\nstate = SimpleNamespace(seen=0)\n" + PREPARE + LOOP
+         + "        state.seen = state.seen + 1\n", "SimpleNamespace.seen (train.py:"),
+        (PREPARE + "best = torch.tensor(9.0)\n" + LOOP + "        best = loss.detach()\n", "best (train.py:"),
+        (PREPARE + LOOP.replace("    for", "    n = 0\n    for", 1) + "        n += 1\n", ""),
+        (PREPARE + "n = 0\n" + LOOP + "        n += 1\n        if n > 9:\n            n = 0\n", "n (train.py:"),
+        (SEEDED + "data = TensorDataset(torch.randn(12, 2))\n" + PREPARE + LOOP, DRAWN),
+        (SEEDED + TOY + "data = Toy()\n" + PREPARE + LOOP, DRAWN),
+        ("def made(n):\n    return torch.randn(n, 2)\n" + SEEDED + "x = made(12)\ndata = TensorDataset(x)\n"
+         + PREPARE + LOOP, DRAWN),
+        ("data = TensorDataset(torch.randn(12, 2))\n" + SEEDED + PREPARE + LOOP + "        torch.rand(3)\n", ""),
+        (SEEDED + "torch.manual_seed(0)\n" + PREPARE + LOOP, ""),
         ("history = []\n" + PREPARE + LOOP + "        history.append(loss.item())\n", COLLECTED),
         ("kept = {'history': []}\n" + PREPARE.replace("data", "kept, data").replace(" loader", " kept, loader")
          + LOOP + "        kept['history'].append(1)\n", ""),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 import random
-import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,29 +14,45 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from ones_wrapper.script.line import is_script, variables
-from ones_wrapper.script.source import renewed
+from ones_wrapper.script.source import kept, renewed
 
-_STORES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_FAST_LOAD_FAST")
-_BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
-_NUMBERS = (int, float, type(None))
+_PLAIN = ("__main__", "types", "argparse")
+"""Modules of classes that may have no methods of the script: its own, SimpleNamespace, Namespace."""
 
 
 def counts(
     frames: Iterable[FrameType], models: Iterable[Any], carried: Collection[int], known: Iterable[str]
 ) -> list[str]:
-    """Return the names of numbers that the script's code counts up by a constant or names best: in frames, and in
-    objects that frames or models hold. Objects whose ids are `carried`, and `known` names, are left out."""
-    things, found = list(models), []
+    """Return the names of numbers that the script's code counts up by a constant or names best: in frames, in objects
+    that frames or models hold, and in their attributes. Objects whose ids are `carried`, and `known` names, are left
+    out."""
+    found, things, shared = [], [*models], set[str]()
     for frame in frames:
-        values = variables(frame)
+        values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
+        shared |= names.keys()
         things += [one for one in values.values() if id(one) not in carried]
-        found += [name for name in _kept(frame.f_code) if type(values.get(name)) in _NUMBERS and name in values]
-    for thing in things:
-        kind, own = type(thing), getattr(thing, "__dict__", {})
-        codes = [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
-        names = (name for code in codes for name in _kept(code) if type(own.get(name)) in _NUMBERS and name in own)
-        found += [f"{kind.__name__}.{name}" for name in names]
+        found += [name for name in names if name in values and _is_number(values[name])]
+    own = [one for one in things if _codes(type(one)) or type(one).__module__ in _PLAIN]
+    inner = (it for one in own for it in _attributes(one).values() if _codes(type(it)) and id(it) not in carried)
+    for one in [*own, *inner]:
+        its = shared.union(*map(kept, _codes(type(one))))
+        found += [
+            f"{type(one).__name__}.{at}" for at, it in _attributes(one).items() if f".{at}" in its and _is_number(it)
+        ]
     return [one for one in dict.fromkeys(found) if one not in known]
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return getattr(thing, "__dict__", {})
+
+
+def _codes(kind: type) -> list[CodeType]:
+    """Return the code of a class's methods, as far as the script has it."""
+    return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float) or getattr(value, "shape", None) == ()
 
 
 def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str, Any]:
@@ -51,9 +65,8 @@ def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str
                 found[name] = value
             elif is_script(getattr(getattr(type(value), "__init__", None), "__code__", None)):
                 cache = dict if isinstance(value, Dataset) else None
-                held = getattr(value, "__dict__", {}).items()
-                lasting = ((at, it) for at, it in held if type(it) in _HELD and type(it) is not cache and _arrays(it))
-                found |= {f"{type(value).__name__}.{at}": it for at, it in lasting}
+                lasting = {at: it for at, it in _attributes(value).items() if type(it) in _HELD and _arrays(it)}
+                found |= {f"{type(value).__name__}.{at}": it for at, it in lasting.items() if type(it) is not cache}
     return {name: str(_HELD[type(it)](it)) for name, it in found.items() if id(it) not in carried}
 
 
@@ -70,18 +83,3 @@ def _arrays(held: Any) -> bool:
     """Return False for a list or queue of single numbers."""
     last = [held[-1]] if type(held) in (list, deque) and held else []
     return not last or any(getattr(one, "ndim", 0) for one in tree_leaves(last))
-
-
-def _kept(code: CodeType) -> Iterator[str]:
-    """Yield the names that the code counts up (`+= 1`), or stores a best value in."""
-    value, counted = None, False
-    for one in dis.get_instructions(code):
-        if one.opname in _STORES:
-            name = one.argval[0] if isinstance(one.argval, tuple) else one.argval
-            if counted or _BEST.search(name):
-                yield name
-            counted = False
-        elif one.opname == "INPLACE_ADD" or one.argrepr == "+=":
-            counted = type(value) is int
-        elif not one.opname.startswith(("SWAP", "ROT_")):
-            value, counted = one.argval if one.opname in ("LOAD_CONST", "LOAD_SMALL_INT") else None, False

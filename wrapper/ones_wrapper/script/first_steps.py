@@ -10,10 +10,12 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,11 @@ HOOKED = (
 CUT = (
     "data is cut by rank and world size{line}: what a rank leaves out, none uses after a resize. Give job.prepare, "
     "job.loader and job.evaluate the whole dataset or stream on all ranks; they cut it, at any number of GPUs"
+)
+DRAWN = (
+    "data is drawn{line} after a seed by the rank: ranks would have other samples under the same numbers, and a resize "
+    "to several GPUs would end with an error. Draw data by one seed on all ranks, and seed by the rank after that, if "
+    "at all: the job gives each rank's steps numbers of their own"
 )
 COUNTER = (
     "`{test}`{line} counts from 0 again after a resize, and in a new block, while other ranks are further on. So it "
@@ -279,16 +286,28 @@ class FirstSteps:
         ][:5]
         if names and not self._saves:
             found.append(COUNTS.format(names=", ".join(names), line=line()))
-        trained = (p for one in self._optimizers for group in one.param_groups for p in group["params"])
-        hooks = (hook for p in trained for hook in (p._backward_hooks or {}).values())
-        hooked = any(is_script(getattr(hook, "__code__", None)) for hook in hooks)  # rather than a strategy's
-        found += [HOOKED.format(line=line())] if hooked else []
-        cut = {path: source.cut(path) for path in sorted(source.files(stack))}
-        found += [CUT.format(line=place(path, number)) for path, number in cut.items() if number]
+        for parameter in self._trained:
+            for key, hook in (parameter._backward_hooks or {}).items():
+                if is_script(code := getattr(hook, "__code__", None)):  # rather than a strategy's
+                    parameter._backward_hooks[key] = partial(self._hooked, hook, code)
+        for path in sorted(source.files(stack)):
+            for look, text in ((source.cut, CUT), (source.drawn, DRAWN)):
+                found += [text.format(line=place(path, number))] if (number := look(path)) else []
         for frame in stack:
             if counted := source.counter(path := frame.f_code.co_filename, frame.f_lineno):
                 found.append(COUNTER.format(test=counted[0], line=place(path, counted[1])))
         return list(dict.fromkeys(found))
+
+    def _hooked(self, hook: Callable[[Any], Any], code: CodeType, gradient: Any) -> Any:
+        """Call the script's hook on a gradient, and log a finding if the hook changes that."""
+        before, found = gradient._version, hook(gradient)
+        if gradient._version != before or (found is not None and found is not gradient):
+            self.say(HOOKED.replace("{line}", place(code.co_filename, code.co_firstlineno)))
+        return found
+
+    @property
+    def _trained(self) -> list[Any]:
+        return [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
 
     def _lost(self, thing: Any) -> tuple[str, str] | None:
         """Return why a resize would lose an object's state, and Accelerate's method that carries it; else None."""
@@ -313,7 +332,7 @@ class FirstSteps:
     def _has_shapes(self, held: list[Any]) -> bool:
         """Return True if `held` has a tensor of the shape of each trained parameter, besides parameters and
         gradients."""
-        trained = [p for one in self._optimizers for group in one.param_groups for p in group["params"]]
+        trained = self._trained
         tensors = [one for one in held if isinstance(one, torch.Tensor)]
         if not trained or len(tensors) < len(trained):
             return False

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from functools import cache
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeGuard
 
 from ones_wrapper.script.line import frames, is_script_file
@@ -21,8 +21,17 @@ _ANY_WORLD = re.compile(r"world|num_(?:replicas|processes)", re.IGNORECASE)
 _CUTS = re.compile(r"shard|split|slice|range|chunk|partition|subset", re.IGNORECASE)
 _BY_NODE = {"split_by_node", "split_dataset_by_node", "sharding_filter"}
 """Functions of data libraries that cut a stream by rank and world size."""
+_BEST = re.compile(r"(?<![a-z])best(?![a-z])", re.IGNORECASE)
+_COUNTED = re.compile(r"(.+) (?:\+= \d+|= \1 \+ \d+)")
 _COMPUTED = re.compile(r"^(?:int|str|min|max|ceil|join|joinpath|format|Path|get\w*)$")
 """Functions whose result differs by rank if their argument does."""
+_SEEDS = re.compile(r"seed|default_rng|RandomState")
+_OWN_SEED = {"generator", "seed", "random_state", "rng"}
+_DRAWS = re.compile(
+    r"^(?:rand\w*|normal|uniform|permutation|shuffle|sample|choices?|make_(?:class|regr|blobs|moons)\w*)$"
+)
+_DATA = re.compile(r"^(?:\w*Dataset|Subset|DataLoader|loader|prepare)$")
+"""Calls that take data."""
 _ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Calls that change the training, or that all ranks make together; printing and logging are no matter."""
 
@@ -128,6 +137,40 @@ def cut(path: str) -> int:
     return min((getattr(node, "lineno", 0) for node in ast.walk(_tree(path)) if cuts(node)), default=0)
 
 
+def drawn(path: str) -> int:
+    """Return the first line of a file that makes data of numbers drawn after a seed by the rank; 0 for none."""
+    if not _SEEDS.search("".join(linecache.getlines(path))):
+        return 0
+    nodes, made, own = [*ast.walk(_tree(path))], set[str](), _standing(path, _OWN)
+    calls = [one for one in nodes if isinstance(one, ast.Call)]
+    seeds = (one.lineno for one in calls if _SEEDS.search(_name(one.func)) and own & _words(*one.args, *one.keywords))
+    first = min(seeds, default=sys.maxsize)
+
+    def draws(*parts: ast.AST) -> bool:
+        inner = (one for part in parts for one in ast.walk(part) if isinstance(one, ast.Call))
+        random = (one for one in inner if _DRAWS.search(_name(one.func)))
+        return any(not {key.arg for key in one.keywords} & _OWN_SEED for one in random) or bool(made & _words(*parts))
+
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) or getattr(node, "lineno", 0) > first:
+            names, parts = _made(node)
+            made |= {name for name in names if draws(*parts) and name not in ("", "self") and name[:2] != "__"}
+    data = (one.lineno for one in calls if one.lineno > first and _DATA.search(_name(one.func)) and draws(*one.args))
+    return min(data, default=0)
+
+
+def _made(node: ast.AST) -> tuple[list[str], list[Any]]:
+    """Return the names to which a statement gives a value, and the parts of the text that make this."""
+    if isinstance(node, ast.Assign):
+        return [_name(part) for target in node.targets for part in ast.walk(target)], [node.value]
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # as of shuffle
+        return [_name(part) for part in node.value.args], [node.value]
+    if isinstance(node, ast.ClassDef):
+        methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+        return [node.name], [methods["__init__"]] if methods.keys() >= {"__init__", "__getitem__"} else []
+    return ([node.name], [*node.body]) if isinstance(node, ast.FunctionDef) else ([], [])
+
+
 def files(stack: Iterable[FrameType]) -> set[str]:
     """Return the script's files: those of its call stack, and those from which these import."""
     found = set()
@@ -177,3 +220,26 @@ def renewed(frame: FrameType, name: str) -> bool:
     outer = frames(frame.f_back) if frame.f_back and name in code.co_varnames + code.co_cellvars else ()
     turns = (one.f_lineno in it for one in outer for it in _loops(one.f_code.co_filename)[0])
     return name in _loops(code.co_filename)[1] or any(turns)
+
+
+@cache
+def _assigned(path: str) -> list[tuple[int, str]]:
+    """Return lines of a file and the names that they count up, or store a best value in; `.n` of attributes. Left out
+    are counts that each turn of a loop begins again."""
+    nodes = [*ast.walk(_tree(path))]
+    given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
+    turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
+    begun = {name for one in turns if one in given and not _COUNTED.match(given[one]) for name in _made(one)[0]}
+    found = []
+    for one, text in given.items():
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+        for each in (part for it in targets for part in (it, *getattr(it, "elts", ()))):
+            if _BEST.search(_name(each)) or (_COUNTED.fullmatch(text) and _name(each) not in begun):
+                found.append((one.lineno, "." * isinstance(each, ast.Attribute) + _name(each)))
+    return found
+
+
+def kept(code: CodeType) -> list[str]:
+    """Return the names that code counts up (`n += 1`, `n = n + 1`), or stores a best value in; `.n` of attributes."""
+    lines = {number for *_, number in code.co_lines()}
+    return [name for number, name in _assigned(code.co_filename) if number in lines]
