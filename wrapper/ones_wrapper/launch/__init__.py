@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ones_wrapper.files.claim import ClaimedError
 from ones_wrapper.files.job_lock import holder
@@ -169,6 +170,34 @@ class _NewSecret(argparse.Action):
         parser.exit()
 
 
+_HELP = {
+    "--gpus-per-node": "ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
+    "--launcher": f"what starts processes on the nodes: {', '.join(LAUNCHERS)}, one that a package adds, or "
+    "package.module:function (srun; outside Slurm local)",
+    "--mpi": "start MPI ranks with srun, by this plugin of Slurm (none)",
+    "--container": "start the ranks in a container on each node: the words that stand before a command, such as "
+    "'apptainer exec --nv image.sif' (also ONES_CONTAINER)",
+    "--backend": "what ranks exchange gradients by; mpi starts MPI ranks",
+    "--retries": "starts of the ranks in a row after a crash, without a newer checkpoint (3)",
+    "--requeues": "requeues of the job when its time is over (20)",
+    "--blocks": "this is a task of a job array (sbatch --array=0-7%%1) whose tasks are blocks of one job: they can "
+    "join and leave it while it trains (also ONES_BLOCKS=1)",
+    "--fuse": "train other jobs of this sweep that wait within this one, or find that another has done so: for jobs "
+    "with fuse=NAME in their comment, and scripts that call ones.strategies.sweep",
+    "--resume-from": "begin with the newest good checkpoint of an earlier job, by its id or its directory, which stays "
+    "as it is (also ONES_RESUME_FROM)",
+    "--preload": "modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead "
+    "of once a rank; not any that initialise CUDA",
+    "--new-secret": "give a job, by its id or its directory, another secret by which its processes know each other, "
+    "and start nothing: after others saw the secret, and while the job does not run",
+    "--version": "print the version and start nothing",
+    "--dry-run": "print the command and start nothing",
+    "-m": "SCRIPT is a module (package.module), run as by python -m",
+    "script": "the training script",
+    "arguments": "passed on to it",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ones-run",
@@ -180,77 +209,28 @@ def _parser() -> argparse.ArgumentParser:
         "blocks were lost again and again; 105: a GPU failed; 2: nothing could be started, or not on these GPUs. A "
         "block that left ends with 0.",
     )
-    parser.add_argument(
-        "--gpus-per-node",
-        "--ranks-per-node",
-        dest="ranks_per_node",
-        type=int,
-        metavar="N",
-        help="ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
-    )
-    parser.add_argument(
-        "--launcher",
-        metavar="NAME",
-        help=f"what starts processes on the nodes: {', '.join(LAUNCHERS)}, one that a package adds, or "
-        "package.module:function (srun; outside Slurm local)",
-    )
-    parser.add_argument("--mpi", choices=MPI_TYPES, help="start MPI ranks with srun, by this plugin of Slurm (none)")
-    parser.add_argument(
-        "--container",
-        metavar="WORDS",
-        help="start the ranks in a container on each node: the words that stand before a command, such as "
-        "'apptainer exec --nv image.sif' (also ONES_CONTAINER)",
-    )
-    parser.add_argument("--backend", choices=BACKENDS, help="what ranks exchange gradients by; mpi starts MPI ranks")
-    parser.add_argument(
-        "--retries",
-        type=int,
-        default=None,
-        metavar="N",
-        help="starts of the ranks in a row after a crash, without a newer checkpoint (3)",
-    )
-    parser.add_argument(
-        "--requeues", type=int, default=None, metavar="N", help="requeues of the job when its time is over (20)"
-    )
-    parser.add_argument(
-        "--blocks",
-        action="store_true",
-        help="this is a task of a job array (sbatch --array=0-7%%1) whose tasks are blocks of one job: they can join "
-        "and leave it while it trains (also ONES_BLOCKS=1)",
-    )
-    parser.add_argument(
-        "--fuse",
-        action="store_true",
-        help="train other jobs of this sweep that wait within this one, or find that another has done so: for jobs "
-        "with fuse=NAME in their comment, and scripts that call ones.strategies.sweep",
-    )
-    parser.add_argument(
-        "--resume-from",
-        metavar="JOB",
-        default="",
-        help="begin with the newest good checkpoint of an earlier job, by its id or its directory, which stays as it "
-        "is (also ONES_RESUME_FROM)",
-    )
-    parser.add_argument(
-        "--preload",
-        metavar="MODULES",
-        help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
-        "once a rank; not any that initialise CUDA",
-    )
-    parser.add_argument(
-        "--new-secret",
-        action=_NewSecret,
-        metavar="JOB",
-        help="give a job, by its id or its directory, another secret by which its processes know each other, and "
-        "start nothing: after others saw the secret, and while the job does not run",
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
-    parser.add_argument(
-        "-m", dest="module", action="store_true", help="SCRIPT is a module (package.module), run as by python -m"
-    )
-    parser.add_argument("script", metavar="SCRIPT", help="the training script")
-    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="passed on to it")
+
+    def add(*names: str, **how: Any) -> None:
+        parser.add_argument(*names, help=_HELP[names[0]], **how)
+
+    count, switch = {"type": int, "metavar": "N"}, {"action": "store_true"}
+    add("--gpus-per-node", "--ranks-per-node", dest="ranks_per_node", **count)
+    add("--launcher", metavar="NAME")
+    add("--mpi", choices=MPI_TYPES)
+    add("--container", metavar="WORDS")
+    add("--backend", choices=BACKENDS)
+    add("--retries", **count)
+    add("--requeues", **count)
+    add("--blocks", **switch)
+    add("--fuse", **switch)
+    add("--resume-from", metavar="JOB", default="")
+    add("--preload", metavar="MODULES")
+    add("--new-secret", action=_NewSecret, metavar="JOB")
+    add("--version", action=_Version, nargs=0)
+    add("--dry-run", **switch)
+    add("-m", dest="module", **switch)
+    add("script", metavar="SCRIPT")
+    add("arguments", metavar="ARGS", nargs=argparse.REMAINDER)
     return parser
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.files import HotFolder, Leader
-from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode, is_time, plan_of
+from ones_wrapper.membership.plan import Member, Plan, decode_member, decode_plan, encode, plan_of
 from ones_wrapper.process.block import Block
+from ones_wrapper.protocol.fields import value_of
 
 LEAST_S, MOST_S = 10.0, 60.0
 """Least and most seconds that announced blocks wait for each other while their ranks are forked again. Later blocks
@@ -65,13 +66,8 @@ class Coming:
     @classmethod
     def decode(cls, data: Mapping[str, Any]) -> Coming:
         """Return the announcement from its plain values. Raises ValueError."""
-        try:
-            plan, began, at = plan_of(data["plan"]), data["began"], data["at"]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no announcement of a term: {error}") from None
-        if not (is_time(began) and is_time(at)):
-            raise ValueError("no announcement of a term: a time is invalid")
-        return cls(plan, began, at)
+        began, at = (value_of(name, float, data.get(name)) for name in ("began", "at"))
+        return cls(plan_of(data.get("plan")), began, at)
 
 
 def find_coming(folder: HotFolder, leader: Leader | None) -> Coming | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
-from ones_wrapper.protocol.fields import MAX_INT
+from ones_wrapper.protocol.fields import ProtocolError, build, types_of
+
+T = TypeVar("T")
 
 PATIENCE_S = 3.0
 """Seconds that ready blocks wait for further blocks that the same order names."""
@@ -27,6 +29,12 @@ class Member:
     ranks_per_node: int
     max_local: int = 0
     """Largest local batch, in samples, that the block's devices hold."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or any(
+            getattr(self, field.name) >= MAX_RANKS for field in fields(self) if field.name != "uid"
+        ):
+            raise ProtocolError("without ranks, or a number is out of range")
 
     @property
     def name(self) -> str:
@@ -78,6 +86,11 @@ class Plan:
         """Array task ids of the members, in rank order."""
         return tuple(member.task for member in self.members)
 
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Names of the members' starts, in rank order."""
+        return tuple(member.uid for member in self.members)
+
     def first_rank(self, uid: str) -> int | None:
         """Return the rank of the first process of the block `uid`; None if the block is no member."""
         before = 0
@@ -89,12 +102,11 @@ class Plan:
 
     def nodes_before(self, uid: str) -> int:
         """Return the number of nodes of the members that precede the block `uid` in rank order."""
-        return sum(member.nodes for member in self.members[: [member.uid for member in self.members].index(uid)])
+        return sum(member.nodes for member in self.members[: self.uids.index(uid)])
 
     def newcomers(self, present: Plan) -> tuple[Member, ...]:
         """Return the members that are not in the membership `present`."""
-        known = {member.uid for member in present.members}
-        return tuple(member for member in self.members if member.uid not in known)
+        return tuple(member for member in self.members if member.uid not in present.uids)
 
 
 def encode(value: Member | Plan) -> str:
@@ -104,54 +116,33 @@ def encode(value: Member | Plan) -> str:
 
 def decode_member(text: str) -> Member:
     """Return the member from the JSON of `encode`. Raises ValueError."""
-    return _member(_object(text))
+    return _built(Member, json.loads(text))
 
 
 def decode_plan(text: str) -> Plan:
     """Return the plan from the JSON of `encode`. Raises ValueError."""
-    return plan_of(_object(text))
+    return plan_of(json.loads(text))
 
 
 def plan_of(data: Any) -> Plan:
     """Return the plan from its fields as plain values, after checks. Raises ValueError."""
-    try:
-        members = tuple(_member(member) for member in data["members"])
-        plan = Plan(**{**data, "members": members})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a plan: {error}") from None
-    if not members or any(len(set(names)) < len(members) for names in (plan.tasks, [one.uid for one in members])):
+    bare = _built(Plan, data | {"members": ()} if isinstance(data, dict) else data)
+    if not isinstance(data.get("members"), (list, tuple)):
+        raise ValueError("not a plan: without a list of members")
+    plan = replace(bare, members=tuple(_built(Member, one) for one in data["members"]))
+    if not plan.members or any(len({*names}) < len(plan.members) for names in (plan.tasks, plan.uids)):
         raise ValueError("not a plan: without members, or with a member twice")
-    numbers = (plan.generation, plan.term, plan.batch, 0 if plan.order is None else plan.order)
-    if not all(type(n) is int and 0 <= n <= MAX_INT for n in numbers) or not is_time(plan.ready_s):
-        raise ValueError("not a plan: a number is invalid, or out of range")
-    if type(plan.why) is not str or type(plan.moves) is not bool:
-        raise ValueError("not a plan: a field is of the wrong type")
     return plan
 
 
-def is_time(value: Any) -> bool:
-    """Return whether `value` is a finite number of seconds from 0 to `MAX_INT`."""
-    return type(value) in (int, float) and 0 <= value <= MAX_INT
-
-
-def _object(text: str) -> dict[str, Any]:
-    data = json.loads(text)
-    if not isinstance(data, dict):
-        raise ValueError("not an object")
-    return data
-
-
-def _member(data: Any) -> Member:
+def _built(cls: type[T], data: Any) -> T:
+    types = types_of(cls)  # type: ignore[arg-type]
+    if not isinstance(data, dict) or data.keys() - types.keys():
+        raise ValueError(f"not a {cls.__name__.lower()}: not an object with its fields")
     try:
-        member = Member(**data)
-    except TypeError as error:
-        raise ValueError(f"not a member: {error}") from None
-    numbers = [getattr(member, f.name) for f in fields(member) if f.name != "uid"]
-    if not all(type(n) is int and 0 <= n < MAX_RANKS for n in numbers) or not isinstance(member.uid, str):
-        raise ValueError("not a member: a field is of the wrong type")
-    if member.ranks < 1:
-        raise ValueError("not a member: without ranks")
-    return member
+        return build(cls, types, data)
+    except ProtocolError as error:
+        raise ValueError(f"not a {cls.__name__.lower()}: {error}") from None
 
 
 def next_plan(
