@@ -103,8 +103,8 @@ def test_a_user_touches_the_directory_and_puts_nothing_there(slurm: Slurm, site:
     asked = waking(site, slurm)
     folder = site.wake_folder
     assert folder is not None and stat.S_IMODE(folder.stat().st_mode) == 0o722
-    for parent in list(folder.parents)[1:-2]:
-        parent.chmod(0o755)
+    for parent in folder.parents:
+        parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o011)
     os.utime(folder, ns=(1, 1))
     asked.look()
     asked.begins()
