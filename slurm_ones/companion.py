@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -68,6 +70,21 @@ def policy_of(settings: Settings) -> Policy:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Context without Python's cyclic garbage collector, which takes a fifth of a tick with 10,000 jobs.
+
+    It runs four times there over the whole queue and frees next to nothing; afterwards it runs once.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Companion:
@@ -135,6 +152,7 @@ class Companion:
         self._lives = GuestLives()
         self._slow_time = -math.inf
 
+    @no_collection()
     def tick(self) -> Tick:
         """Run one round: observe, learn, decide, plan and act. Raises `Unreachable` if Slurm does not answer."""
         started = time.monotonic()

@@ -21,7 +21,17 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, Select, and_, func, select
 
 from ones_db.engine import Transactions, remembering
-from ones_db.jobs import among, keyed, members_after, membership_record, newest, run_end, spec_record, with_ids
+from ones_db.jobs import (
+    among,
+    keyed,
+    members_after,
+    membership_record,
+    newest,
+    rows_after,
+    run_end,
+    spec_record,
+    with_ids,
+)
 from ones_db.records import (
     RESIZE_DONE,
     RESIZE_OVERTAKEN,
@@ -210,13 +220,12 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
                 some[sample.run_id].add_sample(sample)
         for epoch in connection.execute(_FIRST_EPOCHS, {"keys": [*started]}):
             started[epoch.run_id].add_epoch(epoch)
-    since = [f"(run_id = {key:d} AND number > {run.number:d})" for key, run in known.items()]
+    since = [(key, run.number) for key, run in known.items()]
     for first in range(0, len(since), CHUNK):
-        # Written out: SQLAlchemy would take longer to compile that many conditions than the database to meet them.
-        new = " OR ".join(since[first : first + CHUNK])
-        for sample in connection.exec_driver_sql(f"{_SAMPLES} WHERE {new} ORDER BY number"):
+        part = since[first : first + CHUNK]
+        for sample in rows_after(connection, THROUGHPUT, _SAMPLES, part):
             known[sample.run_id].add_sample(sample)
-        for epoch in connection.exec_driver_sql(f"{_EPOCHS} WHERE {new} ORDER BY number"):
+        for epoch in rows_after(connection, EPOCHS, _EPOCHS, part):
             known[epoch.run_id].add_epoch(epoch)
     for job, row in runs:
         job.runs[row.id].number = row.report_number

@@ -335,11 +335,24 @@ def _memberships() -> Any:
     return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
 
 
-def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Iterable[Row[Any]]:
+def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
     """Return, in order, the memberships of runs after a report, given (runs.id, report number) of each run."""
+    return rows_after(connection, MEMBERSHIPS, _WITH_JOBS, runs)
+
+
+def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
+    """Return the rows of a table of reports after a report, in order, given (runs.id, report number) of each run.
+
+    `query` selects from `table` without a condition.
+    """
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
-    new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
-    return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
+    # Joined, since PostgreSQL may answer many conditions by OR with a scan that tries all of them on each row.
+    since = ", ".join(f"({key:d}, {number:d})" for key, number in runs)
+    newer = f"{table.name}.run_id = since.run_id AND {table.name}.number > since.number"
+    query = (
+        f"WITH since (run_id, number) AS (VALUES {since}) {query} JOIN since ON {newer} ORDER BY {table.name}.number"
+    )
+    return connection.exec_driver_sql(query).all()
 
 
 def _with_jobs() -> Any:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import pyslurm
@@ -43,10 +45,16 @@ def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
+def _column(raws: Sequence[Any], name: str) -> list[Any]:
+    values = [*map(attrgetter(name), raws)]
+    nested = any(issubclass(kind, (dict, list)) for kind in {*map(type, values)})
+    return [*map(_plain, values)] if nested else values
+
+
 def jobs_of(raws: Iterable[Any]) -> dict[int, SlurmJob]:
     """Convert PySlurm's jobs to `SlurmJob`, by job id."""
     raws = list(raws)
-    found = rows("pyslurm", len(raws), lambda name: [_plain(getattr(raw, name)) for raw in raws])
+    found = rows("pyslurm", len(raws), partial(_column, raws))
     return {row[0]: job_of(row) for row in found}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,19 @@ def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> Non
     Daemon(lambda: companion).run(stop, on_tick)
     assert len(ticks) == 1
     assert not client.moods
+
+
+def test_no_garbage_is_collected_within_a_tick(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it is again, also if the tick failed."""
+    client = Moody(Unreachable("no answer"))
+    enabled: list[bool] = []
+    monkeypatch.setattr(client, "snapshot", lambda ask=client.snapshot: (enabled.append(gc.isenabled()), ask())[1])
+    companion = Companion(Settings(), client, store)  # type: ignore[arg-type]
+    with pytest.raises(Unreachable):
+        companion.tick()
+    assert gc.isenabled()
+    companion.tick()
+    assert enabled == [False, False] and gc.isenabled()
 
 
 def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store) -> None:

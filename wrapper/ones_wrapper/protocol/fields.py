@@ -67,7 +67,7 @@ def value_of(name: str, kind: Any, value: Any) -> Any:
     """Return `value` once checked: of the field's type, finite, not negative, of bounded length. Unprintable characters
     become question marks."""
     if kind is float or kind is int:  # most of all values by far
-        return _number(name, kind, value)
+        return value if type(value) is kind and 0 <= value <= MAX_INT else _number(name, kind, value)
     if kind is str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
