@@ -1,8 +1,8 @@
 """Candidates of the search: greedy seeds, the steps of a generation, and room on the nodes.
 
-A candidate gives each job a size, as a column of the tables. A population is (K, J). GPUs of one node are alike and
-Slurm chooses the nodes. So a gene is a job's size, not a GPU's job as in ONES (§3.2). No step exceeds the GPUs or gives
-a job a size that it may not have.
+A candidate is an array (J,) that gives each job a size, as a column of the tables. A population is (K, J). In ONES
+(§3.2) a gene is the job of one GPU. Here it is the size of one job, since the GPUs of a node are alike and Slurm
+chooses the nodes. No step uses more GPUs than there are, or gives a job a size that it may not have.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Most jobs that shrink by a step in a candidate without room, and most jobs that then grow into the GPUs left."""
+"""Number of rounds in which, in a candidate without room, a job shrinks by a step; and of rounds in which one then
+grows."""
 FILLS = 64
-"""Most steps of growth when free GPUs are given away."""
+"""Largest number of times that free GPUs are given to a job, in one candidate."""
 
 
 def greedy(choices: Choices) -> Ints:
-    """Return columns (J,) of high worth that fit: the Lagrangian's solution, with free GPUs given away."""
+    """Return the columns (J,) of a good candidate that fits. Each job takes the size that is best at the clearing
+    price, then free GPUs are given away."""
     return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
 def dual_bound(choices: Choices, price: float) -> float:
-    """Return an upper bound on any candidate's worth, by weak duality. Each job chooses freely and pays `price` for
-    each GPU; the price of all GPUs is added. The bound is lowest at the clearing price."""
+    """Return an upper bound on the total worth of any candidate, by weak duality: each job's largest worth less `price`
+    for each of its GPUs, plus the price of all GPUs. The bound is lowest at the clearing price."""
     return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
 
 
 def clearing_price(choices: Choices) -> float:
-    """Return the price of a GPU, in worth, at which the jobs' free choices just fit into the GPUs. The price is 0 if
-    they fit even when GPUs cost nothing."""
+    """Return the price of a GPU, in worth, at which the sizes that jobs choose just fit the GPUs. It is 0 if these
+    sizes fit even when GPUs cost nothing."""
     low, high = 0.0, 1.0
     if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
         return low
@@ -63,7 +65,7 @@ def _gpus(choices: Choices, columns: Ints) -> int:
 
 
 def fill(choices: Choices, columns: Ints) -> Ints:
-    """Return columns (J,) after giving the free GPUs away, each time to the job that gains most per GPU."""
+    """Return the columns (J,) after free GPUs are given away, each time to the job that gains most for each GPU."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     left = choices.gpus - _gpus(choices, columns)
@@ -82,7 +84,8 @@ def fill(choices: Choices, columns: Ints) -> Ints:
 
 
 def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
-    """Return (R, U) GPUs beyond those of jobs `rows` in `columns` (R,), and each one's gain in worth, or -inf."""
+    """Return two (R, U) arrays for the jobs `rows`: the GPUs that each column has beyond `columns` (R,), and its gain
+    in worth for each of these GPUs. The gain is -inf if the column has no more GPUs or no more worth."""
     more = choices.sizes - choices.sizes[columns][:, None]
     held = choices.worth[rows, columns]
     gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
@@ -91,7 +94,8 @@ def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
 
 
 def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
-    """Return the `count` different candidates (K, G) of highest score, best first; equal candidates count once."""
+    """Return the `count` candidates (K, G) of highest score, best first, and their scores. Equal candidates count
+    once."""
     kept: dict[bytes, int] = {}
     for k in np.argsort(-score, kind="stable"):
         if len(kept) < count:
@@ -101,7 +105,8 @@ def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
 
 
 def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
-    """Return the children of K/2 random pairs of parents (K, G), which swap each gene with chance 0.5 (ONES §3.2)."""
+    """Return the children of K/2 random pairs of parents (K, G). The two children of a pair swap each gene with
+    probability 0.5 (ONES §3.2)."""
     half = len(parents) // 2
     order = rng.permutation(len(parents))
     mothers, fathers = parents[order[:half]], parents[order[half : 2 * half]]
@@ -110,8 +115,8 @@ def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
-    """Return the candidates (K, J) with some jobs one size up or down: each job with `chance`, but on average four jobs
-    of a candidate at most."""
+    """Return the candidates (K, J) with some jobs one size larger or smaller. Each job is changed with probability
+    `chance`, or with a smaller one, so that on average at most four jobs of a candidate change."""
     count, jobs = parents.shape
     rate = min(chance, 4.0 / max(jobs, 1))
     rows = np.arange(jobs)
@@ -120,10 +125,10 @@ def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Genera
 
 
 def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Generator) -> Ints:
-    """Return candidates (K, J) that fit into the GPUs.
+    """Return the candidates (K, J) changed so that they fit the GPUs.
 
-    In a candidate that needs too many GPUs, jobs in random order shrink to their column in the feasible solution
-    `least` (J,), until the candidate fits.
+    `least` (J,) is a solution that fits. In a candidate that needs too many GPUs, jobs in random order go to their
+    column in `least`, until the candidate fits.
     """
     excess = choices.sizes[candidates] - choices.sizes[least]
     over = choices.sizes[candidates].sum(axis=1) - choices.gpus
@@ -139,8 +144,8 @@ def repair(choices: Choices, candidates: Ints, least: Ints, rng: np.random.Gener
 
 
 def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
-    """Return the candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on
-    another job's if both together gain."""
+    """Return the candidates (K, J) after local search. In each round one job grows by a size, on free GPUs or on those
+    that another job gives up. In the second case the two jobs together must gain."""
     candidates = candidates.copy()
     if not candidates.size:
         return candidates
@@ -172,31 +177,33 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
 
 
 class NodeRoom:
-    """Checks a whole population of candidates for room on the nodes.
+    """Check of candidates, a whole population at once, for room on the nodes.
 
-    Jobs that keep their size keep their nodes, and so do jobs that change size in place. All other jobs are placed by
-    best fit, the largest first; blocks that join take any free GPUs.
+    A job that keeps its size, or that changes it in place, keeps its nodes. All other jobs are placed by best fit, the
+    largest first. Blocks that join a job may be on any free GPUs.
     """
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], fixed: Sequence[JobView], sizes: Ints) -> None:
-        """`jobs` (J) may change, `fixed` may not; `sizes` (U,) are the GPUs of each column."""
+        """Create the check for the `jobs` (J) that may change and the `fixed` ones. `sizes` (U,) are the GPUs of each
+        column."""
         self._free = free_by_node(cluster, fixed)
         self._per_node, self._uniform = cluster.gpus_per_node, cluster.uniform
         self.gpus = int(self._free.sum())
-        """GPUs available to the jobs that may change."""
+        """Total GPUs that the jobs that may change can have."""
         self._parts = np.zeros((len(sizes), self._per_node + 1), dtype=np.int64)
         for u, shape in enumerate(shape_of(cluster, int(n)) for n in sizes):
             if shape is not None and shape.gpus_per_node <= self._per_node:
                 self._parts[u, shape.gpus_per_node] = shape.nodes
-        self._anew, self._joining, self._held = _stays(cluster, jobs, sizes)
+        self._again, self._joining, self._held = _stays(cluster, jobs, sizes)
 
     def unplaced(self, candidates: Ints) -> Floats:
-        """Return (K,) GPUs of each candidate (K, J) that find no room."""
-        anew, joining = self.missing(candidates)
-        return anew + joining
+        """Return the number of GPUs (K,) for which each candidate (K, J) finds no room."""
+        again, joining = self.missing(candidates)
+        return again + joining
 
     def missing(self, candidates: Ints) -> tuple[Floats, Floats]:
-        """Return two (K,) counts of GPUs without room: of jobs placed again, and of blocks that join."""
+        """Return two numbers (K,) of GPUs without room: those of jobs that are placed again, and those of blocks that
+        join."""
         count, columns = len(candidates), len(self._parts)
         if not self._uniform or not candidates.size:
             return np.zeros(count), np.zeros(count)
@@ -204,7 +211,7 @@ class NodeRoom:
         job, node, gpus, low, high = self._held.T
         held = candidates[:, job]
         nodes = count_nodes(self._free, node, gpus, (held >= low) & (held <= high), self._per_node)
-        moving = np.where(self._anew[rows, candidates], candidates, 0)
+        moving = np.where(self._again[rows, candidates], candidates, 0)
         moving = (np.arange(count)[:, None] * columns + moving).ravel()
         parts = np.bincount(moving, minlength=count * columns).reshape(count, columns) @ self._parts
         missing = np.zeros(count)
@@ -215,20 +222,23 @@ class NodeRoom:
         return missing, np.maximum(joining - left, 0).astype(np.float64)
 
     def fitted(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return candidates (K, J) that find room, or lack less of it. Of the jobs without room, the one that loses
-        least per GPU goes a step back towards its present size, repeatedly. Then other jobs grow into the GPUs left."""
+        """Return the candidates (K, J) changed so that they find room, or at least lack less of it.
+
+        In each round, one of the jobs without room takes a step back towards its present size: the job that loses least
+        worth for each GPU. Afterwards other jobs grow into the GPUs that are left.
+        """
         candidates = candidates.copy()
         rows = np.arange(candidates.shape[1])
         lowered = np.zeros(len(candidates), dtype=np.bool_)
         for _ in range(STEPS):
-            anew, joining = self.missing(candidates)
-            short = np.flatnonzero(anew + joining > 0)
+            again, joining = self.missing(candidates)
+            short = np.flatnonzero(again + joining > 0)
             if not len(short):
                 break
             some = candidates[short]
             to = np.where(some > choices.current, choices.down[rows, some], choices.current)
             freed = choices.sizes[some] - choices.sizes[to]
-            movable = np.where(anew[short, None] > 0, self._anew[rows, some], self._joining[rows, some] > 0)
+            movable = np.where(again[short, None] > 0, self._again[rows, some], self._joining[rows, some] > 0)
             movable &= (some != choices.current) & (choices.sizes[some].sum(axis=1)[:, None] - freed <= self.gpus)
             with np.errstate(invalid="ignore"):
                 lost = (choices.worth[rows, some] - choices.worth[rows, to]) / np.maximum(np.abs(freed), 1)
@@ -241,7 +251,8 @@ class NodeRoom:
         return candidates
 
     def _filled(self, choices: Choices, candidates: Ints) -> Ints:
-        """Return the candidates (K, J) with jobs grown a step while there is room, the best gain per GPU first."""
+        """Return the candidates (K, J) after jobs have grown by steps as long as there is room. The job with the
+        largest gain for each GPU grows first."""
         candidates, rows, every = candidates.copy(), np.arange(candidates.shape[1]), np.arange(len(candidates))
         without = self.unplaced(candidates)
         tried = np.zeros(candidates.shape, dtype=np.bool_)
@@ -263,9 +274,12 @@ class NodeRoom:
 
 
 def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[Bools, Ints, Ints]:
-    """Return two (J, U) arrays: whether a job at a size is placed again, and its GPUs that join on any nodes. Also
-    return (E, 5): job, node and GPUs of kept allocations, with the first and last column at which each is kept."""
-    anew = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
+    """Return what jobs keep at each size: an array `again` (J, U), an array `joining` (J, U), and rows (E, 5).
+
+    `again` is True if a job is placed again at this size. `joining` is the number of its GPUs that join on any nodes. A
+    row is (job, node, GPUs, first column, last column): at these columns the job keeps these GPUs of the node.
+    """
+    again = np.ones((len(jobs), len(sizes)), dtype=np.bool_)
     joining = np.zeros((len(jobs), len(sizes)), dtype=np.int64)
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = []
@@ -275,12 +289,12 @@ def _stays(cluster: ClusterView, jobs: Sequence[JobView], sizes: Ints) -> tuple[
         if not own or at >= len(sizes) or sizes[at] != own:
             continue
         last = len(sizes) - 1 if job.joins else at
-        anew[j, at : last + 1] = False
+        again[j, at : last + 1] = False
         joining[j, at : last + 1] = sizes[at : last + 1] - own
         kept = [(at, last, job.nodes)]
         for u in range(1, at):
             if (nodes := (job.smaller or {}).get(int(sizes[u]))) is not None:
-                anew[j, u] = False
+                again[j, u] = False
                 kept.append((u, u, nodes))
         held += [(j, index[name], gpus, *columns) for *columns, on in kept for name, gpus in on.items() if gpus]
-    return anew, joining, np.array(held, dtype=np.int64).reshape(-1, 5)
+    return again, joining, np.array(held, dtype=np.int64).reshape(-1, 5)

@@ -1,16 +1,16 @@
-"""Deadlines: which are promised, and the GPUs that promised jobs need now.
+"""Deadlines: which ones are promised, and how many GPUs the jobs with a promise need now.
 
-A promise is given only if it can be kept, by the job's speed less its uncertainty and the `sure` quantile of its work.
-The job and all jobs promised before must end in time together. Running jobs without a promise keep their smallest size,
-and reservations hold. All this is computed from minimum satisfactory shares (`policy.timeline`, after ElasticFlow,
-ASPLOS 2023).
+A promise is given only if it can be kept. This is computed from the `sure` quantile of the job's remaining work, and
+from its predicted speed less a margin. The job and all jobs promised before must end in time together. Running jobs
+without a promise keep their smallest size, and reservations keep their GPUs. All of this is computed from minimum
+satisfactory shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
 
-A promised job's need now is the least that it cannot put off. A slower size loses `UNMET` times the weight of all jobs,
-so that promises come first in the search. GPUs beyond the need are given as to any other job. PAC-ML (arXiv 2301.13799;
-known to us from summaries only) learns the smallest size that meets a job's deadline, for one job at a time.
+A job with a promise needs now what it cannot do later. A size slower than this need loses `UNMET` times the weight of
+all jobs, so the search serves promises first. GPUs beyond the need are given as to any other job. PAC-ML (arXiv
+2301.13799; known to us from summaries only) learns the smallest size that meets a deadline, for one job at a time.
 
-A refused job is considered again while its deadline is ahead, since others leave. No promise is given while a promised
-job that must keep its GPUs for now needs more of them later.
+A refused deadline is considered again until it has passed, since other jobs leave. No promise is given while a job that
+keeps its present GPUs for now needs more of them to keep its promise.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from slurm_ones.policy.tables import Tables, predict, within
 from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitted, filled
 
 UNMET = 4.0
-"""Penalty of a promised job without the GPUs that it needs, as a multiple of all jobs' weight."""
+"""Penalty for a job with a promise that lacks GPUs which it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Share of its worth that a size keeps although it does not repay the pause before it, when some jobs have to give
-way."""
-ASKED = 8
-"""Most jobs considered for a promise in one decision; those never refused come first."""
+"""Fraction of its worth that a size is given although it does not repay the pause before it. It orders such sizes for a
+job that must change."""
+CONSIDERED = 8
+"""Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03
-"""Share of the time to a deadline that is kept in reserve when a promise is given or work is put off."""
+"""Fraction of the time to a deadline that is kept in reserve, when a promise is given and when work is put off."""
 ROUND_S = 60.0
-"""Further reserve in seconds for a late decision; one pause is added to it."""
+"""Further reserve, in seconds, because a decision may come late. One pause of the job is added to it."""
 NEXT_S = 300.0
-"""Seconds from now within which a job's needed work is not put off."""
+"""Time, in seconds from now, within which needed work is not put off."""
 LONGEST = 1e12
 
 
 class Promises(Term):
-    """Term by which promised deadlines come before all other terms; keeps the last decision's promises and needs."""
+    """Rule that puts promised deadlines before everything else. It keeps the promises and needs of the last
+    decision."""
 
     def __init__(self, sure: float) -> None:
-        """`sure` is the quantile of a job's remaining work that is assumed."""
+        """Create the rule. `sure` is the quantile of a job's remaining work that is assumed."""
         self._sure = sure
         self._found: Deadlines | None = None
 
@@ -84,16 +85,16 @@ class Promises(Term):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Promises given and needs of promised jobs in one decision."""
+    """Result for one decision: which deadlines are promised, and what jobs with a promise need."""
 
     needs: Ints
-    """(J,) GPUs that each job needs now; 0 for none."""
+    """(J,) GPUs that each job needs now to keep its promise; 0 for a job without a promise."""
     promises: Mapping[int, Promise] = field(default_factory=dict)
-    """Promises given and refused in this decision, by job id."""
+    """Deadlines that this decision promises or refuses, by job id."""
 
     def worth(self, rate: Floats, sizes: Ints, weight: Floats) -> Floats:
-        """Return (J, U) the worth that each size loses by being slower than the needed size. `rate` (J, U) is
-        progress/s at each size, `weight` (J,) the weight of a second of each job's waiting."""
+        """Return the worth (J, U) that each size loses because it is slower than the needed size. `rate` (J, U) is the
+        progress/s at each size, `weight` (J,) the weight of a second for which each job waits."""
         needed = np.where(sizes == self.needs[:, None], rate, 0.0).max(axis=1)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
             short = np.where(needed > 0, np.maximum(1.0 - rate / needed, 0.0), 0.0)
@@ -111,8 +112,9 @@ def decide_deadlines(
 ) -> Deadlines:
     """Return the promises and needs of the jobs of `tables`, which share `gpus` GPUs.
 
-    `rate` (J, U) is progress/s at each size, 0 at sizes that a job may not have. `known` (J,) is True if a job's speed
-    is more than a guess; other jobs get no promise. GPUs of jobs that may not change now are not part of `gpus`.
+    `rate` (J, U) is the progress/s at each size, 0 at a size that the job may not have. `known` (J,) is False if a
+    job's speed is only a guess; it then gets no promise. `gpus` does not include the GPUs of jobs that may not change
+    now.
     """
     jobs = tables.jobs
     nothing = Deadlines(np.zeros(len(jobs), dtype=np.int64))
@@ -125,7 +127,7 @@ def decide_deadlines(
     promised = [j for j in due if jobs[j].promised]
     shares = filled(timeline, [curves[j] for j in promised])
     promises: dict[int, Promise] = {}
-    for j in _asked(jobs, due, known):
+    for j in _considered(jobs, due, known):
         found = _promise(timeline, [curves[p] for p in promised], shares, curves[j])
         if found.given or jobs[j].promised is None:
             promises[jobs[j].job_id] = found
@@ -138,10 +140,10 @@ def decide_deadlines(
 
 
 def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[Filled]) -> list[int]:
-    """Return the GPUs that each promised job needs now: the fewest with which it still ends in time if it grows later.
-    Other jobs keep their `shares`, or their later use of GPUs.
+    """Return the GPUs that each job with a promise needs now: the fewest with which it still ends in time if it grows
+    later. `shares` are the GPUs over time by which all of them end in time.
 
-    The share itself would let long jobs train evenly up to their deadlines while short jobs wait for them.
+    With its share, a long job would train evenly up to its deadline, while short jobs wait for it.
     """
     found = [0] * len(curves)
     left = timeline
@@ -173,7 +175,7 @@ def reserve_s(due_s: float, pause_s: float) -> float:
 
 
 def pause_s(job: JobView) -> float:
-    """Return the seconds from a change of the job's size until it trains at the new size."""
+    """Return the seconds from the start of a change until the job trains at its new size."""
     return within(job.resize_s, 0.0, LONGEST) + within(job.prepare_s, 0.0, LONGEST)
 
 
@@ -190,7 +192,7 @@ def _curve(tables: Tables, j: int, rate: Floats, sure: float, now: float, least:
 
 
 def work_of(job: JobView, sure: float) -> float:
-    """Return the `sure` quantile of the job's remaining progress, in samples of the base batch."""
+    """Return the `sure` quantile of the job's remaining progress, in samples at the base batch."""
     alpha, beta = within(job.progress.alpha, 0.01, LONGEST), within(job.progress.beta, 0.01, LONGEST)
     concentration = within(job.progress.concentration, 1e-3, 1e3)
     told = type(job.progress)(alpha, beta, concentration, job.progress.most)
@@ -214,8 +216,8 @@ def _timeline(
     now: float,
     reserved: Sequence[Reserved],
 ) -> FreeTimeline:
-    """Return the free GPUs over time, less those that running jobs keep in any case. Jobs with a promise keep them
-    until their deadline, other jobs until their expected end at the smallest size."""
+    """Return the free GPUs over time, without those that running jobs keep in any case. A job with a promise keeps its
+    smallest size until its deadline, any other running job until its expected end at this size."""
     running = np.flatnonzero(least > 0)
     slowest = np.where(rate > 0, rate, np.inf).min(axis=1)
     ends = {
@@ -233,9 +235,9 @@ def _timeline(
     return timeline
 
 
-def _asked(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> list[int]:
+def _considered(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> list[int]:
     open_ = [j for j in due if not jobs[j].promised and (known is None or known[j])]
-    return sorted(open_, key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))[:ASKED]
+    return sorted(open_, key=lambda j: (jobs[j].promised is not None, jobs[j].submitted, jobs[j].job_id))[:CONSIDERED]
 
 
 def _promise(

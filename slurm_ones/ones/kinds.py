@@ -1,11 +1,11 @@
-"""GPUs of several kinds: first the kind of each job, then a search within each kind as on a separate cluster.
+"""GPUs of several kinds: first the kind of each job is chosen, then a search is made within each kind as on a cluster.
 
-The worth of a unit of progress (worth.py) needs one price. So each GPU counts as a number of GPUs of the first kind:
-the ratio of their prices once all jobs compete (`assign`), at first the ratio of the median job's speeds. This is exact
-as long as the prices keep their ratio.
+The worth of a unit of progress (worth.py) needs one price. So a GPU of any kind counts as a number of GPUs of the first
+kind. This number is the ratio of their prices when all jobs compete (`assign`); at first it is the ratio of the median
+job's speeds. The method is exact as long as the ratio of the prices stays.
 
-A job changes its kind only if that repays a change's usual costs. The search within the new kind decides the job's
-size. If it gets nothing there, or too little, it keeps its kind.
+A job changes its kind only if this repays the usual costs of a change. The search within the new kind decides the job's
+size. If the job gets no GPUs there, or too few, it keeps its kind.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from slurm_ones.policy.ledger import free_of_kind
 from slurm_ones.policy.tables import Tables, side_by_side
 
 SWEEPS, HALVINGS = 4, 18
-"""Most sweeps in which each kind's price is set while the others stand, and halvings of a price's interval."""
+"""Largest number of sweeps over the kinds, in which one price is set while the others stay. Number of halvings of the
+interval in which this price lies."""
 STEPS = 100
-"""Most steps and trades in one improvement."""
+"""Largest number of steps and trades by which one solution is improved."""
 OFFERS = 6
-"""Columns that each job offers to move to, so that another job may take the GPUs it gives up."""
-ASKED, CELLS = 16, 20_000
-"""Most offers that are tried, cheapest first, and the bound on cells of `worth` for all of them. With many jobs, prices
-come close to the best without trades."""
+"""Number of columns to which each job offers to move in a trade, so that another job may take GPUs that become free."""
+TRIED, CELLS = 16, 20_000
+"""Largest number of offers that are tried, the cheapest first. It is lowered so that they take at most `CELLS` cells of
+`worth` together: with many jobs, prices come close to the best without trades."""
 LEAST = 1e-9
-"""Smallest gain that counts, as a share of the total worth."""
+"""Smallest gain that counts, as a fraction of the total worth."""
 
 
 def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) -> tuple[Ints, Floats]:
-    """Return columns (J,) of high worth, and the prices (K,) of a GPU of each kind.
+    """Return columns (J,) of high total worth, and the price (K,) of a GPU of each kind.
 
-    `worth` (J, U) is -inf at columns that a job may not have. Column u takes `sizes[u]` GPUs of kind `kind[u]`; column
-    0 is waiting. `gpus` (K,) are the GPUs of each kind. The jobs' present columns `current` (J,) must fit: the result
-    has at least their worth.
+    `worth` (J, U) is -inf at a column that the job may not have. Column u takes `sizes[u]` GPUs of the kind `kind[u]`;
+    in column 0 the job waits. `gpus` (K,) is the number of GPUs of each kind. The present columns `current` (J,) must
+    fit. The result is worth at least as much as they are.
     """
     used = np.zeros((len(sizes), len(gpus)), dtype=np.int64)
     used[np.arange(1, len(sizes)), kind[1:]] = sizes[1:]
@@ -58,7 +59,8 @@ def assign(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints, current: Ints) ->
 
 
 def _prices(worth: Floats, used: Ints, gpus: Ints) -> Floats:
-    """Return the prices (K,) at which demand about equals the GPUs; 0 for a kind that too few want."""
+    """Return the prices (K,) at which jobs want about as many GPUs of each kind as there are. If jobs want fewer than
+    there are, the price is 0."""
     finite = np.where(np.isfinite(worth), worth, 0.0)
     most = float((finite[:, 1:] / np.maximum(used.sum(axis=1)[1:], 1)).max(initial=0.0))
     prices = np.zeros(len(gpus))
@@ -87,8 +89,8 @@ def _wanted(worth: Floats, used: Ints, prices: Floats) -> Ints:
 
 
 def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints) -> Ints | None:
-    """Return the column that each job values most at these prices among those that still fit. Running jobs choose
-    first, then jobs that lose most by waiting. Return None if a running job would be left without GPUs."""
+    """Return for each job the column that it values most at these prices, out of those that still fit. Running jobs
+    choose first, then the jobs that lose most by waiting. Return None if a running job would get no GPUs."""
     left = gpus.copy()
     net = worth - used @ prices
     order = np.lexsort((-(net.max(axis=1) - np.maximum(net[:, 0], -1e300)), current == 0))
@@ -104,8 +106,8 @@ def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints
 
 
 def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
-    """Return the columns (J,) after steps of single jobs and trades, as long as one gains. In a trade another job gives
-    up some of its GPUs, or its kind."""
+    """Return the columns (J,) after steps and trades that each raise the total worth. In a step one job changes its
+    column. In a trade another job also gives up some of its GPUs, or its kind."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     net = worth - used @ prices
@@ -138,12 +140,12 @@ def _fits(used: Ints, room: Ints) -> Bools:
 def _trade(
     worth: Floats, used: Ints, left: Ints, columns: Ints, gain: Floats, net: Floats, offers: Ints
 ) -> tuple[float, int, int, int, int] | None:
-    """Return the best trade as (gain, i, column of i, j, column of j): job i moves to GPUs that are left or gives some
-    up, then job j takes freed GPUs. Both must fit together."""
+    """Return the best trade as (gain, i, column of i, j, column of j); None if there is none. Job i moves, and job j
+    takes the GPUs that job i gave up. Both together must fit."""
     rows = np.arange(len(columns))
     lost = net[rows, columns][:, None] - net[rows[:, None], offers]
     lost = np.where(offers == columns[:, None], np.inf, lost)
-    asked = np.argsort(lost, axis=None, kind="stable")[: min(ASKED, CELLS // worth.size)]
+    asked = np.argsort(lost, axis=None, kind="stable")[: min(TRIED, CELLS // worth.size)]
     best: tuple[float, int, int, int, int] | None = None
     for at in asked.tolist():
         i, o = divmod(at, offers.shape[1])
@@ -161,9 +163,9 @@ def _trade(
 
 
 ROUNDS = 3
-"""Most attempts to assign kinds before all jobs that would change kinds keep theirs."""
+"""Largest number of attempts to assign kinds; if the last one fails, all jobs that would change their kind keep it."""
 DEAREST = 30.0
-"""Largest ratio between the prices of a GPU of any kind and of the first kind, in either direction."""
+"""Largest ratio between the price of a GPU of any kind and that of the first kind; its inverse is the smallest."""
 
 
 @dataclass(frozen=True)
@@ -174,47 +176,50 @@ class _Decision:
     jobs: Sequence[JobView]
     fixed: Mapping[int, Reason]
     held: Mapping[int, tuple[str, ...]]
-    """Kinds of each job's present GPUs, by job id."""
+    """Kinds of the GPUs that each job holds now, by job id."""
     now: float
     rng: np.random.Generator
 
 
 @dataclass(frozen=True)
 class _Try:
-    """One attempt to assign jobs to kinds."""
+    """One attempt at assigning jobs to kinds."""
 
     columns: Ints
-    """(J,) columns of the tables."""
+    """(J,) column of each job."""
     kinds: Mapping[int, str]
-    """Kind within which each job is decided, by job id."""
+    """Kind in whose search each job takes part, by job id."""
     spread: Set[int]
-    """Ids of jobs that keep GPUs of several kinds, or of none here: they take part in no search."""
+    """Ids of the jobs that take part in no search, because they keep GPUs of several kinds or of none in this
+    cluster."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Most valuable sizes and kinds of the jobs that may change, by the search over all kinds."""
+    """Kinds and sizes of highest total worth for the jobs that may change. They come from all kinds together."""
 
     jobs: Sequence[JobView]
     tables: Tables
     choices: Choices
     columns: Ints
-    """(J,) columns of the tables; 0 for waiting."""
+    """(J,) column of each job; 0 if it waits."""
     prices: Floats
     """(K,) price of a GPU of each kind."""
 
 
 class ByKind:
-    """Search over several kinds of GPU; keeps a search within each kind, and the relative worth of their GPUs."""
+    """Search over several kinds of GPU. It keeps a search for each kind, and how many GPUs of the first kind one of
+    each is worth."""
 
     def __init__(self, search: Search) -> None:
-        """`search` prices GPUs of all kinds; the searches within kinds take its options and memory."""
+        """Create the search. `search` prices the GPUs of all kinds; the search within a kind takes over its options and
+        memory."""
         self._search = search
         self._sure = search.options.sure
         self._within: dict[str, Search] = {}
         self._equivalents: dict[str, float] = {}
         self._promised_on: dict[int, str] = {}
-        """Kind on which each deadline is promised, by job id."""
+        """Kind of GPU on which each deadline was promised, by job id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """Decide as `slurm_ones.policy.contract.Policy` does; `jobs` are in order of submission."""
@@ -234,7 +239,7 @@ class ByKind:
         return self._joined(of, wanted, tried, found)
 
     def _wanted(self, of: _Decision) -> _Wanted:
-        """Return the kind and GPUs of each job with the highest total worth, regardless of room on nodes."""
+        """Return the kind and GPUs of each job with the highest total worth. Room on the nodes is not considered."""
         cluster, found = of.cluster, []
         jobs = [job for job in of.jobs if job.job_id not in of.fixed]
         fixed = [job for job in of.jobs if job.job_id in of.fixed]
@@ -264,9 +269,11 @@ class ByKind:
         return _Wanted(jobs, tables, choices, columns, prices)
 
     def _in_time(self, of: _Decision, jobs: Sequence[JobView], tables: Tables, speed: Floats) -> Bools:
-        """Return a (J, U) mask of the columns that deadlines allow; a job's present column is always allowed. A job
-        whose deadline was promised keeps the kind on which it runs, or was promised. Other waiting jobs may use each
-        kind on which they could end in time; if there is none, every kind."""
+        """Return the columns (J, U) that deadlines allow. A job's present column is always allowed.
+
+        A job whose deadline was promised keeps the kind on which it runs or, if it waits, on which the deadline was
+        promised. Any other waiting job may use each kind on which it could end in time; if there is none, every kind.
+        """
         found, kinds = np.ones(speed.shape, dtype=np.bool_), of.cluster.kinds
         for j, job in enumerate(jobs):
             if job.deadline is None or not job.deadline > of.now or (job.shape is not None and not job.promised):
@@ -288,8 +295,8 @@ class ByKind:
         return dict(zip(cluster.kinds, _relative_speeds(tables, len(cluster.kinds)).tolist(), strict=True))
 
     def _learn(self, cluster: ClusterView, prices: Floats) -> None:
-        """Move the relative worth of kinds half the way to the ratio of `prices` (geometric mean), if all kinds are in
-        demand."""
+        """Move the relative worth of each kind half way, in logarithms, to the ratio of `prices`. Nothing is changed
+        unless all kinds are wanted."""
         if (prices <= 0).any():
             return
         ratio = np.clip(prices / prices[0], 1.0 / DEAREST, DEAREST)
@@ -297,7 +304,8 @@ class ByKind:
             self._equivalents[kind] = float(np.sqrt(self._equivalents[kind] * new))
 
     def _tried(self, of: _Decision, wanted: _Wanted, columns: Ints) -> _Try:
-        """Assign each job to the kind within which it is decided; a waiting job to the kind where it gains most."""
+        """Assign each job to the kind in whose search it takes part. A job that waits goes to the kind on which it
+        gains most."""
         kind, tables, kinds = wanted.tables.kind, wanted.tables, of.cluster.kinds
         net = wanted.choices.worth - np.where(kind >= 0, wanted.prices[kind], 0.0) * tables.sizes
         best = net[:, 1:].argmax(axis=1) + 1 if net.shape[1] > 1 else np.zeros(len(net), dtype=np.int64)
@@ -310,7 +318,7 @@ class ByKind:
         return _Try(columns.copy(), on, spread | {job_id for job_id in keep if len(of.held[job_id]) != 1})
 
     def _within_kind(self, of: _Decision, kind: str, wanted: _Wanted, tried: _Try) -> Schedule:
-        """Return the schedule of one kind's jobs. Jobs that come from another kind enter as waiting jobs."""
+        """Return the schedule of the jobs of one kind. Jobs that come from another kind take part as waiting jobs."""
         row = {job.job_id: j for j, job in enumerate(wanted.jobs)}
         mine = []
         for job in of.jobs:
@@ -330,7 +338,8 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """Return the rows of running jobs that would change kinds and gain nothing there, or too little."""
+        """Return the rows of the running jobs that would change their kind and do not gain by it with the size they
+        got."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])
@@ -374,7 +383,7 @@ class ByKind:
     def _changes(
         self, of: _Decision, wanted: _Wanted, tried: _Try, allocations: Mapping[int, Allocation]
     ) -> dict[int, Reason]:
-        """Return the reasons of the jobs that change kinds."""
+        """Return the reason of each job that changes its kind."""
         tables, found = wanted.tables, {}
         for j, job in enumerate(wanted.jobs):
             kind, got = tried.kinds[job.job_id], allocations.get(job.job_id)
@@ -398,7 +407,8 @@ def _slowest(job: JobView, kinds: Sequence[str]) -> str:
 
 
 def _relative_speeds(tables: Tables, count: int) -> Floats:
-    """Return (K,) the median job's gain from a GPU of each kind over the first; 1 if none can use both."""
+    """Return the speed (K,) of a GPU of each kind relative to one of the first kind: the median over the jobs that can
+    use both, 1 if none can."""
     each = np.where(tables.allowed, tables.goodput / np.maximum(tables.sizes, 1), 0.0)
     best = np.stack([each[:, tables.kind == k].max(axis=1, initial=0.0) for k in range(count)])
     found = np.ones(count)

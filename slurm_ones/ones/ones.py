@@ -1,7 +1,7 @@
-"""Policy `ones`: a search within each kind of GPU, and the reuse of a decision for some time.
+"""Policy `ones`: a search within each kind of GPU. A decision is reused for some time.
 
-A decision stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs,
-batch and limits. Each job's expected speed at one size and remaining work must stay nearly the same too.
+A decision is reused for at most `STANDS_S`, and only while the cluster and the jobs stay the same. Each job must have
+the same GPUs, batch and limits, and nearly the same expected speed and remaining work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurm_ones.policy.tables import predict_each, to_come
 
 
 class Ones:
-    """Policy `ones`; keeps its search and its last decision."""
+    """Policy `ones`, which keeps its search and its last decision."""
 
     name = "ones"
     options_type = OnesOptions
@@ -32,7 +32,7 @@ class Ones:
         self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """Decide as `slurm_ones.policy.contract.Policy` asks."""
+        """Decide as `slurm_ones.policy.contract.Policy` requires."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self.search.remember(jobs, now)
         if not self.options.stand:
@@ -51,27 +51,27 @@ class Ones:
 
 
 STANDS_S = 60.0
-"""Longest time in seconds for which a decision stands."""
+"""Longest time, in seconds, for which a decision is reused."""
 SPEED, TO_COME = 0.02, 0.05
-"""Largest relative changes of a job's speed and of its remaining work at which a decision still stands."""
+"""Largest relative change of a job's speed, and of its remaining work, with which a decision is still reused."""
 PASSING = frozenset({"seconds", "steps"})
-"""Arguments of reasons whose values change merely as time passes."""
+"""Names of arguments of reasons that change as time passes, without a change of the reason."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision with its input."""
+    """A decision, and the input from which it was made."""
 
     cluster: ClusterView
     jobs: tuple[JobView, ...]
     """Jobs in order of submission."""
     now: float
     figures: Floats
-    """(2, J) each job's speed at one size, and its remaining progress."""
+    """(2, J) speed of each job at one size, and its remaining progress."""
     schedule: Schedule
 
     def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:
-        """Tell whether the decision still stands for this input; `jobs` are in order of submission."""
+        """Tell whether the decision may be reused for this input; `jobs` are in order of submission."""
         if not 0.0 <= now - self.now < STANDS_S or len(jobs) != len(self.jobs):
             return False
         if cluster != self.cluster or any(_kept(a) != _kept(b) for a, b in zip(self.jobs, jobs, strict=True)):
@@ -80,7 +80,7 @@ class Decided:
         return bool((drift <= np.array([[SPEED], [TO_COME]]) * self.figures).all())
 
     def as_of(self, jobs: Sequence[JobView]) -> Schedule:
-        """Return the schedule with present figures in the reasons of fixed jobs."""
+        """Return the schedule with the present numbers in the reasons of fixed jobs."""
         said = self.schedule.reasons
         newer = {
             job.job_id: job.fixed for job in jobs if job.fixed and _lasting(said.get(job.job_id)) == _lasting(job.fixed)
@@ -89,7 +89,8 @@ class Decided:
 
 
 def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
-    """Return (2, J): each job's speed at its present (else requested) size, and its remaining progress."""
+    """Return (2, J): each job's goodput at its present size (or, if it waits, the requested size), and its remaining
+    progress."""
     gpus = np.array([job.shape.gpus if job.shape else max(job.requested, 1) for job in jobs], dtype=np.int64)
     nodes = [job.held_nodes or nodes_of(cluster, max(job.requested, 1)) for job in jobs]
     batch = np.maximum(np.array([job.batch for job in jobs], dtype=np.int64), 1)

@@ -1,4 +1,4 @@
-"""Evolutionary search: the worth of each size, generations of candidates, and the best candidate that can be placed."""
+"""Evolutionary search: the worth of each size, generations of candidates, and the best candidate that has room."""
 
 from __future__ import annotations
 
@@ -47,62 +47,67 @@ LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, 
 
 @dataclass(frozen=True)
 class OnesOptions:
-    """Options of `ones`; docs/benchmarks/policies.md has the ablation by which the defaults were chosen."""
+    """Options of `ones`. The defaults were chosen by the ablation in docs/benchmarks/policies.md."""
 
     population: int = 16
-    """Candidates kept (K of ONES)."""
+    """Number of candidates kept (K of ONES)."""
     generations: int = 6
-    """Generations in each decision; the population is kept between decisions."""
+    """Number of generations in each decision. The population is kept from one decision to the next."""
     mutation: float = 0.3
-    """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
+    """Probability that a job of a candidate is tried at another size; lowered to four jobs of a candidate on
+    average."""
     goodput: bool = True
-    """Weigh progress; False weighs samples, as published."""
+    """True to count progress; False to count samples, as published."""
     completion_prices: bool = True
-    """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
+    """True to value progress by the price of a GPU at the time when the job will end; False to use today's price."""
     expect: bool = True
-    """Remaining work is the mean over the progress model; False draws it in each decision, as published."""
+    """True to use the mean of the remaining work; False to draw it from its distribution in each decision, as
+    published."""
     placement: bool = True
-    """Predict speed on the nodes that a size takes; False as if all were one node."""
+    """True to predict speeds on the number of nodes that a size takes; False to predict as on one node."""
     own_batch: bool = True
-    """The batch of highest goodput at each size; False in proportion to the GPUs, as published."""
+    """True for the batch of highest goodput at each size; False for a batch in proportion to the GPUs, as published."""
     resize_cost: bool = True
-    """Changes must repay their interruption."""
+    """True if a change must repay its pause."""
     greedy: bool = True
-    """Seed the population with greedy solutions."""
+    """True to put greedy solutions into the population."""
     local_search: bool = True
-    """Improve candidates by small moves after crossover and mutation."""
+    """True to improve candidates by small moves after crossover and mutation."""
     caution: float = 0.3
-    """Standard deviations of its predicted speed by which an uncertain size counts as slower."""
+    """Number of standard deviations of its predicted speed by which a size counts as slower."""
     leap: float = 16.0
-    """Growth limit: this multiple of the most GPUs that a job has had; a job that has not run gets its request (but see
-    `first_size`)."""
+    """Limit of growth, as a multiple of the most GPUs that the job has had. Before its first run the limit is the
+    number of GPUs that the user asked for (but see `first_size`)."""
     first_size: bool = True
-    """Let a job start with more GPUs than requested if giving up GPUs again costs next to nothing. How much more
-    depends on how well its speed is known."""
+    """True if a job may start with more GPUs than its user asked for. A later loss of GPUs must then cost next to
+    nothing, and the less certain its speed is, the fewer GPUs it gets."""
     horizon_s: float = 200.0
-    """Seconds in which a change must repay its pause, or the time since a job last came or went, if longer."""
+    """Seconds within which a change must repay its pause. If no job has come or gone for longer than this, that longer
+    time."""
     horizon_share: float = 0.5
-    """Share of the job's predicted remaining time in which a change must repay its pause, too."""
+    """Share of the job's predicted remaining time within which a change must also repay its pause."""
     tenure: float = 1.0
-    """Multiple of the job's mean time at one size in which a change must repay its pause, too: a job changed often is
-    soon changed again."""
+    """Time within which a change must also repay its pause, as a multiple of the job's mean time at one size. A job
+    that has changed often will soon be changed again."""
     borrowed: bool = True
-    """Account for preemptions of guests; False counts guests as the job's own."""
+    """True to take preemptions of guests into account; False to count guests as the job's own GPUs."""
     fair_bound: float = 1.5
-    """Multiple of its JCT on a fair share of the cluster from which on a job's predicted JCT raises its weight; 0 for
+    """Ratio of a job's predicted JCT to its JCT on a fair share of the cluster above which the job weighs more; 0 for
     never."""
     places: bool = True
-    """Account for slower exchange across leaf switches, if the network is known and tapered."""
+    """True to take into account that exchange across leaf switches is slower, if the topology is known and has a
+    taper."""
     deadlines: bool = True
-    """Promise deadlines that can be kept, and keep them; on GPUs of several kinds on one of them."""
+    """True to promise deadlines that can be kept, and to keep them. With several kinds of GPU a promise is for one
+    kind."""
     sure: float = 0.9
     """Quantile of the remaining work that is assumed when a deadline is promised."""
     stand: bool = True
-    """Keep a decision for up to a minute while nothing has changed; False decides at each tick."""
+    """True to reuse a decision for up to a minute while nothing changes; False to decide at each tick."""
     preempt: bool = False
-    """Allow parking: running jobs may go to zero GPUs for a while."""
+    """True if a running job may be parked, that is, given no GPUs for a while."""
     kinds: bool = True
-    """Choose the kind of GPUs if there are several; False as if all were alike."""
+    """True to choose each job's kind of GPU, if there are several; False to treat all GPUs as alike."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -111,19 +116,19 @@ class OnesOptions:
 
 
 LARGEST = 1e15
-"""Upper limit on any job's samples of progress."""
+"""Largest progress of a job, in samples."""
 STEADY = 0.97
-"""Share of the best goodput at which the batch in force is kept."""
+"""Fraction of the best goodput from which the present batch is kept."""
 UNKNOWN_S = 600.0
-"""Seconds of remaining time assumed for an unknown job."""
+"""Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995
-"""Share of the upper bound on a candidate's value at which the search ends."""
+"""Fraction of the upper bound on a candidate's worth at which the search ends."""
 ROUNDS = 6
-"""Rounds of local search for each candidate."""
+"""Number of rounds of local search for each candidate."""
 
 
 def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
-    """Return the rules of the objective, in the order in which they apply."""
+    """Return the rules of the objective in the order in which they are applied."""
     found: list[Term] = [reach] if leaves is None else [reach, leaves]
     if options.caution:
         found.append(Caution(options.caution))
@@ -138,14 +143,14 @@ def terms_of(options: OnesOptions, reach: Reach, leaves: Leaves | None) -> tuple
 
 
 class Search:
-    """Search over GPUs of one kind; keeps its population and the most GPUs that each job has had."""
+    """Search over GPUs of one kind. It keeps its population, and the most GPUs that each job has had."""
 
     def __init__(self, options: OnesOptions) -> None:
         self.options = options
         self._reach = Reach(options.leap, options.first_size, options.horizon_s)
         self._leaves = Leaves() if options.places else None
         self.terms = terms_of(options, self._reach, self._leaves)
-        """The rules of the objective."""
+        """Rules of the objective."""
         self._population = np.zeros((0, 0), dtype=np.int64)
         """(K, J) GPUs of each job in each candidate of the last decision."""
         self._places: dict[int, int] = {}
@@ -156,7 +161,7 @@ class Search:
         """Unix time at which a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """Return the schedule of these jobs, given in order of submission."""
+        """Return the schedule of these jobs, which are in order of submission."""
         fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
@@ -185,7 +190,7 @@ class Search:
         return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, gains, promises=promises)
 
     def remember(self, jobs: Sequence[JobView], now: float) -> None:
-        """Update each job's most GPUs, and the time at which a job last came or went."""
+        """Update the most GPUs that each job has had, and the time at which a job last came or went."""
         if {job.job_id for job in jobs} != self.most.keys():
             self.since = now
         self.most = {job.job_id: max(self.most.get(job.job_id, 0), job.shape.gpus if job.shape else 0) for job in jobs}
@@ -193,7 +198,8 @@ class Search:
     def situation(
         self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
     ) -> tuple[Situation, Bools]:
-        """Return the input of the rules, and the columns (J, U) that jobs may have, including waiting."""
+        """Return the first input of the rules, and the columns (J, U) that each job may have, column 0 (waiting)
+        included."""
         views = [self._reach.reachable(job, self.most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
@@ -216,7 +222,7 @@ class Search:
         return replace(at, tables=_steady(cluster, tables)), may
 
     def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
-        """Return the situation with speeds, and the worth of a unit of each job's progress in this decision."""
+        """Return the situation with speeds and remaining work, and with the worth of a unit of each job's progress."""
         options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
         for term in self.terms:
@@ -236,14 +242,15 @@ class Search:
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
     def choices(self, at: Priced, may: Bools) -> Choices:
-        """Return the sizes that jobs may have, with their worth in this decision."""
+        """Return the sizes that jobs may have, with the worth of each in this decision."""
         worth = at.unit[:, None] * at.speed
         for term in self.terms:
             worth = term.worth(at, worth)
         return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
 
     def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
-        """Return the reason of each job's column by job id, each from the first rule that decided the column."""
+        """Return the reason for each job's column, by job id. If several rules decided it, the first of them gives the
+        reason."""
         found: dict[int, Reason] = {}
         for term in self.terms:
             found = {**term.reasons(at, columns), **found}
@@ -297,8 +304,8 @@ class Search:
         return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
-        """Return the last decision's population (K, J) for the present jobs and sizes, without columns that a job may
-        not have now."""
+        """Return the last decision's population, converted to the present jobs and sizes (K, J). Where a job may not
+        have the recalled size, it has its present one."""
         if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
         places = np.array([self._places.get(job.job_id, -1) for job in jobs])
@@ -309,7 +316,7 @@ class Search:
 
 
 class _OneNode:
-    """A throughput model that predicts every size as if on one node."""
+    """Throughput model that predicts each size as if its GPUs were on one node."""
 
     def __init__(self, model: ThroughputModel) -> None:
         self._model = model
@@ -322,8 +329,8 @@ class _OneNode:
 
 
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
-    """Return the tables with a running job's batch kept at its present size if that is nearly as good as the best.
-    Otherwise batches would never settle."""
+    """Return the tables with a running job's present batch at its present size, if this batch is nearly as good as the
+    best. Otherwise batches would change in every decision."""
     kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
     fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
     rows = np.arange(len(kept))
@@ -342,8 +349,8 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Return shapes for the `wanted` GPUs of `mobile` jobs, placed in order of precedence. A running job that finds its
-    nodes too fragmented to grow or shrink stays as it is. There is always room for all running jobs as they are."""
+    """Return the shapes for the `wanted` GPUs of `mobile` jobs, which are placed in order of precedence. A running job
+    stays as it is if there is no room for its new size. The running jobs as they are always have room."""
     sizes = dict(wanted)
     while True:
         shapes = place(cluster, [*fixed, *mobile], sizes)
@@ -364,7 +371,7 @@ def _fields(found: Situation) -> dict[str, Any]:
 
 
 WEIGHED = 3
-"""Sizes of each job that a schedule lists."""
+"""Number of sizes that a schedule lists for each job."""
 
 
 def _reasons(
@@ -376,8 +383,8 @@ def _reasons(
     free: int,
     said: Mapping[int, Reason],
 ) -> dict[int, Reason]:
-    """Return the reason for each job, `fixed` jobs included. `wanted` are the GPUs of the best candidate, and `free`
-    the GPUs of all jobs that may change. `said` has reasons of the objective's rules, by job id."""
+    """Return the reason for each job. `wanted` are the GPUs in the best candidate, `free` the total GPUs of the jobs
+    that may change. `said` are reasons that the objective's rules gave, by job id."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
     found = dict(fixed)
@@ -392,7 +399,8 @@ def _reasons(
 
 
 def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
-    """Return the sizes of highest worth of each job that may change, best first. `parts` are the nodes of each kind."""
+    """Return the sizes of highest worth for each job that may change, best first. `parts` are the clusters of each
+    kind."""
     if not tables.jobs:
         return {}
     # Of sizes of one worth the smaller comes first.
@@ -413,7 +421,7 @@ def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices
 
 
 def _gains(tables: Tables, choices: Choices, columns: Ints) -> dict[int, float]:
-    """Return the gain in worth for each added GPU, for jobs that grow by guests (`Schedule.gains`)."""
+    """Return the gain in worth for each added GPU, by job id, for jobs that grow by guests (`Schedule.gains`)."""
     found = {}
     for j, (job, u) in enumerate(zip(tables.jobs, columns.tolist(), strict=True)):
         more = int(tables.sizes[u] - tables.sizes[tables.current[j]])
@@ -431,8 +439,8 @@ def _reason(
     free: int,
     said: Reason | None,
 ) -> Reason:
-    """Return the reason for the job's allocation `got`. `goodput` (U,) is 0 at sizes that the job may not have;
-    `column` maps a size to its index."""
+    """Return the reason for the job's allocation `got`. `goodput` (U,) is 0 at a size that the job may not have.
+    `column` maps a size to its index. `said` is the reason of a rule, if one decided."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
         return said or fits_nowhere(job)

@@ -1,25 +1,26 @@
-"""Rules of the objective about sizes: growth limits, costs of changes, loss of guests, leaf switches.
+"""Rules of the objective about sizes: limits of growth, costs of changes, loss of guests, leaf switches.
 
-**First size.** A first size beyond the request may turn out too large, with a chance of about the relative deviation σ
-of its predicted speed. Then the job gives up GPUs again, at a pause of p seconds. The guard against unsteady figures
-allows that four pauses later (`rules.job_rules`). So trying costs σ · 5p of the time H for which a size is expected to
-last. The size counts as 1 − σ · 5p / H of its worth. Well-known curves lose nothing, and short pauses leave most sizes
-open. Uncertain sizes with long pauses must promise much more. A guessed speed promises nothing.
+**First size.** A first size beyond the request may prove too large. The probability is about σ, the relative standard
+deviation of its predicted speed. Then the job gives up GPUs again, with a pause of p seconds. It may do so only four
+pauses later (`rules.job_rules`). So a trial costs σ · 5p out of the time H for which a size is expected to last, and
+the size counts with 1 − σ · 5p / H of its worth. A job whose speed is well known loses nothing, and short pauses leave
+most sizes open. An uncertain size with a long pause must promise much more. A size whose speed is a guess is excluded.
 
-**Costs of a change.** In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight of
-the job's waiting and λ the price of a GPU. At the job's best size n, w + λn equals the worth v g(n) of training at n.
-So a pause costs the worth of the new size. A change from n to m that lasts L seconds, p of them a pause, brings v g(m)
-(L − p) − v g(n) L.
+**Costs of a change.** In a pause the job waits while its new GPUs are held. This costs (w + λn) per second: w is the
+weight of the job's waiting, λ the price of a GPU, n the number of GPUs. At the job's best size n, w + λn equals v g(n),
+the worth of training at n. So a pause costs the worth of training at the new size. A change from n to m that lasts L
+seconds, p of them a pause, gains v g(m) (L − p) − v g(n) L.
 
-**Guests.** A job's GPUs beyond its own are borrowed, in guests that Slurm preempts for others. So a change lasts at
-most as long as a guest is expected to. With k guests, each lost at a rate r at a cost of c seconds, a size counts as 1
-− k r c of its worth. That is nearly 1 if the other blocks train on from memory, and 0 if a loss costs as much training
-as a guest lives.
+**Guests.** The GPUs beyond a job's own are borrowed, in guests that Slurm preempts for others. So a change is expected
+to last no longer than a guest. If k guests are each lost at a rate r, at a cost of c seconds, a size counts with 1 − k
+r c of its worth. This is nearly 1 if the other blocks train on from memory. It is 0 if a loss costs as much training as
+a guest lives.
 
-**Leaf switches.** The share of gradient exchange in a step follows from a job's model: the step on several nodes, less
-that of one GPU with the same local batch. On more than one leaf switch the exchange takes `taper` times as long. Then a
-larger batch, with a smaller share, may be best. The number of jobs on a link is unknown before they are placed. If a
-candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs share each.
+**Leaf switches.** The share of gradient exchange in a step follows from a job's model. It is the step on several nodes,
+less the step of one GPU with the same local batch. Across leaf switches the exchange takes `taper` times as long. A
+larger batch, with a smaller share of exchange, may then be best. The number of jobs on a link is unknown before they
+are placed. If a candidate's jobs across leaf switches use E ends of links, of L leaf switches, about E / L jobs share
+each link.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from slurm_ones.policy.tables import SLOWEST, Tables, ask_together, speeds_of_on
 
 LARGEST_S = 1e15
 UNKNOWN = 0.95
-"""Relative standard deviation at which a predicted speed counts as a guess."""
+"""Relative standard deviation from which a predicted speed counts as a guess."""
 PAUSES = 5.0
-"""Cost of a too large first size, in pauses: one pause, and a dwell time of four."""
+"""Cost of a first size that is too large, in pauses: one pause, and the dwell time of four."""
 
 
 @dataclass(frozen=True)
 class Reach(Term):
-    """Limit of a job to `leap` times the most GPUs that it has had, or to its request before its first run. With
-    `first_size` it may start larger, if its speed is known and giving up GPUs again is cheap."""
+    """Rule that limits growth to `leap` times the most GPUs that a job has had. Before its first run the limit is what
+    its user asked for. With `first_size` it may start larger, if its speed is known and giving up GPUs costs little."""
 
     leap: float
     first_size: bool
@@ -55,7 +56,7 @@ class Reach(Term):
     """Seconds for which a size is expected to last."""
 
     def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
-        """Return the view with only the sizes within reach; the smallest size always stays."""
+        """Return the job with only the sizes within the limit of growth. Its smallest size always remains."""
         if job.deadline is not None:
             return job  # what it needs to end in time is weighed against others, by what is known of its speed
         had = most[job.job_id]
@@ -69,7 +70,7 @@ class Reach(Term):
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Exclude sizes beyond the request of a job that has not run if their speed is only a guess."""
+        """Exclude sizes beyond the request for a job that has not run, if its speed there is only a guess."""
         new, beyond = self._beyond(at)
         if not new:
             return allowed
@@ -78,7 +79,7 @@ class Reach(Term):
         return allowed
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
-        """Subtract the expected cost of trying a first size beyond the request."""
+        """Reduce the worth of first sizes beyond the request by the expected cost of trying them."""
         new, beyond = self._beyond(at)
         if not new:
             return worth
@@ -89,7 +90,8 @@ class Reach(Term):
         return worth
 
     def _beyond(self, at: Situation) -> tuple[list[int], Bools]:
-        """Return the rows (R) of jobs that have not run, and which columns (R, U) exceed their requests."""
+        """Return the rows (R,) of jobs that have not run, and which columns (R, U) are larger than their users asked
+        for."""
         jobs = at.tables.jobs
         new = [j for j, job in enumerate(jobs) if not at.most[job.job_id]]
         asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])
@@ -97,29 +99,30 @@ class Reach(Term):
 
 
 def shrink_s(job: JobView) -> float:
-    """Return the seconds for which giving up GPUs interrupts the job."""
+    """Return the pause of training, in seconds, when the job gives up GPUs."""
     return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST_S)
 
 
 CHEAP = 0.01
-"""Share of a change's lifetime up to which the pause for giving up GPUs again counts as cheap."""
+"""Fraction of the horizon up to which the pause for giving up GPUs again counts as cheap."""
 
 
 @dataclass(frozen=True)
 class ChangeCosts:
-    """Costs of changing each job to each size, in seconds (J, U)."""
+    """Costs of changing each job to each size; arrays (J, U) in seconds."""
 
     ready_s: Floats
-    """Seconds for which gained GPUs are held before the change, while the job trains on at its old size."""
+    """Seconds for which the gained GPUs are held while the job still trains at its old size."""
     pause_s: Floats
-    """Seconds for which training pauses in the change."""
+    """Seconds for which training pauses."""
     lasts_s: Floats
-    """Expected lifetime of the change in seconds, preparation and pause included."""
+    """Seconds for which the change is expected to last, including preparation and pause."""
 
 
 @dataclass(frozen=True)
 class Changes(Term):
-    """Requirement that a change repays its pause within `horizon_s`, a share of what is left, and `tenure`."""
+    """Rule that a change must repay its pause in time: within `horizon_s`, within `horizon_share` of the remaining
+    time, and within `tenure` mean times at one size."""
 
     horizon_s: float
     horizon_share: float
@@ -129,7 +132,8 @@ class Changes(Term):
         return less_costs(worth, at.tables.current, self.costs(at))
 
     def costs(self, at: Priced) -> ChangeCosts:
-        """Return the costs and expected lifetimes of all changes; no lifetime exceeds the job's end at that size."""
+        """Return the costs of all changes, and how long each is expected to last: at most until the job ends at the new
+        size."""
         jobs, current = at.tables.jobs, at.tables.current
         grow = np.array([within(job.resize_s, 0.0, LARGEST_S) for job in jobs])
         shrink = np.array([shrink_s(job) for job in jobs])
@@ -152,21 +156,23 @@ class Changes(Term):
 
 
 def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
-    """Return (J, U) seconds until a change's added GPUs are ready, and (J, U) seconds of its pause.
+    """Return two (J, U) arrays: seconds until the added GPUs are ready, and seconds of pause.
 
-    `sizes` is the number of columns, `current` (J,) the present ones. `grow`, `shrink` and `prepare` (J,) are seconds.
+    `sizes` is the number of columns, `current` (J,) each job's present column. `grow`, `shrink` and `prepare` (J,) are
+    the job's seconds.
     """
     grows = np.arange(sizes) > current[:, None]
     return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
 
 
 def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
-    """Return (J, U) the mean worth of each size over its lifetime, from the worth (J, U) of training at that size.
+    """Return the mean worth (J, U) of each size over the time that the change lasts, from the worth of training there
+    (J, U).
 
-    A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size for the
-    rest of the change's lifetime. So the pause costs training. The preparation costs the use of the new GPUs by other
-    jobs. A change counts at least until it begins: one that would be undone before is worth less than no change.
-    Waiting jobs pay nothing, since they start at any size.
+    A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size. So the
+    pause costs training, and the preparation costs other jobs the new GPUs. A change that would end before it begins
+    counts as lasting until then, so it is worth less than no change. A waiting job pays nothing, since it starts at any
+    size.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s
@@ -177,21 +183,22 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
 
 
 def _tenure(job: JobView) -> float:
-    """Return the mean seconds for which the job has kept a size, as if the present size ended now."""
+    """Return the mean time, in seconds, for which the job has kept a size. Its present size counts as if it ended
+    now."""
     return within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)
 
 
 class Guests(NamedTuple):
-    """Guests' lifetimes and losses, by job and size (J, U)."""
+    """Arrays (J, U): how long guests live at each size, and what their loss costs."""
 
     life_s: Floats
-    """Expected seconds until one of the size's guests is preempted; infinite without guests."""
+    """Expected life of each guest at this size, in seconds; infinite without guests."""
     lost: Floats
-    """Share of the job's training time that preemptions of guests cost."""
+    """Fraction of the job's training time that is lost by preemptions of guests."""
 
 
 def guests_at(tables: Tables) -> Guests | None:
-    """Return the guests' lifetimes and losses at each size; None if no job borrows."""
+    """Return the life and loss of guests at each size; None if no job borrows GPUs."""
     rows = [j for j, job in enumerate(tables.jobs) if job.borrows is not None]
     if not rows:
         return None
@@ -205,7 +212,7 @@ def guests_at(tables: Tables) -> Guests | None:
 
 
 class Borrowed(Term):
-    """Discount for guests: each size loses the share of time that preemptions of its guests cost."""
+    """Rule that reduces the worth of each size by the training time that preemptions of its guests cost."""
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
         borrowed = guests_at(at.tables)
@@ -213,10 +220,10 @@ class Borrowed(Term):
 
 
 class Leaves(Term):
-    """Leaf switches in the objective: slower exchange across them, and contention for their links."""
+    """Rule about leaf switches: exchange across them is slower, and jobs share their links."""
 
     def tapered(self, cluster: ClusterView, jobs: Sequence[JobView]) -> list[JobView]:
-        """Return the jobs with models that predict slower exchange at sizes across leaf switches."""
+        """Return the jobs with models that predict a slower exchange at sizes that cross leaf switches."""
         if not _known(cluster):
             return list(jobs)
         below = max(below_each(cluster).values())
@@ -242,8 +249,11 @@ class Leaves(Term):
         return meeting
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return reasons for jobs whose next larger size is not worth its GPUs only because it crosses leaf switches.
-        Free GPUs count as worth nothing, others at least as much as any job's last GPU brings."""
+        """Return the reason for each job whose next larger size is not worth its GPUs, but would be if it did not cross
+        leaf switches.
+
+        Here a free GPU is worth nothing. Any other is worth at least what the last GPU of any job brings.
+        """
         if not _known(at.cluster):
             return {}
         sizes, needed, taper = at.tables.sizes, leaves_needed(at.cluster, at.tables.sizes), at.cluster.taper
@@ -276,14 +286,15 @@ class Leaves(Term):
 
 
 class Tapered:
-    """Throughput model whose exchange takes `taper` times as long beyond one leaf switch (`below` GPUs)."""
+    """Throughput model of a job whose gradient exchange takes `taper` times as long on more than `below` GPUs, which is
+    the number below one leaf switch."""
 
     def __init__(self, model: ThroughputModel, below: int, taper: float) -> None:
         self._model, self._below, self._taper = model, below, taper
 
     @classmethod
     def together(cls, models: Sequence[Tapered]) -> Tapered:
-        """Return one model that predicts for several jobs of one cluster at once."""
+        """Combine the models of several jobs on one cluster into one model."""
         return cls(ask_together([one._model for one in models]), models[0]._below, models[0]._taper)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -302,7 +313,8 @@ class Tapered:
 
 
 def _known(cluster: ClusterView) -> bool:
-    """Tell whether the network is known and tapered, with one kind of GPU on all nodes."""
+    """Tell whether leaf switches are considered: the topology is known and has a taper, and all GPUs are of one
+    kind."""
     return cluster.taper > 1 and len({node.leaf for node in cluster.nodes}) > 1 and len(cluster.kinds) <= 1
 
 
@@ -312,7 +324,7 @@ def _next(there: Bools) -> int | None:
 
 
 def exchange_shares(tables: Tables) -> Floats:
-    """Return (J, U) the share of a step that is gradient exchange; 0 at sizes of one node."""
+    """Return the fraction (J, U) of a step that is gradient exchange; 0 at sizes that fit one node."""
     several = tables.allowed & (tables.nodes > 1)
     columns = np.flatnonzero(several.any(axis=0))
     shares = np.zeros(tables.speed.shape)
@@ -327,7 +339,7 @@ def exchange_shares(tables: Tables) -> Floats:
 
 
 def below_each(cluster: ClusterView) -> Counter[str]:
-    """Return the GPUs below each leaf switch, by its name."""
+    """Return the number of GPUs below each leaf switch, by the switch's name."""
     found: Counter[str] = Counter()
     for node in cluster.nodes:
         found[node.leaf] += node.gpus
@@ -335,7 +347,7 @@ def below_each(cluster: ClusterView) -> Counter[str]:
 
 
 def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
-    """Return (U,) the fewest leaf switches with enough GPUs for each size."""
+    """Return the fewest leaf switches (U,) that have enough GPUs for each size."""
     most = np.cumsum(sorted(below_each(cluster).values(), reverse=True))
     found: Ints = np.searchsorted(most, sizes) + 1
     return np.minimum(found, len(most))

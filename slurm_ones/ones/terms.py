@@ -1,17 +1,18 @@
-"""Protocol of the objective's rules (terms) in `ones`, and the small rules.
+"""Protocol of the rules that make up the objective of `ones` (`Term`), and the small rules.
 
-The search maximises Σ_j worth[j, column] less the losses of whole candidates. A rule enters the objective at any of
-five places, and leaves the others unchanged:
+The search maximises Σ_j worth[j, column of j], less the losses of the whole candidate. A rule may change five things,
+and leaves the others as they are:
 
-1. `mask`: columns that a job may have;
-2. `speed`: speed that a job counts with at a column (caution, a factor of a kind of GPU);
-3. `weight`: weight of a second of a job's waiting;
-4. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline);
-5. `penalty`: loss of a whole candidate (GPUs without room, contention, packing). It chooses among candidates;
-   greedy seeds and local search go by the worth of single jobs.
+1. `mask`: the columns that a job may have;
+2. `speed`: the speed of a job at a column, such as less a margin for uncertainty;
+3. `weight`: the weight of a second for which a job waits;
+4. `worth`: the worth of a column to a job, in seconds of waiting saved per second (costs of changes, a deadline);
+5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only chooses among candidates. Greedy
+   seeds and local search use the worth to single jobs.
 
-A rule is made from its own options once, may keep state between decisions, and gives reasons for the jobs that it
-decided (`reasons`). A rule that is switched off is not in the list and costs nothing. J jobs, U columns, K candidates.
+A rule is made once, from its own options. It may keep state between decisions, and gives the reasons for jobs that it
+decided (`reasons`). A rule that is switched off is not in the list and costs nothing. Arrays: J jobs, U columns, K
+candidates.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from slurm_ones.policy.contract import Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.policy.tables import Tables
 
 Penalty = Callable[[Ints], Floats]
-"""Function from candidates (K, J) of columns to their losses (K,), in seconds of waiting per second, 0 or more."""
+"""Function that returns the loss (K,) of each candidate (K, J): weighted seconds of waiting per second, 0 or more."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """First input of the rules: the jobs and their cluster."""
+    """First input of the rules: the jobs and the cluster."""
 
     cluster: ClusterView
     running: Sequence[JobView]
@@ -41,7 +42,7 @@ class Situation:
     tables: Tables
     """Tables of the jobs that may change or start."""
     nodes: NodeRoom
-    """Room on the nodes for candidates."""
+    """Check of candidates for room on the nodes."""
     most: Mapping[int, int]
     """Most GPUs that each job has had, by job id; 0 before its first run."""
     now: float
@@ -51,39 +52,39 @@ class Situation:
 
 @dataclass(frozen=True)
 class Outlook(Situation):
-    """Second input of the rules: predicted speed and remaining work of each job."""
+    """Second input of the rules: each job's predicted speed and remaining work."""
 
     speed: Floats
-    """(J, U) progress/s that counts, in samples of the base batch; 0 at sizes that the job may not have."""
+    """(J, U) progress/s after all rules, in samples at the base batch; 0 at a size that the job may not have."""
     remaining: Floats
-    """(J,) remaining progress."""
+    """(J,) remaining progress, in samples at the base batch."""
     done: Floats
-    """(J,) progress made so far."""
+    """(J,) progress made so far, in samples at the base batch."""
     age_s: Floats
     """(J,) seconds since submission."""
 
 
 @dataclass(frozen=True)
 class Priced(Outlook):
-    """Third input of the rules: the worth of each job's progress."""
+    """Third input of the rules: what each job's progress is worth."""
 
     weight: Floats
-    """(J,) weight of a second of each job's waiting."""
+    """(J,) weight of a second for which each job waits."""
     unit: Floats
-    """(J,) worth of a unit of each job's progress, in weighted seconds."""
+    """(J,) worth of a unit of each job's progress, in weighted seconds of waiting."""
     ends: Floats
-    """(J,) predicted seconds to each job's end."""
+    """(J,) predicted time to each job's end, in seconds."""
 
 
 class Term:
-    """Base class of the objective's rules, which override the methods by which they enter the objective."""
+    """Base class of the objective's rules. A rule overrides the methods for the things that it changes."""
 
     def mask(self, at: Situation, allowed: Bools) -> Bools:
-        """Return which of the `allowed` columns (J, U) jobs may have; a job's present column stays allowed."""
+        """Return which of the `allowed` columns (J, U) jobs may have. A job's present column stays allowed anyway."""
         return allowed
 
     def speed(self, at: Situation, speed: Floats) -> Floats:
-        """Return the speed (J, U) that jobs count with, given the `speed` (J, U) without this rule."""
+        """Return the speed (J, U) at each column, given the `speed` (J, U) without this rule."""
         return speed
 
     def weight(self, at: Outlook, weight: Floats) -> Floats:
@@ -95,21 +96,23 @@ class Term:
         return worth
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
-        """Return the loss function of whole candidates, or None. A loss of `dear` for each GPU outweighs any gain."""
+        """Return a function for the loss of whole candidates, or None. A loss of `dear` for each GPU exceeds any
+        gain."""
         return None
 
     def promises(self) -> Mapping[int, Promise]:
-        """Return the promises that this decision gave or refused, by job id."""
+        """Return the deadlines that this decision promised or refused, by job id."""
         return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
-        """Return the reasons for those of the jobs' `columns` (J,) that this rule decided, by job id."""
+        """Return the reason for each job whose column this rule decided, by job id. `columns` (J,) are all jobs'
+        columns."""
         return {}
 
 
 @dataclass(frozen=True)
 class Caution(Term):
-    """Discount of uncertain speeds by `deviations` standard deviations."""
+    """Rule that lowers each uncertain speed by `deviations` standard deviations."""
 
     deviations: float
 
@@ -119,7 +122,8 @@ class Caution(Term):
 
 @dataclass(frozen=True)
 class Fairness(Term):
-    """Higher weight of jobs whose predicted JCT exceeds `bound` times their JCT on a fair share of the cluster."""
+    """Rule that raises the weight of a job if its predicted JCT exceeds `bound` times its JCT on a fair share of the
+    cluster."""
 
     bound: float
 
@@ -130,7 +134,7 @@ class Fairness(Term):
 
 
 class Unplaced(Term):
-    """Loss of GPUs that find no room on the nodes, by more than they could bring."""
+    """Rule against GPUs that find no room on the nodes: each costs more than it could bring."""
 
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
         return lambda candidates: dear * at.nodes.unplaced(candidates)

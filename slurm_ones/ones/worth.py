@@ -1,16 +1,16 @@
 """Worth of a unit of each job's progress: the co-states of minimising the sum of JCTs.
 
-Each second costs Σ w over all jobs that have not ended. Training saves Σ v g(n) a second, with v the worth of a unit of
-a job's progress and g(n) its speed on n GPUs. By Pontryagin's principle v is constant over the job's life, and the GPUs
-go where Σ v g(n) is highest. There cost and saving are equal at every moment. With λ as the price of a GPU, and N GPUs,
-this reads: Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
+Each second costs Σ w, summed over all jobs that have not ended. Training saves Σ v g(n) per second: v is the worth of a
+unit of a job's progress, g(n) the job's speed on n GPUs. By Pontryagin's principle v is constant over the job's life,
+the GPUs go where Σ v g(n) is highest, and cost and saving are equal at every moment. With the price λ of a GPU, and N
+GPUs, this is: Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
 
-After each job's end only jobs that end later are left. So the equation gives one v after another, from the last end
-backwards. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation 2020); here it is
-extended to any curves.
+After a job's end only the jobs that end later are left. So the equation gives one v after another, from the job that
+ends last to the one that ends first. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance
+Evaluation 2020); here the curves are arbitrary.
 
-`worth_of_progress` computes v, `fair_weights` computes w, and `Choices` holds the worth of each size to each job: the
-separable part of the objective.
+`worth_of_progress` computes v, and `fair_weights` computes w. `Choices` has the worth of each size to each job, which
+is the separable part of the objective.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from slurm_ones.policy.contract import Bools, Floats, Ints
 
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
-"""Trial prices, in seconds of waiting per GPU-second."""
+"""Prices that are tried, in seconds of waiting per GPU-second."""
 CELLS = 1 << 18
-"""Largest number of costs computed at once, to bound memory."""
+"""Largest number of costs that are computed in one array, to bound memory."""
 
 
 def worth_of_progress(
@@ -36,12 +36,13 @@ def worth_of_progress(
     *,
     recursive: bool = True,
 ) -> tuple[Floats, Floats]:
-    """Return v (J,), the worth of a unit of progress in weighted seconds, and the predicted seconds (J,) to each job's
-    end.
+    """Return v (J,), the worth of a unit of each job's progress in weighted seconds, and the predicted seconds (J,) to
+    its end.
 
-    `goodput` (J, U) is progress/s at each of the `sizes` (U,); 0 in column 0 (no GPUs) and at sizes that the job may
-    not have. `remaining` (J,) is remaining progress; `weight` (J,) the weight of a second of waiting. Without
-    `recursive` today's price holds for all jobs. Jobs without a size are worth 0. Time: jobs × prices × sizes.
+    `goodput` (J, U) is the progress/s at each of the `sizes` (U,). It is 0 in column 0 (no GPUs) and at a size that the
+    job may not have. `remaining` (J,) is the remaining progress, `weight` (J,) the weight of a second of waiting.
+    Without `recursive`, today's price is used for all jobs. A job without a size is worth 0. The time taken grows as
+    jobs × prices × sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -63,7 +64,7 @@ def worth_of_progress(
         return worth[:, today], ends
     found = np.zeros(jobs)
     owed = -PRICES * gpus
-    """Part of Σ w, at each price, that the next job must save."""
+    """Part of Σ w, at each price, that the next job has to save."""
     for j in np.argsort(-ends, kind="stable"):
         if not possible[j]:
             continue
@@ -87,12 +88,12 @@ HEAVIEST = 16.0
 def fair_weights(
     goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, age_s: Floats, gpus: int, bound: float
 ) -> Floats:
-    """Return (J,) the weight of a second of each job's waiting: 1, and more beyond `bound` times its fair JCT
-    (finish-time fairness, Themis, NSDI 2020 §3).
+    """Return the weight (J,) of a second for which each job waits. It is 1, and more for a job whose predicted JCT
+    exceeds `bound` times its fair JCT (finish-time fairness, Themis, NSDI 2020 §3).
 
     The fair JCT is the time of all the job's work on 1/J of the GPUs. The predicted JCT is the job's age plus the time
-    of its remaining work at that share. So a job that waits for long gains weight until it is served, whatever its
-    length. Its present GPUs do not matter: otherwise its weight would fall once it is served, and rise again when it
+    of its remaining work on as many GPUs. So a job that waits for long gains weight until it is served, whether it is
+    long or short. Its present GPUs do not count. If they did, its weight would fall once it is served, and rise once it
     loses them.
     """
     if bound <= 0 or not len(goodput):
@@ -103,7 +104,8 @@ def fair_weights(
 
 
 def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
-    """Return two (J,) arrays of seconds on 1/J of the GPUs: for each job's remaining work, and for all its work."""
+    """Return two (J,) arrays of seconds on 1/J of the GPUs: for the remaining work of each job, and for all its
+    work."""
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
@@ -114,26 +116,28 @@ def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpu
 
 @dataclass(frozen=True)
 class Choices:
-    """Input of the search: each job's sizes, their worth, and the number of GPUs. Column 0 is waiting."""
+    """Input of the search: the sizes that each job may have, their worth, and the number of GPUs. In column 0 a job
+    waits."""
 
     sizes: Ints
     """(U,) GPUs, ascending from 0."""
     worth: Floats
-    """(J, U) seconds of waiting saved per second; -inf at columns that a job may not have."""
+    """(J, U) seconds of waiting saved per second; -inf at a column that the job may not have."""
     current: Ints
     """(J,) column of the job's present size; 0 for a waiting job."""
     gpus: int
     """GPUs that all jobs together may have."""
     up: Ints = field(init=False)
     down: Ints = field(init=False)
-    """(J, U) next larger (`up`) and smaller (`down`) column that the job may have, or the same column."""
+    """(J, U) column of the next smaller size that the job may have; `up` is that of the next larger. Without one, the
+    column itself."""
     more: Ints = field(init=False)
     less: Ints = field(init=False)
-    """(J, U) GPUs that a step up takes (`more`), and that a step down frees (`less`)."""
+    """(J, U) GPUs that become free in a step down; `more` are those that a step up takes."""
     gain: Floats = field(init=False)
     loss: Floats = field(init=False)
-    """(J, U) worth that a step up brings (`gain`; -inf if impossible), and that a step down costs (`loss`; inf if
-    impossible)."""
+    """(J, U) worth that a step down costs, inf if there is no step; `gain` is what a step up brings, -inf if there is
+    none."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
@@ -154,5 +158,5 @@ class Choices:
             object.__setattr__(self, name, table)
 
     def value(self, candidates: Ints) -> Floats:
-        """Return (K, J) the worth that each candidate (K, J) of columns has for each job."""
+        """Return the worth (K, J) of each candidate (K, J) to each job."""
         return self.worth[np.arange(candidates.shape[-1]), candidates]
