@@ -1,4 +1,4 @@
-"""Command line `slurm-ones …`: one module per command."""
+"""Command line `slurm-ones …`, with one module per command."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _GROUPS: dict[str, dict[str, str]] = {
     "Studies": {"simulate": "simulate", "study": "study"},
 }
 _MODULES = {name: module for group in _GROUPS.values() for name, module in group.items()}
-"""Module of each command, by the command's name."""
+"""Module that has the code of each command, by the command's name."""
 _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Command group that imports a command's module on demand, so that `why` does not wait for the imports of `run`."""
+    """Command group that imports the module of a command when it is called, so that `why` does not wait for `run`'s
+    imports."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)

@@ -1,6 +1,6 @@
-"""Parser of batch scripts as sbatch and the shell read them: directives, and calls of ones-run.
+"""Parser of batch scripts: reads their directives as sbatch does, and finds their calls of ones-run as the shell does.
 
-Parsing of directives was compared with sbatch 26.05, form by form (tests/test_batch_script.py).
+The forms of directives were compared with sbatch 26.05, one by one (tests/test_batch_script.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LONG = {
     "-a": "--array", "-c": "--cpus-per-task", "-d": "--dependency", "-n": "--ntasks", "-p": "--partition",
     "-q": "--qos", "-t": "--time", "-w": "--nodelist", "-x": "--exclude",
 }  # fmt: skip
-"""Long form of sbatch's short options, as far as checks need them."""
+"""Long form of sbatch's short options; only those that checks need."""
 _VALUED = (
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container",
     "core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error",
@@ -32,10 +32,10 @@ contiguous exclusive get-user-env help hold ignore-pbs no-kill no-requeue overco
 spread-job test-only use-min-nodes usage verbose version wait
 """
 NAMES = tuple(f"--{name}" for name in sorted([*" ".join(_VALUED).split(), *_BARE.split()]))
-"""Long options of sbatch. Any unambiguous prefix of one is accepted too."""
+"""All long options of sbatch. Like sbatch, the parser accepts a prefix that is unambiguous."""
 SAME = {"--tasks-per-node": "--ntasks-per-node"}
 BARE = {f"--{name}" for name in _BARE.split()} | {f"-{letter}" for letter in "HkOQshvVWI"}
-"""Options of sbatch without a value."""
+"""Options of sbatch that take no value."""
 
 _NEARLY = re.compile(r"\s+#SBATCH\b|\s*#\s+SBATCH\b|\s*#sbatch\b", re.ASCII)
 _HET = re.compile(r"\s*(hetjob|packjob)\s*")
@@ -48,32 +48,32 @@ class Weight(str, Enum):
 
     WARNING = "warning"
     ERROR = "error"
-    """The job is not resized, or does not do what its owner intends."""
+    """The job would not be resized, or would not do what its owner intends."""
 
 
 @dataclass(frozen=True)
 class ScriptFinding:
-    """Finding about a batch script, for its owner."""
+    """Error or warning about a batch script."""
 
     weight: Weight
     line: int
-    """Line of the script, from 1; 0 for the whole script."""
+    """Number of the line, from 1; 0 for the script as a whole."""
     text: str
 
 
 def error(line: int, text: str) -> ScriptFinding:
-    """Finding that keeps the job from being resized, or from doing what its owner intends."""
+    """Return an error: the job would not be resized, or would not do what its owner intends."""
     return ScriptFinding(Weight.ERROR, line, text)
 
 
 def warning(line: int, text: str) -> ScriptFinding:
-    """Finding that may not be what the owner intends."""
+    """Return a warning: the owner may not intend this."""
     return ScriptFinding(Weight.WARNING, line, text)
 
 
 @dataclass(frozen=True)
 class Command:
-    """Simple command of the shell in a batch script."""
+    """Command in a batch script, with its words."""
 
     line: int
     words: tuple[str, ...]
@@ -82,21 +82,21 @@ class Command:
     looped: bool = False
     background: bool = False
     follows: bool = False
-    """True if another command follows in the script."""
+    """True if the script has another command after this one."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Parsed batch script: its directives and commands."""
+    """Batch script, parsed into directives and commands."""
 
     options: dict[str, tuple[int, str]]
-    """Line and value of each option, by its long name; the last one counts, as in sbatch."""
+    """Line and value of each option, by its long name. If an option occurs twice, the last counts, as for sbatch."""
     body: tuple[tuple[int, str], ...]
-    """Lines with commands, and their numbers; continued lines are joined."""
+    """Number and text of each line with commands. Continued lines are joined."""
     findings: tuple[ScriptFinding, ...]
 
     def value(self, option: str) -> str:
-        """Value of an option; empty if the script does not set it."""
+        """Return the value of an option; empty if the script does not set it."""
         return self.options.get(option, (0, ""))[1]
 
     def line(self, option: str) -> int:
@@ -104,7 +104,7 @@ class Script:
 
     @property
     def warned(self) -> bool:
-        """True if `--signal` has Slurm send SIGUSR2 to only the batch shell before the time limit."""
+        """True if `--signal` makes Slurm send SIGUSR2 before the time limit, and only to the batch shell."""
         return _SIGNAL.fullmatch(self.value("--signal")) is not None
 
 
@@ -137,7 +137,7 @@ def read_script(text: str) -> Script:
 
 
 def _refused(text: str) -> Iterator[ScriptFinding]:
-    """Yield errors for which sbatch refuses the script."""
+    """Yield errors that would make sbatch refuse the script."""
     if text and not text.startswith("#!"):
         yield error(1, "sbatch refuses it: the first line must be #!/bin/bash, or another interpreter's")
     if "\r\n" in text:
@@ -146,7 +146,7 @@ def _refused(text: str) -> Iterator[ScriptFinding]:
 
 
 def _document(line: str) -> str:
-    """Delimiter that ends a here-document begun in this line; empty if none begins."""
+    """Return the word that ends a here-document, if one begins in this line; empty otherwise."""
     begun = re.search(r"<<-?\s*([\"']?)(\w+)\1", line)
     return begun[2] if begun and "<<<" not in line else ""
 
@@ -169,7 +169,8 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option, value) from sbatch's arguments, by long name if known; other words are yielded like options."""
+    """Yield (option, value) for each of sbatch's arguments, with the option's long name. Other words are yielded as
+    options."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -184,7 +185,7 @@ def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_bare(name: str) -> bool:
-    """True if an option, or a prefix of one, takes no value."""
+    """Return True if an option takes no value. It may be shortened."""
     return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
@@ -197,11 +198,11 @@ _ASSIGNS = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 _NAMED = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MOST = 4
-"""Largest depth of nested `sh -c` commands that is followed."""
+"""Most `sh -c` commands inside each other that are followed."""
 
 
 def commands(script: Script) -> list[Command]:
-    """Simple commands of the script, in order. Bodies of functions are read as if called in place."""
+    """Return the script's commands in order. The body of a function is read as if it were called at its definition."""
     variables: dict[str, str] = {}
     found: list[Command] = []
     loops = 0
@@ -221,7 +222,7 @@ def commands(script: Script) -> list[Command]:
 
 
 def _simple(line: str) -> list[tuple[list[str], str, str]]:
-    """Words of each command of a line, with the operators before and after the command."""
+    """Return the words of each command in a line, with the operators before and after the command."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     found: list[tuple[list[str], str, str]] = []
@@ -250,7 +251,8 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """Yield the command with its variables replaced; for a shell's `-c`, the commands in its text instead."""
+    """Yield the command with its variables replaced. If it is a shell with `-c`, yield the commands in the text after
+    that."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)
@@ -285,14 +287,14 @@ _SPEAK = {
     "echo", "printf", "which", "type", "command", "hash", "alias", "cat", "grep", "sed", "awk", "ls", "test", "[", "[[",
     "pip", "man", "module", "ml", "source", ".", "export", "cp", "mkdir", "cd", "tee",
 }  # fmt: skip
-"""Commands that may mention ones-run without calling it."""
+"""Commands that may name ones-run without calling it."""
 _ASKS = {"--version", "--dry-run", "--help", "-h", "--new-secret"}
 _LAUNCHERS = {
     "srun", "ibrun", "mpirun", "mpiexec", "torchrun", "accelerate", "deepspeed", "horovodrun", "aprun", "prun",
 }  # fmt: skip
 _CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "ch-run", "enroot"}
 _HAND_ON = {"exec", "env", "nice", "nohup", "stdbuf", "ionice", "numactl", "taskset", "chrt", "setsid", "time"}
-"""Commands that exec their arguments, so that a signal reaches the given command."""
+"""Commands that replace themselves by the command in their arguments, which then receives their signals."""
 
 
 @dataclass(frozen=True)
@@ -301,23 +303,24 @@ class Call:
 
     command: Command
     prefix: tuple[str, ...]
-    """Words before ones-run in the command."""
+    """Words of the command before ones-run."""
     arguments: tuple[str, ...]
 
     @property
     def launcher(self) -> str:
-        """Launcher in the prefix, such as srun; empty for none."""
+        """Launcher among these words, such as srun; empty if there is none."""
         return next((word for word in self.prefix if _is(word, _LAUNCHERS)), "")
 
     @property
     def container(self) -> str:
-        """Words of the prefix from the container's command on; empty without a container."""
+        """Words from the container's command on, such as `apptainer exec`; empty without a container."""
         at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
         return " ".join(self.prefix[at:]) if at >= 0 else ""
 
     @property
     def takes_over(self) -> bool:
-        """True if the batch shell is replaced by ones-run (`exec`), so that signals to it reach ones-run."""
+        """True if ones-run replaces the batch shell (`exec`), so that it receives the signals that Slurm sends to the
+        shell."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])
@@ -328,7 +331,7 @@ class Call:
 
 
 def calls(found: list[Command]) -> list[Call]:
-    """Calls of ones-run among the commands."""
+    """Return the calls of ones-run among these commands."""
     return [one for command in found if (one := _call(command)) is not None]
 
 
@@ -345,7 +348,7 @@ def _call(command: Command) -> Call | None:
 
 
 def requeues_itself(found: list[Command]) -> int:
-    """Line in which the script requeues the job or submits itself again; 0 for none."""
+    """Return the line in which the script requeues its job or submits itself again; 0 if there is none."""
     for one in found:
         text = " ".join(one.words)
         again = _is(one.words[0], {"sbatch"}) and re.search(r"\$\{?0\b|:\$\{?SLURM_(ARRAY_)?JOB_?ID\b", text)
@@ -355,7 +358,7 @@ def requeues_itself(found: list[Command]) -> int:
 
 
 def hands_on(found: list[Command]) -> bool:
-    """True if a trap forwards SIGUSR2 from the batch shell to a process."""
+    """Return True if a trap of the batch shell sends SIGUSR2 on to another process."""
     return any(
         one.words[0] == "trap"
         and len(one.words) > 2

@@ -1,9 +1,10 @@
-"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`: an owner acts on a job's size.
+"""Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`, by which owners change a job's
+size.
 
-A chosen size is a word in the job's comment (`size=8`), which Slurm lets the job's owner change at every site. The
-companion carries it out like its own decisions. The other three need no companion. `guests` moves a job's waiting
-blocks to its queue of guests. `estimate` asks Slurm for the start time of a similar job. `rehearse` orders a checkpoint
-and a restart at the job's present size, and reads the job's reports.
+`resize` and `pin` write the size into the job's comment (`size=8`), which Slurm allows its owner at every site. The
+companion then carries it out. `release` removes it. The other three need no companion. `guests` moves a job's waiting
+blocks to the queue for guests. `estimate` asks Slurm when a similar job would start. `rehearse` orders a checkpoint and
+a restart at the present size, and reads from the reports how long they took.
 """
 
 from __future__ import annotations
@@ -57,13 +58,16 @@ SizeArgument = Annotated[str, typer.Argument(metavar="SIZE", help="GPUs, such as
 
 
 def gpus_of(size: str) -> int:
-    """Parse a size given by the user into its number of GPUs; raises `BadInput`."""
+    """Return the number of GPUs in a size that a user wrote. Raises `BadInput`."""
     nodes, gpus = shape_of(size)
     return (nodes or 1) * gpus
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Parse a user's size into (nodes, GPUs per node), nodes 0 for a mere number of GPUs. Raises `BadInput`."""
+    """Return (nodes, GPUs per node) of a size that a user wrote. Raises `BadInput`.
+
+    If the user wrote only a number of GPUs, return (0, GPUs).
+    """
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -71,7 +75,7 @@ def shape_of(size: str) -> tuple[int, int]:
 
 
 def look(client: CommandClient, job_id: int) -> WholeJob:
-    """Read the job from Slurm. Raises `BadInput` if Slurm does not know it, else `SlurmError`."""
+    """Read a job from Slurm. Raises `BadInput` if Slurm does not know it, and `SlurmError` for other errors."""
     tasks: Sequence[SlurmJob] = ()
     with suppress(SlurmError):
         tasks = client.tasks(job_id)
@@ -87,19 +91,20 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def _whole_node(job: WholeJob) -> int:
-    """GPUs of a node by the settings, if Slurm shows none; 0 if the settings do not say."""
+    """Return the GPUs of a node that the settings name, for partitions whose GPUs Slurm does not show. 0 if they name
+    none."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0
 
 
 def _gpus_now(job: WholeJob) -> int:
-    """GPUs that the job holds; 0 unless it runs."""
+    """Return the GPUs that the job holds; 0 if it does not run."""
     return job.gpus or (_whole_node(job) * len(job.node_list) if job.running_blocks else 0)
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """Opt-in of a job that may be resized, from its comment; raises `BadInput` for any other job."""
+    """Return what the job's comment allows. Raises `BadInput` if the job cannot be resized."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -115,8 +120,10 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write the requested size into the job's comment; None removes it. Raises `BadInput` for a size outside the
-    comment's range, and `SlurmError` if Slurm refuses the change."""
+    """Write a size into the job's comment; None removes it.
+
+    Raises `BadInput` if the comment does not allow this size, and `SlurmError` if Slurm refuses the change.
+    """
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:
@@ -128,7 +135,7 @@ def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
 
 
 def _why(job_id: int, asked: float) -> str:
-    """Reason for the job's size, if a tick has succeeded since `asked` (Unix seconds); empty otherwise."""
+    """Return the reason of the job's size; empty if there was no tick after `asked` (Unix seconds)."""
     try:
         with store_of_reader(settings_of(None)) as store:
             live = read_live(store, only=[job_id])
@@ -145,7 +152,7 @@ def resize(
     size: SizeArgument,
     timeout: Annotated[float, typer.Option(help="Seconds after which the wish is taken back.")] = 600.0,
 ) -> None:
-    """Ask for a size, wait until the job has it, and leave the job to the companion again."""
+    """Give a job this size: wait until it has it, then leave its size to the companion again."""
     client, gpus = CommandClient(), gpus_of(size)
     now = look(client, job)
     if pinned := opted_in(now).size:
@@ -196,7 +203,7 @@ def pin(
         str, typer.Argument(metavar="[SIZE]", help="GPUs, or nodes × GPUs; its present size if left out.")
     ] = "",
 ) -> None:
-    """Have a job stay at a size until `slurm-ones release`."""
+    """Keep a job at a size until `slurm-ones release`."""
     client = CommandClient()
     now = look(client, job)
     if not size and not _gpus_now(now):
@@ -217,9 +224,10 @@ def release(job: JobArgument) -> None:
 
 @command
 def guests(job: JobArgument) -> None:
-    """Move the waiting blocks of a job of yours to the queue that its comment names (guests=partition:NAME).
+    """Move the waiting blocks of your job to the queue that its comment names (guests=partition:NAME).
 
-    They then join the job. On compute nodes with Slurm's commands `ones-run` does it itself."""
+    There they start, and join the job. If compute nodes have Slurm's commands, `ones-run` does this itself.
+    """
     client = CommandClient()
     whole = look(client, job)
     if whole.uid != os.geteuid():
@@ -254,18 +262,18 @@ _START = re.compile(r"to start at (\S+)")
 
 @dataclass(frozen=True)
 class Wait:
-    """Slurm's estimate of the wait at one size."""
+    """Time that Slurm expects a job of one size to wait."""
 
     gpus: int
     nodes: int
     gpus_per_node: int
     wait_s: float | None
-    """Seconds until a new job of this size would start; None without an estimate by Slurm."""
+    """Seconds until a new job of this size would start; None if Slurm does not say."""
     note: str = ""
 
 
 def start_of(answer: str) -> float | None:
-    """Start time in the output of `sbatch --test-only`, Unix seconds; None if it has none."""
+    """Return the start time (Unix seconds) that `sbatch --test-only` printed; None if it printed none."""
     match = _START.search(answer)
     if match is None:
         return None
@@ -276,7 +284,7 @@ def start_of(answer: str) -> float | None:
 
 
 def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
-    """Command `sbatch --test-only` for a job like this one at another shape; nothing is submitted."""
+    """Return the command `sbatch --test-only …` for a similar job of another shape. It submits nothing."""
     home = job.home
     kind = f"{home.kind}:" if home.kind and home.of_one_kind else ""
     argv = ["sbatch", "--test-only", f"--partition={','.join(home.partitions)}", f"--nodes={nodes}"]
@@ -288,7 +296,7 @@ def test_command(job: WholeJob, nodes: int, gpus_per_node: int) -> list[str]:
 
 
 def waits(client: CommandClient, job: WholeJob, shapes: list[tuple[int, int]]) -> list[Wait]:
-    """Slurm's estimates for these shapes (nodes, GPUs per node)."""
+    """Return Slurm's estimate for each of these shapes (nodes, GPUs per node)."""
     found = []
     for nodes, gpus in shapes:
         size = (nodes * gpus, nodes, gpus)
@@ -309,9 +317,9 @@ def estimate(
     sizes: Annotated[list[str], typer.Argument(metavar="SIZE…", help="GPUs, such as 8, or nodes × GPUs, such as 2x4.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Ask Slurm when a job like this one would start at other sizes, from now; nothing is submitted.
+    """Ask Slurm when a job like this one would start at other sizes. Nothing is submitted.
 
-    A resize by a requeue waits about so long. One by blocks trains on meanwhile, and waits only for the difference.
+    A resize by a requeue would wait about as long. With blocks, the job trains on while the new blocks wait.
     """
     client = CommandClient()
     now = look(client, job)
@@ -346,20 +354,20 @@ BILL = {
     "first_step_s": "first step",
     "standstill_s": "pause of training",
 }
-"""Parts of the cost of one checkpoint and restart, and their titles. The checkpoint counts from the order, the launch
-from the batch script to the ranks' first report. The pause lasts from the step before to the end of the first step
-after."""
+"""Parts of the cost of a checkpoint and restart, and their titles. The checkpoint begins with the order. The launch
+lasts from the start of the batch script to the ranks' first report. The pause lasts from the last step before to the
+end of the first step after."""
 
 
 class OwnReports:
-    """Reader of a job's reports for the job's owner."""
+    """Reader of a job's reports, for the owner of the job."""
 
     def __init__(self) -> None:
         self._lines: dict[int, list[ReportLine]] = {}
         self._at: dict[int, tuple[int, int]] = {}
 
     def of(self, job: WholeJob, restart: int) -> list[ReportLine]:
-        """Return all reports of a run so far. Raises `BadInput` if they cannot be read."""
+        """Return all reports that a run has written so far. Raises `BadInput` if they cannot be read."""
         offset, number = self._at.get(restart, (0, 0))
         found, _ = read_reports(job, restart, offset, number, now=time.time())
         lines = self._lines.setdefault(restart, [])
@@ -377,9 +385,10 @@ def _wait(what: str, seconds: float, holds: Callable[[], bool]) -> None:
 
 
 def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Callable[[str], None]) -> dict[str, float]:
-    """Carry out one checkpoint and restart; return the seconds of each part of `BILL`, and the checkpoint's bytes.
+    """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the checkpoint's
+    bytes.
 
-    Raises `BadInput` if the job does not take part, `SlurmError` if Slurm refuses or does not answer.
+    Raises `BadInput` if the job does not do it, and `SlurmError` if Slurm refuses or does not answer.
     """
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)
@@ -444,7 +453,7 @@ def rehearse(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for each part.")] = 300.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Try a resize: one checkpoint and restart of a running job at the size that it has, and the bill."""
+    """Try one checkpoint and restart of a running job at its present size, and print how long each part takes."""
     client = CommandClient()
     now = look(client, job)
     opted_in(now)

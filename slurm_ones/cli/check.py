@@ -1,6 +1,6 @@
-"""Command `slurm-ones check`: reports before submission how elastic the job of a batch script or comment would be.
+"""Command `slurm-ones check`: says before submission if the companion could resize the job of a script or comment.
 
-Options from the command line, the environment and site plugins are not seen; only the script is read.
+Only the script is read. Options from the command line, the environment or a site's plugins are unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slurm_ones.slurm.fields import tasks_of
 from slurm_ones.text import counts, described, minute
 
 PLACEHOLDER = "EDIT"
-"""Value in our templates that the user has to fill in; Slurm refuses it."""
+"""Text in our templates that the user must replace. Slurm refuses it."""
 
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
@@ -45,13 +45,13 @@ _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a check: the job's opt-in, first shape, directory and findings."""
+    """Result of a check."""
 
     optin: OptIn | None
     shape: tuple[int, int] | None
-    """Nodes and GPUs per node of the job's first run; None if the script does not give them. 0 GPUs: whole nodes."""
+    """Nodes and GPUs per node of the first run; None if the script does not say. 0 GPUs stand for whole nodes."""
     directory: str
-    """Directory of the job's reports and checkpoints."""
+    """Directory for the job's reports and checkpoints."""
     findings: tuple[ScriptFinding, ...]
 
     @property
@@ -62,7 +62,7 @@ class Verdict:
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """Parse a comment into its opt-in and findings; `line` is the comment's line."""
+    """Return what a comment allows, and the findings about it. `line` is the comment's line in the script."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -78,7 +78,7 @@ def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, 
 
 
 def examine(text: str) -> Verdict:
-    """Check the text of a batch script."""
+    """Check a batch script, given its text."""
     script = read_script(text)
     given = script.options.get("--comment")
     optin, found = comment_findings(given and given[1], script.line("--comment"))
@@ -99,13 +99,14 @@ REFUSED = {
     "--gpus-per-task": "say how many a node takes: --nodes and --gres=gpu:N",
     "--gpus-per-socket": "say how many a node takes: --nodes and --gres=gpu:N",
 }
-"""Options that keep a job from being resized, and the reason; so does every other option that begins with --ntasks."""
+"""Options with which a job cannot be resized, and the reason. The same holds for all options that begin with
+--ntasks."""
 WANTED = {
     "--requeue": "no --requeue: whether Slurm may requeue it depends on the site",
     "--open-mode": "no --open-mode=append: each start truncates the job's log",
     "--signal": "no --signal=B:USR2@120: its time limit ends it without a checkpoint",
 }
-"""Options that an elastic job should have, and the loss without each."""
+"""Options that an elastic job should have, and what happens without them."""
 
 
 def _form(script: Script) -> Iterator[ScriptFinding]:
@@ -180,7 +181,7 @@ def _launch(script: Script, optin: OptIn | None) -> Iterator[ScriptFinding]:
 
 
 def _dies(call: Call | None) -> Iterator[ScriptFinding]:
-    """Warn about a call of ones-run that does not receive the batch shell's SIGUSR2."""
+    """Warn if ones-run does not receive the SIGUSR2 that Slurm sends to the batch shell."""
     if call is None:
         return
     text = "--signal=B:USR2 kills the batch shell, which is not ones-run here: write exec ones-run …"
@@ -192,7 +193,7 @@ def _dies(call: Call | None) -> Iterator[ScriptFinding]:
 
 
 def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
-    """Warn about two trainings in one job directory."""
+    """Warn if two trainings would use the same job directory."""
     own = sum(match is not None and match[1] == "DIR" for match in (_JOB_DIR.search(line) for _, line in script.body))
     ran = [call for call in launches if not call.takes_over]
     looped = next((call for call in ran if call.command.looped), None)
@@ -203,7 +204,8 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Type and number of GPUs per node that the script requests; empty type for any, 0 GPUs for whole nodes."""
+    """Return type and number of GPUs per node that the script requests. The type is "" for any, the number 0 for whole
+    nodes."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):
@@ -244,7 +246,7 @@ MOST_BYTES = 1 << 20
 
 
 def _allowed(optin: OptIn) -> str:
-    """Describe the opt-in in words."""
+    """Describe what the comment allows."""
     name, limits = ("nodes", optin.nodes) if optin.nodes else ("GPUs", optin.gpus)
     size = f"{limits[0]} to {limits[1]} {name}" if limits else "its size"
     size += f" in steps of {optin.step}" if optin.step > 1 else ""
@@ -279,7 +281,7 @@ def _examined(what: str) -> Verdict:
 
 
 def _limits(path: Path) -> StrategyLimits | None:
-    """Read the training strategy's limits from a job's spec.json; raises `BadInput`."""
+    """Return the limits of the training strategy in a job's spec.json. Raises `BadInput`."""
     try:
         with path.open("rb") as file:
             return decode_spec(file.read(MAX_SPEC + 1)).limits
@@ -288,7 +290,7 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Findings against the comment's range and the first size, by the strategy's limits in an earlier run."""
+    """Return findings if the comment's range or the first size does not fit the strategy's limits in an earlier run."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None
@@ -309,7 +311,8 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn if the comment's range has sizes that the strategy cannot use, which is unknown before the first run."""
+    """Warn if the comment allows sizes that the strategy cannot use. Before the first run, the companion does not know
+    this."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:
@@ -325,7 +328,7 @@ def check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how far a job would be elastic. Exit code 0: it would be; 1: it would not, or something stands against it."""
+    """Check if a job could be resized. Exit code 0: it could; 1: it could not, or there are warnings."""
     verdict = _examined(what)
     limits = _limits(spec) if spec is not None else None
     if limits is not None:

@@ -1,4 +1,4 @@
-"""Parts shared by all commands: settings, store, output, error handling, and parsing of times."""
+"""Code that several commands use: settings, store, output, errors, and times."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """True if the standard stream is a terminal; Python has None for a closed one."""
+    """Return True if this standard stream is a terminal. Python has None for a closed stream."""
     return stream is not None and stream.isatty()
 
 
@@ -56,7 +56,7 @@ DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, i
 
 
 def say(line: str, width: int = 10_000) -> None:
-    """Print a line, with control characters replaced."""
+    """Print a line. Control characters are replaced."""
     console.print(plain(line, width), markup=False, soft_wrap=True)
 
 
@@ -67,7 +67,7 @@ def complain(text: str) -> None:
 
 
 def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
-    """Table for a command's output; columns in `right` are right-aligned."""
+    """Return a table for a command's output. Columns named in `right` are right-aligned."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", **options)
@@ -76,8 +76,10 @@ def grid(*titles: str, right: Collection[str] = (), **options: Any) -> Table:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Context in which the first SIGTERM or SIGHUP raises KeyboardInterrupt, as Ctrl-C does. The next are ignored: a
-    terminal that closes sends several. Under nohup SIGHUP stays ignored."""
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does.
+
+    Only the first signal counts, since a terminal that closes sends several. Under nohup, SIGHUP stays ignored.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     ours = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
 
@@ -96,7 +98,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a command: expected errors end in a line and exit code 2, or 1 if merely nothing was seen yet."""
+    """Wrap a command: an expected error prints a line and exits with code 2, or 1 if nothing has been seen yet."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,7 +112,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_outputs(figures: Path | None, html: Path | None) -> None:
-    """Raise `BadInput` if output files could not be written, before the work begins instead of after it."""
+    """Raise `BadInput` if the output files cannot be written. So a long command fails at once, not at its end."""
     for option, path in (("--figures", figures), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
             raise BadInput(f"{option}: {path} cannot be written")
@@ -119,7 +121,7 @@ def check_outputs(figures: Path | None, html: Path | None) -> None:
 
 
 def job_number(text: str) -> int:
-    """Parse a job id; the id of a task, such as 4711_3, gives its array's id."""
+    """Return a job id. Of a task, such as 4711_3, it is the array's id."""
     match = re.fullmatch(r"([0-9]{1,15})(?:_[0-9]{1,9})?", text)
     if match is None:
         raise typer.BadParameter(f"{plain(text, 40)!r} is no job id")
@@ -127,7 +129,7 @@ def job_number(text: str) -> int:
 
 
 def settings_of(config: Path | None, database: str = "") -> Settings:
-    """Settings from the settings file, with the database of the command line in place of theirs."""
+    """Return the settings in a file. If the command line names a database, it replaces theirs."""
     settings = load(config)
     if not database:
         return settings
@@ -135,7 +137,8 @@ def settings_of(config: Path | None, database: str = "") -> Settings:
 
 
 def without_password(url: str) -> str:
-    """Return the URL. Raises `ConfigError` if it has a password, which all users could read in a command."""
+    """Return the URL. Raises `ConfigError` if it has a password, which all users could read in the list of
+    processes."""
     if names_password(url):
         raise ConfigError(
             "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
@@ -145,12 +148,13 @@ def without_password(url: str) -> str:
 
 
 def reading_store(settings: Settings) -> Store:
-    """Open the job database for reading. If the settings name no cluster, it must hold only one."""
+    """Open the job database for reading. If the settings name no cluster, the database may have only one."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """Open the job database for writing; create it if absent. Only `db upgrade` changes another schema."""
+    """Open the job database for writing, and create it if it does not exist. A schema of another version is not
+    changed."""
     if migrate.current(settings.database_url) is None:
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
             backend = backend_of(settings.database_url)
@@ -164,7 +168,7 @@ def own_store(settings: Settings, cluster: str) -> Store:
 
 
 def published_for(settings: Settings) -> Path | None:
-    """Folder with this user's published jobs; None if there is none, or the user may read the database."""
+    """Return the folder with the published jobs; None if there is none, or this user may read the database."""
     folder, uid = settings.views_folder, os.geteuid()
     if folder is None or uid == 0:
         return None
@@ -181,10 +185,9 @@ def published_for(settings: Settings) -> Path | None:
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
-    """Open the job database for reading, or, for a user without access, the file that the companion published. `named`:
-    the command line names the database, so no published file replaces it.
+    """Open the job database for reading. If the user may not, open the file that the companion published for the user.
 
-    Raises `NotSeenYet` if the user has neither.
+    If the command line names the database (`named`), no file replaces it. Raises `NotSeenYet` if there is neither.
     """
     folder = None if named else published_for(settings)
     if folder is None:
@@ -207,13 +210,13 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
 
 
 def is_view(settings: Settings, store: Store) -> bool:
-    """True if the store is a file published for a single user."""
+    """Return True if the store is a file that was published for one user."""
     folder = settings.views_folder
     return folder is not None and Path(store.place).parent == folder
 
 
 def job_ids(incomplete: str) -> list[tuple[str, str]]:
-    """Ids and names of open jobs for shell completion, as far as the user may see them."""
+    """Return ids and names of jobs that have not ended, for shell completion."""
     try:
         with store_of_reader(settings_of(None)) as store:
             found = store.job_summaries(ended=0)
@@ -224,23 +227,23 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}
-"""Options of a typer argument with a job id: parser, name and completion."""
+"""Options for an argument of typer that is a job id: how to parse it, its name, and its completion."""
 JobArgument = Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", **JOB_ID)]
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON on stdout; dataclasses become objects."""
+    """Print a value as JSON. Dataclasses become objects."""
     sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def person() -> str:
-    """Login name of this process's user; after sudo, both users' names."""
+    """Return the login name of this process's user. After sudo, return both names."""
     user, before = getpass.getuser(), os.environ.get("SUDO_USER", "")
     return f"{before} as {user}" if before and before != user else user
 
 
 def record_action(store: Store, action: str, detail: str = "") -> None:
-    """Record in the database that this user carries out `action`."""
+    """Record in the database that this user did `action`."""
     store.add_action(ActionRecord(time.time(), person(), action, detail))
 
 
@@ -251,7 +254,7 @@ TIMES = "a date, a date and time, how long ago (7d, 36h), or Unix seconds"
 
 
 def length(text: str, what: str = "") -> float:
-    """Parse a duration such as 36h, 7d or 2w into seconds. Raises `BadInput` with a message that begins with `what`."""
+    """Return the seconds in a duration such as 36h, 7d or 2w. Raises `BadInput`; `what` begins its message."""
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
         raise _bad(text, what, "is no length of time: write a number and s, m, h, d or w, such as 7d")
@@ -259,8 +262,11 @@ def length(text: str, what: str = "") -> float:
 
 
 def moment(text: str, what: str = "", now: float | None = None) -> float:
-    """Parse a date into Unix seconds, such as 2026-11-22 or 2026-11-22T18:00 (local unless a zone is given). A duration
-    before `now` and Unix seconds are accepted too. Raises `BadInput` with a message that begins with `what`."""
+    """Return a moment in Unix seconds. Raises `BadInput`; `what` begins its message.
+
+    The text may be a date such as 2026-11-22 or 2026-11-22T18:00, which is local time unless it has a zone. It may also
+    be the duration from then to `now`, or Unix seconds.
+    """
     word = text.strip()
     if _LENGTH.fullmatch(word):
         return (time.time() if now is None else now) - length(word)
@@ -281,7 +287,7 @@ def moment(text: str, what: str = "", now: float | None = None) -> float:
 
 
 def span(since: str, until: str) -> tuple[float, float]:
-    """Parse a past time span into its begin and end; the end is now unless `until` is given. Raises `BadInput`."""
+    """Return begin and end of a past time. Without `until` it ends now. Raises `BadInput`."""
     now = time.time()
     began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
     if not 0 <= began < ended <= now:

@@ -42,9 +42,10 @@ _BARS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Ti
 @app.command()
 @command
 def upgrade(config: ConfigOption = None, database: DatabaseOption = "") -> None:
-    """Create the database, or upgrade it to this version's schema (SQLite: a copy is kept next to the file).
+    """Create the database, or upgrade its schema to this version. For SQLite, a copy of the old file is kept next to
+    it.
 
-    All steps are one transaction: stopped in the middle, it changed nothing, and is run again.
+    The upgrade is one transaction. If it is interrupted, nothing has changed, and it can be run again.
     """
     url = settings_of(config, database).database_url
     place = backend_of(url).place
@@ -61,10 +62,10 @@ def copy(
     source: Annotated[str, typer.Argument(help="URL of the database to copy.")],
     target: Annotated[str, typer.Argument(help="URL of the database to copy to; created if it does not exist.")],
 ) -> None:
-    """Move a site to another database, from SQLite to PostgreSQL or back, and verify every table's count and checksum.
+    """Copy a database, from SQLite to PostgreSQL or back, and compare each table's number of rows and checksum.
 
-    The companion may run meanwhile. Stop it, run this once more, which brings the rest, and name the new database in
-    its settings. A copy that was interrupted goes on from there. Passwords come from ~/.pgpass, PGPASSWORD or a
+    The companion may run meanwhile. Then stop it, run this command again to copy what is new, and name the new database
+    in the settings. An interrupted copy continues if it is run again. Passwords come from ~/.pgpass, PGPASSWORD or a
     service file.
     """
     with Progress(*_BARS, console=errors, transient=True) as bars:
@@ -92,9 +93,10 @@ def export(
     config: ConfigOption = None,
     database: DatabaseOption = "",
 ) -> None:
-    """Copy each user's own jobs, and what belongs to them, to a database file of theirs (SQLite, mode 0640).
+    """Copy the jobs of one user, or of each user, to a database file (SQLite, mode 0640).
 
-    Files appear whole, in place of older exports and of nothing else. Run as root, each belongs to its user.
+    A file replaces only an older export, and only once it is complete. If root runs this, each file belongs to its
+    user.
     """
     if bool(user) != (file is not None) or bool(user) == (to is not None):
         raise ConfigError("name one user and a file (--user NAME FILE), or a directory for all (--to DIR)")
@@ -134,10 +136,10 @@ def maintain(
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Reduce old rows, while the companion runs. What learning reads stays.
+    """Reduce old rows, even while the companion runs. Rows that learning uses are kept.
 
-    May be stopped at any time, and goes on from there. Jobs that have not ended are left alone. A file keeps its
-    size: what becomes free in it is used for new rows.
+    Only rows of jobs that have ended are reduced. The command may be stopped at any time; the next one continues. An
+    SQLite file does not become smaller, but new rows use the space that is freed.
     """
     settings = settings_of(config, database)
     ages = ages_of(settings, older_than, hours_older_than, forget_older_than)
@@ -162,7 +164,7 @@ _STEPS = {"hours": "runs, by the hour", "minutes": "runs, by the minute", "decis
 
 
 def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_older_than: str) -> Ages:
-    """Ages from the settings, replaced by those that the command line gives."""
+    """Return the ages in the settings, with those of the command line in their place."""
     kept, day = settings.retention, UNITS["d"]
     forget_s = None if kept.forget_after_days is None else kept.forget_after_days * day
     return Ages(
@@ -173,7 +175,7 @@ def ages_of(settings: Settings, older_than: str, hours_older_than: str, forget_o
 
 
 def summary(done: Done, dry: bool) -> list[str]:
-    """Lines about the result of a maintenance, or of a dry run."""
+    """Return lines on what a maintenance has done, or would do."""
     if not (done.removed or done.rows):
         return ["nothing to do: no job that ended has rows that old"]
     were = "would be" if dry else "were"

@@ -22,7 +22,7 @@ from slurm_ones.demo.run import Demo, page_file, prepare, samples_line, torch_ve
 from slurm_ones.show import page_lacks
 
 TAKES_S = 90
-"""Duration of a demo on two cores, s, as measured (see the documentation)."""
+"""Seconds that a demo takes on two cores, as measured."""
 
 
 @command
@@ -34,7 +34,7 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any that is free.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Fewer and shorter trainings.", hidden=True)] = False,
 ) -> None:
-    """Watch trainings grow and shrink on this machine: no Slurm, no root, no GPU needed."""
+    """Watch trainings grow and shrink on this machine. It needs no Slurm, no root and no GPU."""
     folder = (directory or Path(tempfile.mkdtemp(prefix="slurm-ones-demo-"))).absolute()
     prepare(folder)
     torch, lacks = torch_version(), page_lacks()
@@ -60,7 +60,7 @@ def demo(
 
 
 def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[str], opens: bool, port: int) -> int:
-    """Run a demo to its end, and return its exit code."""
+    """Run a demo, and return its exit code."""
     began = time.time()
 
     def at(when: float, line: str) -> None:
@@ -90,7 +90,7 @@ def _run(folder: Path, jobs: tuple[DemoJob, ...], simulated: int, lacks: list[st
 
 
 def _report(folder: Path, running: Demo, *, page: bool) -> bool:
-    """Print the report; return True if every training used each of its samples once."""
+    """Print the report. Return True if each training used every sample of an epoch once."""
     say("")
     for one in running.submitted:
         report(job=one.job_id, config=running.settings)
@@ -111,5 +111,5 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
 
 
 def can_open() -> bool:
-    """True if a browser would open in a window instead of this terminal."""
+    """Return True if a browser would open its own window, and not run in this terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""Command `slurm-ones doctor`: checks a site and advises on obstacles."""
+"""Command `slurm-ones doctor`: checks a site, and says what to change."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slurm_ones.text import safe
 
 OLDEST = (21, 8)
 MOST_NEAR = 5
-"""Most jobs listed whose comments nearly opt in."""
+"""Most jobs that are listed because their comments almost opt in."""
 
 
 def _version(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
@@ -128,7 +128,7 @@ def _blocks(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _plugin(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Report scripts of the plugin that Slurm should run but that do not exist."""
+    """Check that Slurm finds the plugin's scripts that it should run."""
     config = client.config()
     path = Path(config.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent / JOB_SUBMIT
     if names_lua(config.get("JobSubmitPlugins", "")) and not path.exists():
@@ -162,7 +162,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Check whether jobs find the spool by themselves, as far as this host shows."""
+    """Check that jobs can find the spool without settings, as far as this machine shows."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())
@@ -188,7 +188,7 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check what users can see; `_database` is for users who may open the database."""
+    """Check what users can see who may not open the database. For other users there is `_database`."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None
@@ -231,7 +231,7 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _comments(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Report jobs of this user, or of all, whose comments nearly opt in."""
+    """List jobs whose comments almost opt in: this user's, or those of all users."""
     jobs = client.snapshot().jobs.values()
     mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
     for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
@@ -254,7 +254,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[SiteFinding]], ...] = 
 
 
 def examine(client: SlurmClient, settings: Settings) -> list[SiteFinding]:
-    """All findings about a site; a check that fails is a finding too."""
+    """Return all findings about a site. If a check fails, the error is a finding."""
     found: list[SiteFinding] = []
     for check in _CHECKS:
         try:
@@ -271,7 +271,7 @@ def doctor(
     guests: Annotated[bool, typer.Option("--guests", help="Check only what guests need of Slurm.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check this site and say what to do where it does not fit. Exit code 1 when something is bad."""
+    """Check this site, and say what to change. Exit code 1: something is bad."""
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})

@@ -1,4 +1,4 @@
-"""Checks of `slurm-ones doctor --guests`: what Slurm lacks for guests, as lines for slurm.conf and sacctmgr."""
+"""Checks of `slurm-ones doctor --guests`: what Slurm's configuration lacks for guests, with the missing lines."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from slurm_ones.slurm.fields import seconds
 from slurm_ones.slurm.model import Partition, Quotas
 
 GRACE_S = 60
-"""GraceTime that the checks recommend, s: more than one training step."""
+"""Seconds of GraceTime that the checks recommend; they are enough for a training step."""
 LONG_EXEMPT_S = 60.0
-"""Longest PreemptExemptTime that is accepted without a warning, s. Beyond it Slurm preempts no guest for that long, so
-that rigid jobs wait for guests as for any other job."""
+"""Seconds of PreemptExemptTime above which there is a warning. During that time after its start, a guest is not
+preempted, and other jobs wait for it."""
 WANTED = ("youngest_first", "send_user_signal", "reclaim_licenses")
-"""Options of PreemptParameters: the youngest guest goes first, its script gets a signal, licences are reclaimed."""
+"""Options of PreemptParameters: preempt the youngest guest first, send a signal to its script, and reclaim licences."""
 OLD_WANTED = ("preempt_youngest_first", "preempt_send_user_signal")
-"""Equivalent options of SchedulerParameters, for a Slurm that fails at the line PreemptParameters."""
+"""The same options in SchedulerParameters, for releases of Slurm that do not know PreemptParameters."""
 
 
 LATELY_S = 30 * 86400.0
-"""Age up to which checkpoints count, s."""
+"""Seconds for which a checkpoint counts as recent."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class SiteFinding:
     """Result of one check of a site."""
 
     verdict: str
-    """Verdict: ok, note (works with a remark) or bad."""
+    """Verdict: "ok", "note" (it works, with a remark) or "bad"."""
     what: str
     found: str
     advice: str = ""
-    """Advice to the administrator; empty for none."""
+    """Advice to the admin; empty if there is none."""
     lines: tuple[str, ...] = ()
-    """Missing lines of slurm.conf, or commands of sacctmgr."""
+    """Lines that slurm.conf lacks, or commands of sacctmgr."""
 
 
 ok, note, bad = (partial(SiteFinding, verdict) for verdict in ("ok", "note", "bad"))
 
 
 class PreemptedQos(NamedTuple):
-    """QOS as sacctmgr shows it."""
+    """A QOS, as sacctmgr shows it."""
 
     name: str
     priority: int = 0
@@ -63,26 +63,26 @@ class PreemptedQos(NamedTuple):
 
 
 class GuestSite(NamedTuple):
-    """Slurm's settings for preemption at a site."""
+    """Parts of a site's Slurm configuration that concern preemption."""
 
     config: Mapping[str, str]
     partitions: Mapping[str, Partition]
     qos: Mapping[str, PreemptedQos]
-    """QOS by name; empty without accounting."""
+    """QOS by name; empty if the site has no accounting."""
     quotas: Quotas = Quotas()
     associations: frozenset[tuple[str, str]] = frozenset()
-    """Associations as (account, user)."""
+    """Associations of users: (account, user)."""
     checkpoint: tuple[int, float] | None = None
-    """Job id and seconds of the slowest recent checkpoint for a change of shape; None without one."""
+    """(job id, seconds) of the slowest recent checkpoint that was written for a resize; None if there was none."""
 
     def value(self, name: str) -> str:
-        """Setting from slurm.conf; "" if unset."""
+        """Return a setting of slurm.conf; "" if it is not set."""
         text = self.config.get(name, "")
         return "" if text in ("(null)", "N/A") else text
 
 
 def read_site(client: SlurmClient, settings: Settings) -> GuestSite:
-    """Read the settings from Slurm, from its accounting and the job database if available."""
+    """Read the configuration from Slurm, and from its accounting and the job database if there are any."""
     fields = "name,priority,preempt,preemptmode,gracetime,preemptexempttime"
     qos = {row[0]: _qos(*row) for row in sacctmgr("qos", fields=fields)}
     associations = frozenset((row[0], row[1]) for row in sacctmgr("associations", fields="account,user") if row[1])
@@ -105,7 +105,7 @@ def _qos(name: str, priority: str, preempts: str, mode: str, grace: str, exempt:
 
 
 def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
-    """Rows of `sacctmgr show`; empty without accounting."""
+    """Return the rows that `sacctmgr show` prints; none if the site has no accounting."""
     command = ["sacctmgr", "-nP", "show", *asked, f"format={fields}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -118,7 +118,7 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. Without settings for guests, check the recipe that fits the site."""
+    """Yield all findings about guests. If the settings have none for guests, check the recipe that suits the site."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -166,7 +166,7 @@ def _general(site: GuestSite, settings: Settings, *, by_qos: bool) -> Iterator[S
 
 
 def _parameters(site: GuestSite) -> SiteFinding:
-    """Check the choice of preempted guests; a Slurm that does not show PreemptParameters does not know it."""
+    """Check which guests are preempted first. A Slurm that does not show PreemptParameters does not know it."""
     name, wanted = (
         ("PreemptParameters", WANTED) if "PreemptParameters" in site.config else ("SchedulerParameters", OLD_WANTED)
     )
@@ -178,7 +178,7 @@ def _parameters(site: GuestSite) -> SiteFinding:
 
 
 def _by_qos(site: GuestSite, name: str, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check a QOS of guests; `lent` names the QOS and partitions of all guests, which preempt nobody."""
+    """Check a QOS of guests. `lent` has the names of all QOS and partitions for guests; these need not preempt."""
     set_it = f"sacctmgr -i modify qos {name} set"
     if not site.qos:
         yield bad(f"QOS {name}", "there is no accounting", 'use a partition: partition = "scavenge"')
@@ -212,8 +212,10 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """Return (present grace time, reason why it is too short, recommended GraceTime in s); None if it suffices. The
-    recommendation is 1.5 times the slowest checkpoint."""
+    """Return (present grace time, why it is too short, recommended GraceTime in s); None if it is long enough.
+
+    1.5 times the slowest checkpoint is recommended.
+    """
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None
@@ -251,8 +253,10 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 
 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check partitions over the same nodes that lend nothing, once `base` has this tier: the PreemptMode of slurm.conf
-    holds for their jobs too."""
+    """Check if other partitions on the same nodes would have their jobs preempted, once `base` has this tier.
+
+    slurm.conf's PreemptMode holds for them unless they set their own.
+    """
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}
     none_yet = site.value("PreemptMode").upper() in ("", "OFF")

@@ -1,4 +1,4 @@
-"""Commands `slurm-ones import …`: import of history from elsewhere into the job database."""
+"""Commands `slurm-ones import …`, which read history from other sources into the job database."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ app = typer.Typer(add_completion=False, help="Import the past from other sources
 SINCE = "90d"
 """Default of the option `--since`."""
 AT_ONCE = 500
-"""Jobs stored per transaction, small enough that a companion never waits for long."""
+"""Jobs that are stored in one transaction. They are so few that a companion never waits long."""
 SHOWN, MOST_BAD = 20, 10_000
-"""Most bad rows that are shown, and most that are kept."""
+"""Most bad rows that are shown, and most that are remembered."""
 
 LEARNED = (
     "Learning does not use these jobs: accounting tells neither speeds nor losses, without which no throughput or "
@@ -57,26 +57,26 @@ class Read:
     stored: Imported = field(default_factory=Imported)
     rows: int = 0
     bad: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Text of each bad row, by reason and by the row's beginning."""
+    """Text about each bad row, by (reason, beginning of the row)."""
     left: int = 0
-    """Number of requeued jobs that have not ended."""
+    """Number of requeued jobs that have not ended yet."""
     first: float = inf
     last: float = -inf
-    """First and last submission time, Unix seconds."""
+    """Latest submission, Unix seconds; `first` is the earliest."""
 
 
 class AccountingPiece(NamedTuple):
-    """Accounting rows that are read together."""
+    """Rows of accounting that are read together."""
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Time up to which all ended runs are in this piece or an earlier one, Unix seconds."""
+    """Unix time before which all runs that ended are in this piece or an earlier one."""
     place: str
-    """Description of a bad row's place, with {} for its number."""
+    """Text that says where a bad row is, with {} for its number."""
 
 
 def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPiece]:
-    """Split a span of accounting into pieces of one day."""
+    """Yield the accounting of each day."""
     for start, end in days(since, until):
         # A job that ends in the last second of the last piece ended before now.
         by = end if end < until else end + 1.0
@@ -84,7 +84,7 @@ def pieces_of(sacct: Sacct, since: float, until: float) -> Iterator[AccountingPi
 
 
 def bring(pieces: Sequence[AccountingPiece], store: Store, bars: Progress) -> Read:
-    """Read accounting pieces one by one, and store the jobs that ended in them."""
+    """Read the pieces of accounting, one after the other, and store the jobs that ended in them."""
     read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     task = bars.add_task("accounting", total=len(pieces))
     for piece in pieces:
@@ -129,10 +129,10 @@ def sacct(
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Read Slurm's accounting, so that a new site starts with its own arrival rate and run times.
+    """Read Slurm's accounting, so that a new site knows its own rate of submissions and its run times.
 
-    Takes every user's jobs that have ended, as far as you may see them. May be repeated: what is known stays, and jobs
-    that the companion has seen are left as they are. Rows that cannot be believed are named, and the rest stored.
+    All jobs that have ended are read, of all users whom you may see. The command may be repeated. Jobs that are stored
+    already, or that the companion has seen, stay as they are. Rows that cannot be right are listed and not stored.
     """
     settings, (began, ended) = settings_of(config, database), span(since or SINCE, until)
     if file is not None and (since or until):
@@ -166,7 +166,7 @@ def sacct(
 
 
 def summary(read: Read) -> list[str]:
-    """Describe the result of an import, in lines."""
+    """Return lines on the result of an import."""
     done = read.stored
     bad = f", {len(read.bad)} of them bad" if read.bad else ""
     return [
@@ -176,7 +176,7 @@ def summary(read: Read) -> list[str]:
 
 
 def described(work: PastWorkload) -> list[str]:
-    """Describe the imported workload, in lines."""
+    """Return lines on the imported workload."""
     kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
     lines = [
         f"submitted from {minute(work.first)} to {minute(work.last)}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("

@@ -1,4 +1,4 @@
-"""Commands `slurm-ones jobs`, `top` and `why`: elastic jobs from the job database."""
+"""Commands `slurm-ones jobs`, `top` and `why`, which show elastic jobs in the job database."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """Make a job filter from command line options. Raises `typer.BadParameter` that names the invalid word."""
+    """Return the filter that the options of a command describe. Raises `typer.BadParameter`, which names the
+    bad word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
     return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
@@ -132,7 +133,8 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs, those of `also` too. It opens the database, which may be replaced."""
+    """Return a function that reads the jobs, and the jobs `also`. It opens the database each time, since that may be
+    replaced."""
 
     def look() -> Live:
         with store_of_reader(settings, named=named) as store:
@@ -158,7 +160,7 @@ def top(
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show the elastic jobs live: why each has what it has, its log, and who is on which node."""
+    """Show elastic jobs live: why each has its size, its log, and which nodes it is on."""
     name = sort.removeprefix("-")
     if name not in BY_WORD:
         raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(column.title for column in TOP)}")
@@ -206,7 +208,7 @@ def why(
 
 
 def _state_now(settings: Settings, job_id: int) -> str:
-    """State of the job in Slurm; empty if Slurm does not answer quickly."""
+    """Return the job's state in Slurm; empty if Slurm does not answer soon."""
     try:
         return look(CommandClient(timeout_s=min(settings.timeout_s, ASK_S)), job_id).first.state.value
     except (BadInput, SlurmError):
@@ -214,14 +216,16 @@ def _state_now(settings: Settings, job_id: int) -> str:
 
 
 ASK_S = 3.0
-"""Longest wait of a view for Slurm's answer, s."""
+"""Seconds for which a command waits for Slurm's answer."""
 
 HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
-    """Explain why a job is not in the database `place`, as far as Slurm knows. With `own_only`, the database has only
-    this user's jobs. Asks Slurm once."""
+    """Return a text on why a job is not in the database `place`. Slurm is asked once about the job.
+
+    If `own_only`, the database has only this user's jobs.
+    """
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)

@@ -1,4 +1,4 @@
-"""Commands `slurm-ones plugin`: build, install and check sbatch's options `--elastic-…`."""
+"""Commands `slurm-ones plugin`, which build, install and check the options `--elastic-…` of sbatch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _errors() -> Iterator[None]:
 def build(
     to: Annotated[Path, typer.Option("--to", help="Folder to write it to.")] = Path(), include: IncludeOption = None
 ) -> None:
-    """Compile the SPANK plugin with this machine's compiler and Slurm's headers. It is not installed."""
+    """Compile the SPANK plugin with this machine's compiler and Slurm's headers. It is not installed yet."""
     with _errors():
         say(f"written: {compile_spank(to, include)}")
 
@@ -53,7 +53,7 @@ def install(
         bool, typer.Option("--spank/--no-spank", help="With the options of sbatch, or only the checks.")
     ] = True,
 ) -> None:
-    """Write the plugin's files to a folder, and say which lines of Slurm's own files use them."""
+    """Write the plugin's files to a folder, and print the lines to add to Slurm's own files."""
     with _errors():
         written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
     for line in [*(f"written: {path}" for path in written), *todo]:
@@ -61,7 +61,7 @@ def install(
 
 
 def _seen() -> PluginSite | None:
-    """Configuration of the site's Slurm; None if Slurm does not answer."""
+    """Return the configuration of the site's Slurm; None if Slurm does not answer."""
     try:
         return look()
     except PluginError:
@@ -71,7 +71,8 @@ def _seen() -> PluginSite | None:
 @app.command()
 @command
 def check() -> None:
-    """Try whether the plugin is loaded and works. Nothing is submitted. Exit code 1: something does not."""
+    """Check that Slurm loads the plugin and that it works. Nothing is submitted. Exit code 1: something does
+    not work."""
     with _errors():
         findings = trial(look())
     for one in findings:

@@ -1,4 +1,4 @@
-"""Command `slurm-ones db query`: result of a view or of custom SQL, as a table or as data."""
+"""Command `slurm-ones db query`: prints the rows of a view or of an SQL query."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Most rows of a table without a given limit, since column widths depend on all rows."""
+"""Most rows of a table without `--limit`. All must be read before printing, because the column widths depend on
+them."""
 
 
 class Format(str, Enum):
-    """Output format of a query's result."""
+    """Form in which rows are printed."""
 
     TABLE = "table"
     CSV = "csv"
@@ -46,7 +47,7 @@ class Format(str, Enum):
 
 
 def names(incomplete: str) -> Iterable[str]:
-    """Names of views and saved queries that begin with `incomplete`, for shell completion."""
+    """Return the names of views and saved queries that begin with `incomplete`, for shell completion."""
     return [name for name in (*VIEWS, *saved_queries()) if name.startswith(incomplete)]
 
 
@@ -114,7 +115,7 @@ def _parameters(given: Sequence[str], kinds: Mapping[str, str]) -> dict[str, int
 
 
 def _value(name: str, text: str, kind: str) -> int | float | str:
-    """Parse the value of a parameter of this kind. Raises `QueryError` and `BadInput`, which name the accepted form."""
+    """Return the value of a parameter of this kind. Raises `QueryError` or `BadInput`, which say what is accepted."""
     if kind in _PLAIN:
         read, meant = _PLAIN[kind]
         found = read(text)
@@ -145,11 +146,12 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""Parser of each kind that does not depend on the time (None for invalid text), and the kind's description."""
+"""Parser and description of each kind of parameter that does not depend on the time. A parser returns None for bad
+text."""
 
 
 def _guessed(text: str) -> int | float | str:
-    """Parse the value of an undeclared parameter: an integer, a float or a text."""
+    """Return the value of a parameter whose kind is unknown: an integer, a float or the text."""
     found = _number(text, int)
     found = _number(text, float) if found is None else found
     return text if found is None else found
@@ -215,7 +217,7 @@ def _write_csv(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: 
 
 
 def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: IO[str]) -> None:
-    """Write rows as a JSON list of objects, one per line; infinities and NaN become null."""
+    """Write rows as a list of JSON objects, one on each line. Infinite numbers and NaN become null."""
     separator = "[\n"
     for row in rows:
         values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
@@ -226,7 +228,7 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
 
 
 def _plain_value(value: Any) -> Any:
-    """Convert an SQL value that JSON lacks: exact decimals, times, bytes."""
+    """Convert values that JSON does not have: exact decimals, times, bytes."""
     if isinstance(value, bytes):
         return value.hex()
     try:
@@ -256,7 +258,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
-    """Print a table, or if it is wider than the terminal, one record per row."""
+    """Print rows as a table. If it is wider than the terminal, print each row as a list of its columns."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
     # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]

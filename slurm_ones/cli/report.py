@@ -1,4 +1,5 @@
-"""Command `slurm-ones report`: usage by a job, a user or a time span, gains and costs of resizing, and advice."""
+"""Command `slurm-ones report`: GPUs used by a job, by a user or in a time, what resizing gained and cost, and
+advice."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def _title(user: str, since: str, until: str) -> str:
 
 
 def _counted(told: dict[int, list[str]]) -> list[str]:
-    """Lines with the numbers of jobs that get advice."""
+    """Return lines on how many jobs have advice."""
     jobs = [str(job_id) for job_id, texts in told.items() if texts]
     if not jobs:
         return []

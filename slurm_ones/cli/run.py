@@ -50,17 +50,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 REFUSED = 78
-"""Exit code for rejected settings (EX_CONFIG), at which systemd need not restart the service."""
+"""Exit code if the settings are refused (EX_CONFIG). systemd need not restart the service then."""
 JITTER = 0.05
-"""Relative variation of waits, so that companions of several clusters do not query Slurm at the same moments."""
+"""Largest relative change of a wait. It keeps the companions of several clusters from querying Slurm at the same
+moments."""
 RETRY_S = 30.0
-"""Seconds between two attempts of a service to reach a controller or database."""
+"""Seconds after which a service tries again to reach controller or database."""
 SPARE_S = 30.0
-"""Extra seconds at a stop, for a running command and the database."""
+"""Seconds added to the time for stopping: for a command that runs, and for the database."""
 
 
 def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
-    """Settings from the settings file, with overrides by the command line; raises `ConfigError`."""
+    """Return the settings in the file, changed by the command line. Raises `ConfigError`."""
     settings = settings_of(config, database)
     changes: dict[str, Any] = {}
     if act is not None:
@@ -77,11 +78,14 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
 
 EAGER_S = 30.0
 SLOW_RPC_S = 1.0
-"""Mean RPC time of slurmctld, s, above which it counts as busy."""
+"""Mean seconds of slurmctld's RPCs above which it counts as busy."""
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Settings with a tick of 30 s in user mode, unless `tick_s` is set or slurmctld limits RPCs or is slow."""
+    """Return the settings; in user mode with a tick of 30 s.
+
+    The interval stays if `tick_s` is set, or if slurmctld limits RPCs or is busy.
+    """
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
@@ -98,7 +102,7 @@ def jitter() -> float:
 
 
 def _metrics(settings: Settings) -> Metrics | None:
-    """Start serving Prometheus metrics if the settings ask for them. Raises `ConfigError`."""
+    """Start the server of Prometheus metrics, if the settings ask for it. Raises `ConfigError`."""
     if settings.metrics_port is None:
         return None
     try:
@@ -109,7 +113,7 @@ def _metrics(settings: Settings) -> Metrics | None:
 
 
 class _Service:
-    """Process of the companion: signals, reloads, and retries while controller or database is missing."""
+    """Process of the companion: its signals, its reloads, and its retries if controller or database is missing."""
 
     def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
@@ -121,19 +125,19 @@ class _Service:
         self._reload_asked = threading.Event()
 
     def publish(self, cluster: str, settings: Settings) -> None:
-        """Start to publish users' views, if the settings name a folder for them."""
+        """Start to publish users' views, if the settings name a folder for that."""
         self.publish_no_more()
         if settings.views_folder is not None:
             self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
             self.publisher.start()
 
     def notify(self, cluster: str, settings: Settings) -> None:
-        """Start notifications by these settings, in place of earlier ones."""
+        """Start to notify by these settings. Earlier ones end."""
         self.notifications.close()
         self.notifications = Notifications(settings.notify, cluster, settings.mode)
 
     def publish_no_more(self) -> None:
-        """Stop publishing, after a last round with the newest changes."""
+        """Publish a last time, then stop."""
         if self.publisher is not None:
             self.publisher.close()
         self.publisher = None
@@ -153,7 +157,8 @@ class _Service:
         )
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service retries until controller and database answer; others raise."""
+        """Return the result of `call`. A service tries until controller and database answer; other commands raise the
+        error."""
         while True:
             try:
                 return call()
@@ -167,14 +172,14 @@ class _Service:
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait this many seconds or until the stop, and ping the watchdog meanwhile."""
+        """Wait this many seconds or until the stop, and ping the watchdog."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """Reload the settings if requested, and ping the watchdog; called by the daemon's loop."""
+        """Ping the watchdog, and reload the settings if that was requested. The daemon's loop calls this."""
         if self._reload_asked.is_set():
             self._reload_asked.clear()
             self._reload(store, daemon)
@@ -198,7 +203,7 @@ class _Service:
 
 
 def _record(store: Store, action: str, detail: str = "") -> None:
-    """Record an action in the database, if the database answers."""
+    """Record an action in the database, unless the database does not answer."""
     try:
         record_action(store, action, detail)
     except StoreError as error:
@@ -222,9 +227,9 @@ def run(
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:
-    """Run the companion: observe, learn, decide and (with --act) resize, until SIGINT or SIGTERM.
+    """Run the companion until SIGINT or SIGTERM: observe, learn, decide and, with --act, resize.
 
-    SIGHUP reads the settings again. As a service it ends with 78 when they are refused at the start.
+    SIGHUP reloads the settings. If the settings are refused at the start of a service, the exit code is 78.
     """
     last = logs.begin(errors, verbose=verbose)
     notifier = Notifier()

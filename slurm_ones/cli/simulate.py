@@ -1,4 +1,4 @@
-"""Command `slurm-ones simulate`: comparison of policies on the same workload, in virtual time."""
+"""Command `slurm-ones simulate`: compares policies on the same workload in virtual time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 QUICK_MIX = "ones-sc21"
-"""Workload whose jobs last minutes, so that it needs more frequent decisions."""
+"""Workload with jobs that take minutes, so that decisions must be frequent."""
 QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
-"""Seconds between decisions: on `QUICK_MIX`, on other workloads, and on others with hot resizes."""
+"""Seconds between decisions: for `QUICK_MIX`, for other workloads, and for others with `--resize hot`."""
 REQUEUE_S = "30"
 """Default of the option `--resize-cost`."""
 EXECUTORS = ("local", "slurm")
@@ -45,14 +45,15 @@ OWN = (
     "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap", "elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline",
 )  # fmt: skip
-"""Options of sbatch that a study sets itself. With a comment, which the plugin's options also write, a companion would
-take the study's jobs for elastic ones."""
+"""Options of sbatch that a study sets itself. `--comment` and the plugin's options are among them: with a comment, a
+companion could take the study's jobs for elastic jobs."""
 _OPTION = re.compile(r"--[a-z][a-z0-9-]{0,40}")
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse nodes x GPUs, as `16x4`, or parts of several GPU types, as `8x4:a100+8x4:v100`. Raises `BadInput`."""
+    """Parse nodes x GPUs such as `16x4`, or parts with several kinds of GPU such as `8x4:a100+8x4:v100`. Raises
+    `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 
@@ -68,7 +69,7 @@ def parse_cluster(text: str) -> tuple[Part, ...]:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a network from `4x4:3`: leaf switches x nodes per switch : taper. Raises `BadInput`."""
+    """Parse a network such as `4x4:3` (leaf switches x nodes per switch : taper). Raises `BadInput`."""
     from slurm_ones.simulate.spec import Network
 
     cluster, _, taper = text.partition(":")
@@ -80,7 +81,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_slow_nodes(text: str) -> tuple[float, ...]:
-    """Parse the speeds of slow nodes: `2:0.7` stands for two nodes of speed 0.7. Raises `BadInput`."""
+    """Parse the speeds of slow nodes. `2:0.7` means two nodes of speed 0.7. Raises `BadInput`."""
     count, _, speed = text.partition(":")
     value = parse_number(speed)
     if not count.isdecimal() or len(count) > 4 or not 0 < value < 1:
@@ -97,7 +98,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_value(text: str) -> bool | int | float | str:
-    """Parse an option's value: true or false, a number, or else the text itself."""
+    """Parse the value of an option: true or false, a number, or a text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -109,7 +110,7 @@ def parse_value(text: str) -> bool | int | float | str:
 
 
 def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Parse texts of the form `key=value` into a dict; raises `BadInput`."""
+    """Parse texts such as `key=value` into a dict. Raises `BadInput`."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -132,7 +133,7 @@ def parse_policy(text: str) -> Contender:
 
 
 def parse_resize_cost(text: str) -> float | None:
-    """Parse the seconds of a resize; None for `measured`, the published measurements. Raises `BadInput`."""
+    """Parse the seconds of a resize. `measured` means the published measurements, and gives None. Raises `BadInput`."""
     if text == "measured":
         return None
     value = parse_number(text)
@@ -142,7 +143,7 @@ def parse_resize_cost(text: str) -> float | None:
 
 
 def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
-    """Parse the mechanism of resizes, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
+    """Parse how jobs are resized: `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
     from slurm_ones.simulate.training.application import Hot, Requeue
 
     name, _, costs = text.partition(":")
@@ -169,7 +170,7 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
 
 
 def parse_sbatch(text: str) -> dict[str, str | bool]:
-    """Parse sbatch's options, such as `-t 2:00:00 --exclusive`, into values by long name. Raises `BadInput`."""
+    """Parse options of sbatch such as `-t 2:00:00 --exclusive`; return values by long name. Raises `BadInput`."""
     found: dict[str, str | bool] = {}
     try:
         given = list(options_in(shlex.split(text)))
@@ -190,7 +191,7 @@ def parse_sbatch(text: str) -> dict[str, str | bool]:
 
 
 def policies(incomplete: str) -> Iterable[str]:
-    """Names of policies that begin with `incomplete`, for shell completion."""
+    """Return the names of policies that begin with `incomplete`, for shell completion."""
     from slurm_ones.policies import POLICIES
 
     return [name for name in POLICIES if name.startswith(incomplete)]
@@ -292,7 +293,7 @@ def simulate(
         typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
     ] = None,
 ) -> None:
-    """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
+    """Compare policies on a simulated cluster in virtual time. The companion itself runs on it."""
     plan = _plan(SimpleNamespace(**locals()))
     from slurm_ones.bound.bound import bounds_of
     from slurm_ones.simulate.study.present import as_json, page, pictures, rows
@@ -322,7 +323,7 @@ def simulate(
 
 
 def _plan(given: SimpleNamespace) -> StudyPlan:
-    """Make the study plan from the options of `simulate`. Raises `BadInput`."""
+    """Return the study that the options of `simulate` describe. Raises `BadInput`."""
     from slurm_ones.simulate.spec import ClusterSpec
     from slurm_ones.simulate.study.plan import Source, StudyPlan
 
@@ -364,7 +365,7 @@ def _plan(given: SimpleNamespace) -> StudyPlan:
 
 
 def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
-    """Carry out all runs as jobs of the site's Slurm."""
+    """Run all parts as jobs of the site's Slurm."""
     from slurm_ones.simulate.study.jobs import StudyJobs, StudyQueue
     from slurm_ones.simulate.study.runs import StudyFolder
 
@@ -376,7 +377,7 @@ def _send(plan: StudyPlan, sbatch: str, directory: Path) -> list[StudyRun]:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> None:
-    """Print a study's table: titles, and for each figure the mean with its interval below."""
+    """Print a study's table. Each figure has its mean, with the interval below."""
     first, *others = (safe(head, 60) for head in heads)
     table = grid(first, *others, right=others)
     for title, cells in rows:
@@ -397,12 +398,12 @@ def end(found: Sequence[ContenderSummary]) -> None:
 
 
 class ProgressLines:
-    """Progress without a terminal: a line at the end of each run, and else one every `EVERY_S` seconds."""
+    """Progress for output that is no terminal: a line at the end of each run, and one every `EVERY_S` seconds."""
 
     EVERY_S = 15.0
 
     def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`runs` is the total number of runs; `write` is called with each line."""
+        """Call `write` with each line. `runs` is the number of all runs."""
         self._runs = runs
         self._write = write
         self._clock = clock
@@ -434,7 +435,7 @@ class ProgressLines:
 
 
 def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
-    """Call `run`, which does `runs` runs, and show its progress: a bar on a terminal, lines elsewhere."""
+    """Call `run`, which does `runs` runs, and show its progress: as a bar on a terminal, otherwise as lines."""
     if not errors.is_terminal:
         return run(ProgressLines(runs, inform))
     shares: dict[tuple[str, int], float] = {}
@@ -454,5 +455,5 @@ def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
 
 
 def inform(line: str) -> None:
-    """Print a sentence on stderr, above the progress bar if there is one."""
+    """Print a sentence on stderr; if there is a progress bar, above it."""
     errors.print(plain(line, 1000), markup=False, soft_wrap=True)

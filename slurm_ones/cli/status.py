@@ -39,40 +39,41 @@ if TYPE_CHECKING:
     from slurm_ones.learn.nodes import SlowNode
 
 RECENT_S = 3600.0
-"""Age up to which the last error is shown, s."""
+"""Seconds for which the last error is shown."""
 WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""Longest time from a wake-up of the companion to its tick, s, unless it was woken often of late."""
+"""Longest time from waking the companion to its tick, s. It is longer if the companion was woken often."""
 SEVERAL = 2
-"""Number of jobs with the same fault from which the fault counts as the site's."""
+"""Number of jobs with the same fault from which on the fault counts as the site's."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """State of a cluster's companion. Times are Unix seconds, None if unknown."""
+    """State of a cluster's companion. Times are Unix seconds, or None if unknown."""
 
     healthy: bool
     problems: tuple[str, ...]
-    """Problems, a sentence each; empty if healthy."""
+    """Sentences on what is wrong; empty if nothing is."""
     now: float
     cluster: str = ""
     database: str = ""
     schema: str | None = None
     slurm: str = ""
-    """Slurm's release; empty if Slurm was not asked or does not answer."""
+    """Release of Slurm; empty if Slurm was not asked or does not answer."""
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[ResizeRecord, ...] = ()
-    """Resizes under way; only their own for a user who may not read the database."""
+    """Number of open resizes. Users who may not read the database see only their own."""
     strategies: Mapping[str, int] = field(default_factory=dict)
-    """Number of jobs by training strategy, among jobs with a strategy."""
+    """Number of jobs with each training strategy."""
     slow_nodes: tuple[SlowNode, ...] = ()
-    """Slow nodes by the jobs' measurements; empty for a user who may not read the database."""
+    """Slow nodes that jobs have measured; empty for users who may not read the database."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
-    """Collect the state from the database, or from the file published for this user, and from Slurm if `ask_slurm`.
+    """Return the state, from the database or from the file that was published for this user. With `ask_slurm`, ask
+    Slurm too.
 
-    Errors of database and Slurm become problems and are not raised.
+    Errors of database and Slurm are not raised, but become problems.
     """
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
@@ -120,7 +121,7 @@ def _of(store: Store, found: Status, problems: list[str], resizes: Sequence[Resi
 
 
 def _of_site(store: Store) -> list[str]:
-    """Problems of the site that keep jobs from being resized."""
+    """Return the problems of a site that keep jobs from being resized."""
     alive = store.jobs(sorted(store.live_jobs())).values()
     left = [job.refusal for job in alive if job.refusal.code == "files_silent"]
     counts = sorted(Counter(str(dict(one.arguments)["problem"]) for one in left).items())
@@ -137,7 +138,7 @@ def _of_site(store: Store) -> list[str]:
 
 
 def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
-    """Problems that keep a companion from working, a sentence each."""
+    """Return sentences on what keeps the companion from working."""
     if leader is None or last is None:
         return ["no companion has ever led here"]
     if not leader.holder:
@@ -158,7 +159,7 @@ def of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | N
 
 
 def next_look() -> str:
-    """Wake the companion, and return a sentence about the time of its next tick."""
+    """Wake the companion, and return a sentence on when its next tick is."""
     woken = False
     try:
         settings = settings_of(None)
@@ -187,7 +188,7 @@ def _time(when: float) -> str:
 
 
 def lines(status: Status, *, asked: bool) -> list[str]:
-    """Format the status as lines of text."""
+    """Return the status as lines of text."""
     last, leader = status.last, status.leader
     shown = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
     shown.append(

@@ -1,4 +1,5 @@
-"""Command `slurm-ones study`: estimated benefit of elasticity for a cluster, from Slurm's accounting or a trace."""
+"""Command `slurm-ones study`: estimates from Slurm's accounting or a trace what elastic jobs would gain at a
+cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Peak share of GPUs in use below which the named cluster is probably not the trace's own."""
+"""Share of the GPUs that must be in use at one time. If fewer are, the cluster is probably not the trace's."""
 
 
 @command
@@ -64,9 +65,9 @@ def study(
         typer.Option(help="Where what each run found is kept, to go on after a stop (default: next to the page)."),
     ] = None,
 ) -> None:
-    """Say what elastic jobs would bring here: simulate the past with 0, 20, 50 and 100 % of its jobs elastic.
+    """Estimate what elastic jobs would gain here: simulate past jobs with 0, 20, 50 and 100 % of them elastic.
 
-    Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
+    Reads Slurm's accounting of the jobs that you may see, and changes nothing. Writes one page.
     """
     from slurm_ones.simulate.study.present import ElasticityStudy, as_csv, pictures, rows
     from slurm_ones.simulate.study.runs import StudyFolder, parts_of, run_all, summarize

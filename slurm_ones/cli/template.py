@@ -1,7 +1,7 @@
-"""Command `slurm-ones template`: prints the package's batch scripts and service files, and scripts made for sites.
+"""Command `slurm-ones template`: prints batch scripts and service files of the package, and batch scripts for sites.
 
-docs/sites.md names each site's public page, as of November 2026, with the site's differences. Nothing here was
-tested at these sites.
+docs/sites.md names the public page of each site, as of November 2026, and how sites differ. No script was tested at
+these sites.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from slurm_ones.simulate import BadInput
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """Properties of a site that its batch scripts depend on."""
+    """Properties of a site that batch scripts depend on."""
 
     title: str
     partition: str | None
-    """Partition to use by default; None for Slurm's own default."""
+    """Partition to use; None for Slurm's default."""
     gpus_per_node: int
     asks: Literal["gres", "gpus-per-node", "whole nodes"]
-    """Option that requests GPUs; `whole nodes` if Slurm does not know them."""
+    """Option that requests GPUs; "whole nodes" if Slurm does not count GPUs."""
     whole_nodes: bool = True
-    """True if a job is allocated, and charged for, whole nodes."""
+    """True if a job gets whole nodes and is charged for them."""
     arrays: bool = True
     time: str = "24:00:00"
     directives: tuple[str, ...] = ()
-    """Additional options of sbatch."""
+    """Further options for sbatch."""
     scratch: str = ""
-    """Deletion policy for files on $SCRATCH; empty if unknown."""
+    """Sentence on when the site deletes files on $SCRATCH; empty if unknown."""
     account: bool = True
-    """True if scripts must name an account, as at all sites except the generic one."""
+    """True if scripts must name an account."""
 
 
 _TACC_PURGE = "Files not accessed for ten days may be deleted."
@@ -67,12 +67,12 @@ SITES: dict[str, SiteRecord] = {
 """Known sites, by the name that `slurm-ones template` accepts."""
 
 BLOCKS = 8
-"""Tasks of a job array of blocks."""
+"""Number of tasks in the array of a job of blocks."""
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Values that the user may fill in; empty ones stay open."""
+    """Values that the user has given; empty ones are left for the user to fill in."""
 
     account: str = ""
     partition: str = ""
@@ -114,7 +114,8 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Batch script for a site. Raises `BadInput` for a value that a `#SBATCH` line or the job's comment cannot hold."""
+    """Return a batch script for a site. Raises `BadInput` if a value does not fit into a `#SBATCH` line or the job's
+    comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
@@ -164,7 +165,7 @@ def _comment(site: SiteRecord, wishes: Wishes) -> str:
 
 
 def _directives(site: SiteRecord, wishes: Wishes) -> str:
-    """Directives of sbatch that differ between sites."""
+    """Return the options of sbatch that differ between sites."""
     partition, gpus = wishes.partition or site.partition, site.gpus_per_node if site.whole_nodes else 1
     asked = {"gres": f"--gres=gpu:{gpus}", "gpus-per-node": f"--gpus-per-node={gpus}", "whole nodes": ""}
     options = (
@@ -181,18 +182,18 @@ def _directives(site: SiteRecord, wishes: Wishes) -> str:
 
 
 FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
-"""Folders of the package with templates: batch scripts, systemd units and Prometheus files."""
+"""Folders of the package with batch scripts, systemd units and Prometheus files."""
 
 
 def templates() -> dict[str, str]:
-    """Text of every template by name; `ddp` stands for `ddp.sbatch`."""
+    """Return the text of each template by name. `ddp` is the name of `ddp.sbatch`."""
     found = [file for folder in FOLDERS for file in files("slurm_ones").joinpath(folder).iterdir()]
     texts = {file.name: file.read_text("utf-8") for file in found} | {dashboard.NAME: dashboard.text()}
     return {name.removesuffix(".sbatch"): texts[name] for name in sorted(texts)}
 
 
 def summary(text: str) -> str:
-    """First sentence of a file's first comment; of a dashboard, its description."""
+    """Return the first sentence of a file's first comment; of a dashboard, its description."""
     if text.startswith("{"):
         return str(json.loads(text)["description"])
     first = next((line for line in text.splitlines() if line.startswith("# ")), "")
@@ -200,7 +201,7 @@ def summary(text: str) -> str:
 
 
 def completed(incomplete: str) -> list[str]:
-    """Names of templates and sites that begin with `incomplete`, for shell completion."""
+    """Return the names of templates and sites that begin with `incomplete`, for shell completion."""
     return [name for name in (*templates(), *SITES) if name.startswith(incomplete)]
 
 

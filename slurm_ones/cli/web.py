@@ -41,7 +41,7 @@ def web(
     config: ConfigOption = None,
     database: DatabaseOption = "",
 ) -> None:
-    """Serve a live page of the cluster, its jobs and what was decided. It changes nothing."""
+    """Serve a live page of the cluster, its jobs and the decisions about them. It changes nothing."""
     if missing := page_lacks():
         raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
     import uvicorn
@@ -81,7 +81,7 @@ def web(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Exit with code 1 on failure, so that systemd retries until the port is free."""
+    """Open a socket to listen on. On failure exit with code 1, so that systemd tries again."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
