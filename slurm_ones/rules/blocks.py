@@ -1,8 +1,8 @@
-"""Blocks of a running job: which train, may join or must go, and which blocks to choose for another size.
+"""Blocks of a running job: which ones train, may join or must be replaced, and which blocks to choose for another size.
 
 A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
-leave. If no subset of its blocks has the target size, new blocks replace some or all of them, once there is room for
-both. All joins and leaves of a change take effect at one step boundary.
+leave. If no subset of its blocks has the wanted size, new blocks replace some or all of them. Old and new blocks must
+then have room together. All joins and leaves of one change happen between the same two training steps.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
-"""Values of `ResizeRecord.mechanism`: by a requeue (also of a waiting job), or by blocks that join and leave."""
+"""Values of `ResizeRecord.mechanism`. A resize is done by a requeue (also that of a waiting job), or by blocks that
+join and leave."""
 REUSED_WITHIN_S = 240.0
-"""Seconds after its end within which a block's task is used again; Slurm's MinJobAge is 300 s by default."""
+"""Seconds after its end within which the task of a block can be used again. It is less than Slurm's MinJobAge, by
+default 300 s, after which Slurm forgets the task."""
 
 
 class RunningBlock(NamedTuple):
@@ -40,36 +42,36 @@ class Moves:
     """Blocks that join and blocks that leave in one resize."""
 
     added: tuple[tuple[int, Shape], ...] = ()
-    """Task and shape of each joining block, the largest first."""
+    """Task number and shape of each block that joins, the largest first."""
     dropped: tuple[int, ...] = ()
-    """Tasks of the leaving blocks, ascending."""
+    """Task numbers of the blocks that leave, ascending."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.dropped)
 
     @property
     def gained(self) -> int:
-        """GPUs of the blocks that join."""
+        """Total GPUs of the blocks that join."""
         return sum(shape.gpus for _, shape in self.added)
 
 
 def hot(elastic: Elastic) -> bool:
-    """Tell whether the job changes size by blocks that join and leave: a job of blocks that is not pending."""
+    """Tell whether the job changes its size by blocks that join and leave. A job of blocks that is pending does not."""
     return elastic.job.by_blocks and not elastic.job.pending
 
 
 def task_of(job: SlurmJob) -> int:
-    """Return the number of the job's one array task; 0 for a plain job."""
+    """Return the task number of a Slurm job that is one array task; 0 for a job that is no array task."""
     return job.array_tasks[0] if job.array_tasks else 0
 
 
 def has_left(job: SlurmJob) -> bool:
-    """Tell whether the block has left, by itself or by preemption, so that its task may be used again."""
+    """Tell whether the block has ended by itself or by preemption, so that its task can be used again."""
     return job.state in (JobState.COMPLETED, JobState.PREEMPTED)
 
 
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock, ...]:
-    """Return the running blocks: the leader first, then the oldest first."""
+    """Return the running blocks: the leader first, then the others, the oldest first."""
     leader = next(iter(members_of(history)), -1)
     running = sorted(
         elastic.job.running_blocks,
@@ -79,16 +81,17 @@ def training(elastic: Elastic, history: JobHistory | None) -> tuple[RunningBlock
 
 
 def starting(elastic: Elastic) -> int:
-    """Return the GPUs of pending blocks in no hold, which Slurm may start at any moment: the running job's array has no
-    throttle."""
+    """Return the GPUs of the pending blocks that are not held. Slurm may start them at any moment, since the array of a
+    running job has no throttle."""
     return sum(elastic.shape_of(job).gpus for job in elastic.job.blocks if job.pending and not job.held)
 
 
 def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
     """Return the tasks that may join, best first: waiting tasks, then tasks that left less than `REUSED_WITHIN_S` ago.
 
-    Held tasks count only if they are `ours`: an owner or operator holds the others. A waiting task of `members`, the
-    last membership, does not count, since Slurm starts it again.
+    A held task counts only if it is one of `ours`, since others are held by their owner or an operator. A waiting task
+    that is one of `members`, the tasks that trained together last, does not count, since Slurm starts it again by
+    itself.
     """
     waiting = [
         task_of(job)
@@ -106,34 +109,37 @@ def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now
 
 
 def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
-    """Return waiting tasks in no hold, without `members`, which only the array's throttle keeps from starting."""
+    """Return the waiting tasks that are not held and not among `members`. Only the array's throttle keeps them from
+    starting."""
     tasks = (task_of(job) for job in elastic.job.blocks if job.pending and not job.held)
     return tuple(sorted(task for task in tasks if task not in members))
 
 
 def members_of(history: JobHistory | None) -> tuple[int, ...]:
-    """Return the tasks of the newest reported membership, the leader first. Some may have ended or restarted since."""
+    """Return the tasks that train together by the job's newest report, the leader first. Some may have ended or
+    restarted since."""
     known = history.membership if history is not None else None
     return known.report.blocks if known is not None else ()
 
 
 def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
-    """Return the guests among `members` that end or wait in no hold: Slurm may start them again, and they join."""
+    """Return the guests among `members` that are ending, or wait without a hold. Slurm may start them again; then they
+    join."""
     guests = (job for job in elastic.job.blocks if elastic.job.is_guest(job))
     again = (job for job in guests if job.completing or (job.pending and not job.held))
     return [task for job in again if (task := task_of(job)) in members]
 
 
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
-    """Return the tasks of running blocks that train together. A block that Slurm restarted after the membership's
-    report has not joined yet and does not count."""
+    """Return the tasks of the running blocks that train together by the report `members`. A block that Slurm has
+    restarted since then has not joined yet, so it does not count."""
     starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
     return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:
-    """Return the tasks of running blocks to replace, most urgent first: near their time limit, or on a node that drains
-    or fails."""
+    """Return the tasks of the running blocks that must be replaced, the most urgent first. They are near their time
+    limit, or on a node that drains or fails."""
     ends = {
         task_of(job): job.start_time + job.time_limit_s
         for job in elastic.job.running_blocks
@@ -148,12 +154,11 @@ def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, no
 
 
 def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitSettings, now: float) -> Moves | None:
-    """Return new base blocks for a job with guests, or None if it needs none or too few tasks are spare. Free room is
-    not needed: Slurm preempts guests for base blocks.
+    """Return the new base blocks that a job with guests needs, and the blocks that they replace. They need no free
+    GPUs, since Slurm preempts guests for them. None if the job needs none, or too few tasks are `spare`.
 
-    The new blocks replace base blocks near their time limit. A job without a running or starting base block gets one of
-    the shape that its user `asked` for. That block replaces running blocks, the smallest first, until they have as many
-    GPUs.
+    New base blocks replace base blocks near their time limit. If no base block runs or starts, one of the shape that
+    the user `asked` for is added. It replaces running blocks with as many GPUs, the smallest blocks first.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -170,13 +175,14 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
 
 
 def drains(node: Node) -> bool:
-    """Tell whether the node drains, fails or is down; if reserved, it may be by the job's own reservation."""
+    """Tell whether the node drains, fails or is down. A reserved node does not count, since the job itself may have
+    reserved it."""
     return not node.usable and any(word in node.state.upper() for word in ("DRAIN", "FAIL", "DOWN"))
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Return the tasks that wait in a hold of ours: no task that left the hold or that its owner held since. `resizes`
-    are all resizes of one job, in order."""
+    """Return the tasks that the companion holds now. A task that was released, or that its owner has held since, does
+    not count. `resizes` are all resizes of one job, in order."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -188,7 +194,7 @@ def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Return the tasks that a hold of ours ever held, also those that left it or that their owner held later."""
+    """Return all tasks that the companion has ever held, even if they were released or held by their owner later."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
@@ -197,7 +203,8 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def held_by_others(tasks: Collection[int]) -> Reason:
-    """Return the reason to take a change back because others held these tasks; the tasks are not ours from then on."""
+    """Return the reason to take back a change because somebody else holds these tasks. From then on the companion
+    leaves them."""
     if len(tasks) == 1:
         return reason("block_held", task=min(tasks))
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
@@ -210,18 +217,19 @@ def _given_up(outcome: Reason) -> set[int]:
 
 
 class GuestSizes(NamedTuple):
-    """Sizes of a growing job's guests."""
+    """Sizes of the guests by which a job grows."""
 
     asked: int
-    """GPUs that the user asked for: base blocks fill these first."""
+    """GPUs that the user asked for. Base blocks fill these first."""
     running: frozenset[int]
-    """Tasks of the job's blocks that run as guests."""
+    """Task numbers of the blocks that run as guests."""
     each: int
-    """GPUs of each guest, on one node."""
+    """GPUs of each guest, all on one node."""
 
     def shapes(self, gpus: int, kept: Sequence[RunningBlock], full: int) -> list[Shape]:
-        """Return the shapes of new blocks with `gpus` GPUs next to the blocks `kept`, the largest first. `full` is a
-        node's GPUs. Each guest is preempted as a whole, even if Slurm needs only one GPU."""
+        """Return the shapes of new blocks that have `gpus` GPUs together, the largest first. The blocks `kept` go on
+        training. `full` is the GPUs of a full node. Guests are small, because Slurm preempts a whole guest even for one
+        GPU."""
         lacks = min(max(self.asked - self._base(kept), 0), gpus)
         guests, rest = divmod(gpus - lacks, self.each)
         found = [*_by_powers(lacks, full), *[Shape(1, self.each)] * guests, *[Shape(1, rest)] * bool(rest)]
@@ -230,7 +238,8 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether the change leaves all base GPUs in place, up to the GPUs that the user asked for."""
+        """Tell whether the change keeps as many GPUs in base blocks as there are now, or as the user asked for if that
+        is fewer."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus
@@ -242,8 +251,8 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """Return the GPUs of each guest of a job that may grow by `to_grow`: the fewest for which `tasks` guests suffice.
-    `together` ranks share each node."""
+    """Return the GPUs of each guest of a job that may grow by `to_grow` GPUs: as few as `tasks` guests allow. The size
+    is a multiple of `together`, the number of ranks that must share a node."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
 
@@ -253,15 +262,15 @@ class FreeGpus:
     """Free GPUs on which blocks may be placed."""
 
     free: Ledger
-    """GPUs that each node could give now; the job's own blocks keep theirs."""
+    """GPUs of each node that are free now, besides those of the job's own blocks."""
     node_gpus: int
     """GPUs of a full node."""
     whole_nodes: bool = False
-    """True if Slurm allocates whole nodes."""
+    """True if Slurm allocates only whole nodes."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node, and see each other's GPUs."""
+    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
     guests: GuestSizes | None = None
-    """Sizes of the guests by which the job grows; None if it grows by base blocks only."""
+    """Sizes of the guests by which the job grows; None if it grows only by base blocks."""
 
 
 def moves(
@@ -277,17 +286,18 @@ def moves(
     apart: bool = False,
     allows: Callable[[int], bool] = lambda gpus: True,
 ) -> Moves | None:
-    """Return the blocks that join and leave so that the job gets `target` GPUs, or None if that is impossible now.
+    """Return the blocks that join and leave so that the job has `target` GPUs, or None if that is impossible now.
 
-    `blocks` train, the leader first; `staying` gives the blocks that make each smaller size (see `staying_at`). `spare`
-    tasks may join, best first. Tasks `going` are replaced as far as there is room, the most urgent first: their nodes
-    drain, or their time is nearly over. The choice ends on the fewest nodes, and then replaces the fewest GPUs. With
-    `apart` it takes the fewest new GPUs on any nodes. A job that already has `target` GPUs changes only if `pack` is
-    set. Guests never replace base GPUs.
+    `blocks` train now, the leader first. `staying` has, for each smaller size, the blocks that make it (see
+    `staying_at`). `spare` tasks may join, the best first. The tasks `going` are replaced as far as there is room, the
+    most urgent first: their node drains, or their time is nearly over. Guests never replace base blocks.
 
-    If a growing job's spare tasks cannot fill the free GPUs exactly, it grows to the largest size on the way that its
-    owner `allows`. A job that cannot shrink otherwise drops blocks until it has fewer
-    GPUs than `target`, but at least `least`; others join once those GPUs are free.
+    The best choice uses the fewest nodes, and among equals replaces the fewest GPUs. With `apart` it takes the fewest
+    new GPUs, on any nodes. A job that has `target` GPUs already is changed only with `pack`, or to replace a block.
+
+    If the spare tasks cannot reach `target`, a growing job grows to the largest size below it that its owner `allows`.
+    If no choice reaches `target`, a shrinking job drops blocks until it has fewer GPUs, but at least `least`. Other
+    blocks join when those GPUs are free.
     """
     if target < 1 or not blocks:
         return None
@@ -325,16 +335,16 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Yield sizes between `has` and `target`, largest first: each size within one node of the target, below that in
-    steps of whole nodes."""
+    """Yield sizes between `has` and `target`, the largest first: every size within one node of the target, then sizes
+    that differ by whole nodes."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """Return the number of the job's nodes with these blocks. Slurm places added blocks on used nodes first, so a block
-    that fits on the job's own nodes adds none."""
+    """Return the number of the job's nodes if these blocks stay and these are added. A block that fits on nodes of the
+    job adds none, since Slurm uses the fullest nodes first."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -354,10 +364,10 @@ def staying_at(
     guests: Collection[int] = (),
     leader: int | None = None,
 ) -> dict[int, tuple[int, ...]]:
-    """Return each size that a subset of the blocks makes (also 0), and the tasks of the best subset.
+    """Return each size that a subset of the blocks makes (also 0), with the tasks of the best such subset.
 
-    The best subset has the fewest `going` blocks, then the fewest GPUs of `guests`, then the `leader` (default: the
-    first block). Among equals it has the most GPUs on whole nodes, and then the fewest blocks.
+    The best subset has the fewest blocks of `going`, then the fewest GPUs of `guests`, then contains the `leader`
+    (without one, the first block). Among equals it has the most GPUs on whole nodes, then the fewest blocks.
     """
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
@@ -376,7 +386,8 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Return spare tasks with shapes of `gpus` GPUs in total that find room next to the blocks `kept`, or None."""
+    """Return spare tasks with shapes that have `gpus` GPUs together and find room besides the blocks `kept`; None if
+    there are none."""
     if not gpus:
         return ()
     for shapes in _shapes(gpus, kept, site):
@@ -387,9 +398,9 @@ def _added(
 
 
 def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator[list[Shape]]:
-    """Yield ways to split `gpus` GPUs into new blocks, best first; each way lists its largest block first.
+    """Yield ways to divide `gpus` GPUs into new blocks, the best way first. Each way has its largest block first.
 
-    Ways with several blocks use powers of two, since subsets of these make any smaller size.
+    If a way has several blocks, their sizes are powers of two, so that any smaller size is the sum of some of them.
     """
     full = site.node_gpus
     nodes, rest = divmod(gpus, full)
@@ -414,7 +425,7 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
 
 
 def _by_powers(gpus: int, full: int) -> list[Shape]:
-    """Return shapes of powers of two: whole nodes first, then parts of one node for the remainder."""
+    """Return shapes whose sizes are powers of two: blocks of whole nodes first, then parts of one node."""
     nodes, rest = divmod(gpus, full)
     return [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
 
@@ -424,8 +435,8 @@ def _powers(count: int) -> list[int]:
 
 
 def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
-    """Yield few blocks on the nodes that are wholly free, and one block on each other node, the freest first. The sum
-    stays below `gpus` if there is too little room."""
+    """Yield few blocks for the nodes that are wholly free, then one block for each other node, the freest node first.
+    They have fewer than `gpus` GPUs together if there is too little room."""
     whole = min(sum(room >= full for room in free.values()), gpus // full)
     yield from (Shape(count, full) for count in _powers(whole))
     gpus -= whole * full
@@ -436,8 +447,8 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
-    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes, so blocks that must not share a node
-    need nodes that leave no other choice."""
+    """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes. So blocks that must not share a node
+    fit only if Slurm cannot place them on the same node."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

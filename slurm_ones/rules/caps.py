@@ -1,9 +1,10 @@
 """Caps on the total growth of elastic jobs: of a user, of an account, of a partition.
 
-A cap bounds the GPUs that the companion adds. Every job may have the GPUs that its user asked Slurm for, or those it
-already has, whichever is more. Beyond that a job grows only while all jobs under the cap stay within the cap. A strict
-cap (a quota of Slurm's own) leaves a running job the GPUs it has, but no more: Slurm would let the job wait for them.
-No cap shrinks a job, even after the cap was lowered.
+A cap bounds the GPUs that the companion adds. Every job may have the GPUs that its user asked Slurm for, or those that
+it has already if they are more. Beyond that a job grows only while all jobs under the cap together stay within it.
+
+A strict cap (a quota of Slurm's own) also binds below the GPUs that the user asked for. Slurm would keep the job
+waiting for them. A running job keeps the GPUs that it has. No cap shrinks a job, even if the cap was lowered.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ from slurm_ones.slurm.model import Queue
 
 @dataclass(frozen=True)
 class Cap:
-    """Upper limit on the total GPUs of some jobs, beyond which none of them grows."""
+    """Upper limit on the total GPUs of some jobs; none of them grows beyond it."""
 
     gpus: int
-    """GPUs that the cap leaves for `jobs`: the use by other jobs under the same cap is subtracted. May be below 0."""
+    """GPUs that `jobs` may have together. GPUs of other jobs under the same limit are subtracted, so it may be below
+    0."""
     jobs: frozenset[int]
     reason: Reason
-    """The cap in words, for the jobs' owners."""
+    """Description of the cap for the jobs' owners."""
     strict: bool = False
     """True if the cap also binds below the GPUs that a job asked for."""
 
 
 class CappedJob(NamedTuple):
-    """An elastic job as caps count it, with the queues in which it grows."""
+    """An elastic job as caps count it, with the Slurm queues in which it takes further GPUs."""
 
     elastic: Elastic
     queues: tuple[Queue, ...]
     gpus: int
-    """GPUs that the job has, or will have after its open resize, whichever is more."""
+    """GPUs that the job has now, or those after its open resize if they are more."""
 
     @classmethod
     def of(cls, one: Elastic, guests: Queue | None, asked: int, gpus: int) -> CappedJob:
-        """Return the job; if it grows by guests, what it takes beyond `asked` GPUs waits in the queue `guests`."""
+        """Return the job. If it grows by guests, GPUs beyond `asked` are taken in the queue `guests`."""
         own = Queue.of(one.job.home)
         if guests is None or not (one.takes_guests and hot(one)):
             return cls(one, (own,), gpus)
@@ -58,8 +60,9 @@ class CappedJob(NamedTuple):
 def caps_of(
     here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
 ) -> tuple[Cap, ...]:
-    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and caps of
-    users and accounts. Jobs `there`, in other partitions, count with their GPUs."""
+    """Return the site's caps on the jobs `here`, in a partition of `gpus` GPUs: the partition's share, and those of
+    users and accounts. Jobs `there` are in other partitions; their GPUs count towards the caps of users and
+    accounts."""
     caps = []
     if here and limits.share < 1:
         share = int(limits.share * gpus + 1e-9)
@@ -87,14 +90,14 @@ def caps_of(
 
 
 class CapUse:
-    """Running count of the GPUs that jobs under caps have."""
+    """Count of the GPUs that the jobs under caps have, updated as changes are planned."""
 
     def __init__(self, caps: Sequence[Cap], have: Mapping[int, int]) -> None:
         self._have = dict(have)
         self._caps = caps
         self._left = [cap.gpus - sum(have.get(job_id, 0) for job_id in cap.jobs) for cap in caps]
         self._of: dict[int, list[int]] = defaultdict(list)
-        """Indices of each job's caps."""
+        """Indices of the caps that bind each job, by job id."""
         for place, cap in enumerate(caps):
             for job_id in cap.jobs:
                 self._of[job_id].append(place)
@@ -107,12 +110,13 @@ class CapUse:
             self._left[place] -= more
 
     def count_at_least(self, job_id: int, gpus: int) -> None:
-        """Raise the job's count to `gpus` GPUs, as during a resize; a higher count stays."""
+        """Raise the job's count to `gpus` GPUs; a higher count stays. During a resize a job may hold more than before
+        and after."""
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job `gpus` GPUs, given the other jobs' counts; None if no cap does. Up
-        to `due` GPUs only strict caps forbid."""
+        """Return the first cap that forbids the job `gpus` GPUs, given what other jobs count; None if no cap does. Up
+        to `due` GPUs only strict caps can forbid."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -122,13 +126,13 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the GPUs up to which only a strict cap restrains the job."""
+    """Return the number of GPUs up to which only strict caps bind the job: what its user asked for, or what it has."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 
 def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
-    """Return the jobs without sizes that caps forbid even if all other jobs were at their smallest size. Policies then
-    never plan such sizes; each job keeps its smallest size."""
+    """Return the jobs without the sizes that caps forbid even if all other jobs had their smallest size. So policies
+    never plan these sizes. Each job keeps its smallest size."""
     if not caps:
         return jobs
     least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
@@ -146,10 +150,10 @@ def _narrowed(job: JobView, use: CapUse) -> JobView:
 
 
 def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
-    """Return the schedule with no job growing beyond its caps; of several jobs the first submitted grows first.
+    """Return the schedule in which no job grows beyond its caps. Jobs that were submitted earlier grow first.
 
-    A job over its caps gets the largest smaller size within them, or keeps its GPUs. If others then lack the planned
-    room, they keep their GPUs too. A schedule within all caps is returned unchanged.
+    A job beyond its caps gets the largest smaller size within them, or else keeps its GPUs. If other jobs then lack the
+    planned room, they keep their GPUs too. If no cap is exceeded the same schedule is returned.
     """
     if not caps:
         return schedule
@@ -183,7 +187,7 @@ def _cut(
     caps: Sequence[Cap],
     refused: dict[int, Reason],
 ) -> bool:
-    """Cut the allocations `given` down to the caps; return True if any changed."""
+    """Reduce the allocations `given` to what the caps allow; return True if one was changed."""
     due = {id_: entitled(job) for id_, job in jobs.items()}
     held = {id_: job.shape.gpus if job.shape is not None else due[id_] for id_, job in jobs.items()}
     use = _use(caps, jobs, given, parked, due, strict=False)
@@ -230,7 +234,7 @@ def _use(
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
-    """Return the job's sizes in this cluster, each with its batch; with `kind`, on GPUs of that kind."""
+    """Return the batch at each size that the job may have in this cluster, or with `kind`, on GPUs of this kind."""
     if kind:
         job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])
@@ -255,7 +259,7 @@ def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
 
 
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
-    """Return a job that finds no room while the others stay or move as given, or None."""
+    """Return the id of a job that has no room while the other jobs stay or move as given; None if all have room."""
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]

@@ -1,9 +1,9 @@
-"""Bounds on the cost of growth: a job's total GPU-hours, relative to the same progress at the size that its user asked
-for.
+"""Bounds on the cost of growth: a job's total GPU-hours, relative to those for the same progress at the size that its
+user asked for.
 
-Charged growth is admitted while past plus predicted GPU-hours stay within a factor of that (1.10, or the job's own
-`cost=`). Progress is goodput times seconds, as in the view `what_if`. Growth is free if nobody counts GPU-hours, or if
-it is not charged (UsageFactor 0). No job loses GPUs that it has.
+A job may grow if its past and predicted GPU-hours stay within a factor of those at the requested size. The factor is
+1.10, or the job's own `cost=`. Progress is goodput times seconds, as in the view `what_if`. Growth is free if nobody
+counts GPU-hours, or if it is not charged (UsageFactor 0). No job loses GPUs that it has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import JobRules
 
 LOWER = 0.8416
-"""Standard deviations below the mean of a value reached with a chance of 80 %."""
+"""Number of standard deviations below the mean that a value exceeds with probability 80 %."""
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:
-    """Return the weight of a GPU-hour of growth over one that was asked for; 0 if growth is free."""
+    """Return the charge for a GPU-hour of growth, relative to one at the requested size; 0 if growth is free."""
     job, guests = elastic.job.home, settings.guests.get(elastic.partition)
     own = factors.get(job.qos, 1.0)
     if not job.account or not own:
@@ -43,7 +43,7 @@ def _of_guests(guests: GuestSettings, qos: str, factors: Mapping[str, float]) ->
 
 
 def factor_of(elastic: Elastic, settings: Settings) -> float:
-    """Return the factor on the GPU-hours at its own size that the job may use: the owner's `cost=`, else the site's."""
+    """Return the factor by which growth may raise the job's GPU-hours: the owner's `cost=`, or else the site's."""
     own = elastic.optin.cost if elastic.optin is not None else None
     return own if own is not None else settings.limits.growth_cost
 
@@ -55,7 +55,7 @@ def cost_caps(
     settings: Settings,
     factors: Mapping[str, float],
 ) -> tuple[Cap, ...]:
-    """Return a cap for each job whose largest sizes would cost too much."""
+    """Return a cap for each job that must not have its largest sizes, because they cost too much."""
     charges = {id_: charge_of(job.elastic, settings, factors) for id_, job in jobs.items()}
     charged = [view for view in views if charges[view.job_id] and _may_grow(view)]
     if not charged:
@@ -93,7 +93,7 @@ def _with_asked(view: JobView) -> JobView:
 
 
 def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: float) -> Bools:
-    """Return a (U,) mask of sizes within the cost bound, or of all if goodput at the request is unknown."""
+    """Return which sizes (U,) are within the bound on cost. All are if the goodput at the requested size is unknown."""
     view, history = tables.jobs[row], job.history
     sizes, goodput, allowed = tables.sizes, tables.goodput[row], tables.allowed[row]
     asked = int(np.searchsorted(sizes, view.requested))

@@ -1,7 +1,7 @@
-"""Rules of one tick for each job: computed once, used for the policy's views and for planning resizes.
+"""Rules of one tick for each job. They are computed once, for the views that policies get and for planning resizes.
 
-A `Round` holds one tick's observations. Its `PartitionRules` say why each elastic job may not change now, and have the
-partition's free GPUs and caps. Both are plain data without a clock.
+A `Round` holds what one tick has observed. Its `PartitionRules` say why each elastic job may not change now, which GPUs
+of the partition are free, and which caps hold. Both are plain data without a clock.
 """
 
 from __future__ import annotations
@@ -61,32 +61,33 @@ from slurm_ones.rules.quotas import quota_caps
 from slurm_ones.slurm.model import Partition, Quotas, SlurmJob, partition_gpus
 
 LOOK_S = 60.0
-"""Seconds after a resize or a submission within which Slurm has scheduled its queue again."""
+"""Seconds after a resize or a submission by which Slurm has surely scheduled its queue again."""
 
 
 def target_of(resize: ResizeRecord) -> Shape:
-    """Return the shape that the resize is heading for: the old shape on its way back."""
+    """Return the shape that an open resize leads to: the new shape, or the old one if the resize is being taken
+    back."""
     return resize.old_shape if resize.back else resize.new_shape
 
 
 def kind_of_target(resize: ResizeRecord) -> str:
-    """Return the kind of GPU that the job asks for at the resize's target; empty for any kind."""
+    """Return the kind of GPU that the job asks for at the end of the resize; empty for any kind."""
     return resize.old_kind if resize.back else resize.new_kind
 
 
 class UnderWay(NamedTuple):
-    """Target of an open resize."""
+    """End of an open resize: what the job will have."""
 
     target: Shape
-    """Shape that the resize is heading for: the old shape on its way back."""
+    """Shape that the resize leads to: the new shape, or the old one if the resize is being taken back."""
     kind: str = ""
-    """Kind of GPU that the job asks for at the target; empty for any kind."""
+    """Kind of GPU that the job will ask for; empty for any kind."""
     moves: Moves | None = None
-    """Joining and leaving blocks of a resize by blocks; None for a requeue."""
+    """Blocks that join and leave; None for a resize by a requeue."""
 
 
 def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
-    """Return the targets of these resizes, by job id."""
+    """Return what each job will have after its open resize, by job id."""
     found = {}
     for resize in resizes:
         # No block leaves any more once it is taken back.
@@ -97,121 +98,125 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
 
 
 class GivenBack(NamedTuple):
-    """Size of a job after it has given back growth."""
+    """Size of a job after it has given GPUs back to pending jobs."""
 
     shape: Shape
     nodes: Mapping[str, int]
-    """GPUs on each node."""
+    """GPUs that the job keeps on each node."""
     tasks: tuple[int, ...]
-    """Tasks of the blocks that stay, for a job of blocks."""
+    """Tasks of the blocks that stay; empty for a plain job."""
     reason: Reason
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Result of `rules.growth` for one round."""
+    """Result of `rules.growth` for one tick: growth beyond users' requests that goes back, or must not go on."""
 
     back: Mapping[int, GivenBack] = field(default_factory=dict)
-    """Size that each job gives back to, by job id."""
+    """Size to which each job goes back, by job id."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Id of the pending job that waits for room on a node, by node; no job grows on such a node."""
+    """Id of the pending job that waits for room on each node, by node. No job grows on these nodes, except by
+    guests."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Subset of `contested` on which not even guests are added."""
+    """Part of `contested` where not even guests are added, since Slurm does not preempt them for the pending job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Id of the pending job that waits for a shared limit, by id of the job that must not grow meanwhile."""
+    """Id of the pending job that waits for a shared limit, by id of each job that shares it and therefore must not
+    grow."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
-        """Return the id of the pending job that keeps this job from growing, or None; `guests` tells whether the job's
-        partition has guests."""
+        """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
+        whether jobs grow by guests in its partition."""
         contested = self.unserved if guests and elastic.job.by_blocks else self.contested
         limited = self.limited.get(elastic.job.job_id)
         return limited or next((contested[name] for name in elastic.holdings if name in contested), None)
 
 
 class WaitingStart(NamedTuple):
-    """Shape and kind of GPU with which a waiting job will start."""
+    """Shape and kind of GPU with which a waiting job is to start."""
 
     job_id: int
     shape: Shape
     kind: str
-    """Kind of the job's GPUs; empty for any kind."""
+    """Kind of GPU that the job needs; empty for any kind."""
 
 
 @dataclass(frozen=True)
 class JobRules:
-    """An elastic job and the rules that hold for it in this round."""
+    """An elastic job, and the rules that hold for it in this tick."""
 
     elastic: Elastic
     history: JobHistory | None
     under_way: UnderWay | None
     """The job's open resize; None without one."""
     untouchable: Reason | None
-    """Reason against any change, even a delay of its start."""
+    """Reason why nothing about the job may be changed, not even the time of its start; None if there is none."""
     resting: Reason | None
-    """Reason against a resize of a job that is not untouchable."""
+    """Reason why the job may not be resized now, although it is not untouchable; None if there is none."""
     blocks: tuple[RunningBlock, ...] = ()
     """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
-    """True for a job of blocks if our changes have lifted its array's throttle, or are about to."""
+    """True for a job of blocks whose array has no throttle any more, or soon has none, because the companion lifts
+    it."""
     spare: tuple[int, ...] = ()
-    """Tasks of a job of blocks that may join, the best first."""
+    """Tasks of a job of blocks that may join, best first."""
     to_hold: tuple[int, ...] = ()
     """Tasks of a job of blocks that must be held before the array's throttle is lifted."""
     going: tuple[int, ...] = ()
-    """Tasks of blocks to replace, the most urgent first."""
+    """Tasks of the blocks that must be replaced, the most urgent first."""
     renewal: Moves | None = None
-    """New base blocks that the job needs even if there is no room now."""
+    """New base blocks that the job needs, for which Slurm preempts guests; None if it needs none."""
     staying: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """Tasks that stay, for each size that the job reaches by leaving blocks only."""
+    """Tasks of the blocks that stay, for each size that the job reaches if other blocks only leave."""
     settled: bool = False
-    """True if the job may move to fewer nodes at the same number of GPUs."""
+    """True if the job may move to fewer nodes at its present number of GPUs."""
     given_back: GivenBack | None = None
-    """Size that the job gives growth back to; None if it gives nothing back."""
+    """Size to which the job gives GPUs back to pending jobs; None if it gives back none."""
     guests: frozenset[int] | None = None
-    """Tasks of the job's blocks that run as guests; None if the job does not grow by guests."""
+    """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Reservations that would begin during a run begun now."""
+    """Nodes with reservations that would begin during a run that starts now."""
     barred: frozenset[str] = frozenset()
-    """Nodes on which the job's user does not let it start."""
+    """Nodes that the job's user excludes, by `--exclude` or `--constraint`."""
 
     @property
     def fixed(self) -> Reason | None:
-        """Reason against a resize now; None if the job may be resized."""
+        """Reason why the job may not be resized now; None if it may."""
         return self.untouchable or self.resting
 
     @property
     def asked(self) -> int | None:
-        """GPUs that the owner asks for by hand (`size=`)."""
+        """Number of GPUs that the owner sets by hand (`size=`); None without it."""
         optin = self.elastic.optin
         return optin.size if optin is not None else None
 
     @property
     def requested(self) -> int:
-        """GPUs that no cap takes from the job: the first request, or its present request or GPUs, whichever is more."""
+        """Number of GPUs that no cap takes from the job: those of its first request, or its present GPUs if they are
+        more."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
 
     @property
     def spec(self) -> Spec | None:
-        """Limits that the job itself reported; None before its first report."""
+        """Spec that the job reported (its batches and limits); None before its first report."""
         return self.history.spec if self.history is not None else None
 
     @property
     def gpus(self) -> int:
-        """GPUs that the job has, or will have after its open resize, whichever is more."""
+        """GPUs that the job has now, or those after its open resize if they are more."""
         return _gpus(self.elastic, self.under_way, prepared=self.prepared)
 
 
 @dataclass(frozen=True)
 class PartitionRules:
-    """Rules of one partition and its elastic jobs."""
+    """Rules of one partition and of its elastic jobs."""
 
     name: str
     jobs: Mapping[int, JobRules]
-    """Elastic jobs whose first-named partition is this one, by ascending id."""
+    """Elastic jobs of this partition, by id, ascending. A job that names several partitions counts in the first."""
     free: Ledger
-    """GPUs that Slurm could allocate on each node, without those that open resizes are about to need."""
+    """GPUs that Slurm could allocate on each node, without those that open resizes are about to take."""
     caps: tuple[Cap, ...]
     settings: ResizeSettings
     open: Counter[str]
@@ -220,23 +225,23 @@ class PartitionRules:
     """GPUs of a full node."""
     whole_nodes: bool = False
     split_nodes: bool = True
-    """True if two blocks of a job on one node see each other's GPUs."""
+    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Jobs that a resize queued at a shape for which too few GPUs are `free` yet."""
+    """Waiting jobs to which a resize gave a shape for which the `free` GPUs do not suffice yet."""
     closed: frozenset[str] = frozenset()
-    """Nodes that accept no more jobs."""
+    """Nodes on which no job starts any more."""
     draining: frozenset[str] = frozenset()
-    """Nodes of `closed` on which a job that is requeued does not start again."""
+    """Nodes among `closed` that drain, fail or are down; a requeued job cannot start there again."""
     contested: frozenset[str] = frozenset()
-    """Nodes on which no job grows, since pending jobs wait for room there."""
+    """Nodes on which no job grows, because pending jobs wait for room there."""
     most_guests: int = 0
-    """Most guests of a job (`GuestSettings.most`); 0 if no job grows by guests in this partition."""
+    """Largest number of guests of one job (`GuestSettings.most`); 0 if jobs do not grow by guests in this partition."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
-        """Return the sizes of the guests by which the job grows, or None. One spare task is kept for a base block that
-        replaces another."""
+        """Return the sizes of the guests by which the job grows; None if it does not. One spare task is kept for a new
+        base block."""
         if job.guests is None or job.history is None:
             return None
         asked, optin = job.history.job.requested_shape.gpus, job.elastic.optin
@@ -258,29 +263,29 @@ class Round:
     histories: Mapping[int, JobHistory]
     settings: Settings
     under_way: Mapping[int, UnderWay]
-    """Open resizes, by job id."""
+    """End of each open resize, by job id."""
     now: float
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Tasks in holds of ours, by id, for jobs of blocks that were resized before."""
+    """Tasks that the companion holds, by job id, for each job of blocks that it has resized before."""
     split_nodes: bool = True
-    """True if two blocks of a job on one node see each other's GPUs."""
+    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
-    """Promises about the jobs' deadlines, by job id."""
+    """Answer to each job's deadline, promised or refused, by job id."""
     types_given: bool = True
-    """True if Slurm lets jobs ask for another GPU type than at submission (`Kinds.given`)."""
+    """True if a job may ask Slurm for another GPU type than at its submission (see `Kinds.given`)."""
     switches: Mapping[int, float] = field(default_factory=dict)
-    """Expected pause of a change of blocks in seconds, by job id."""
+    """Expected pause, in seconds, of a change of each job's blocks, by job id."""
     lives: GuestLives = field(default_factory=GuestLives)
-    """Observed lifetimes of guests."""
+    """Observed times for which guests ran."""
     growth: Growth = field(default_factory=Growth)
-    """Growth that goes back to pending jobs, and nodes on which no job grows."""
+    """Growth that goes back to pending jobs, and jobs that must not grow because of them."""
     quotas: Quotas = field(default_factory=Quotas)
-    """Slurm's limits of accounts, QOS and users, and their use now."""
+    """Slurm's limits of accounts, QOS and users, with their present use."""
     loses_licenses: bool = False
-    """True if this Slurm forgets the licences of requeued jobs."""
+    """True if this release of Slurm forgets the licences of a requeued job."""
 
     def begun(self, resizes: Mapping[int, UnderWay]) -> Round:
-        """Return the round with these resizes counted as open too, for the partitions decided later."""
+        """Return the round with these resizes open too, for partitions that are decided later in the same tick."""
         return replace(self, under_way={**self.under_way, **resizes}) if resizes else self
 
     @cached_property
@@ -289,11 +294,11 @@ class Round:
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
 
     def full_node(self, partition: Partition) -> tuple[int, bool]:
-        """Return the GPUs of a full node of the partition, and whether Slurm allocates its nodes whole."""
+        """Return the GPUs of a full node of the partition, and True if Slurm allocates only whole nodes there."""
         return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
 
     def partition(self, name: str) -> PartitionRules:
-        """Return the rules of one partition, which both the policy's views and the plan use."""
+        """Return the rules of one partition, for both the policy's views and the plan."""
         here: dict[int, CappedJob] = {}
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
@@ -331,7 +336,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return caps that stop growth: room that another waits for, preempted blocks, or idle GPUs."""
+        """Return a cap for each job that must not grow: because a pending job waits for room, because Slurm preempted
+        its blocks, or because its GPUs are idle."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():
@@ -348,14 +354,15 @@ class Round:
         return (*contested, *resting)
 
     def unused(self, use: float, gpus: int, before: int = 0) -> Reason:
-        """Return the reason for a job with idle GPUs: it does not grow or, with `before`, gives growth back."""
+        """Return the reason for a job with idle GPUs: that it does not grow or, with `before`, that it gives GPUs
+        back."""
         percent, minutes = use * 100, self.settings.limits.idle_s / 60
         if before:
             return reason("idle_returns", percent=percent, minutes=minutes, before=before, gpus=gpus)
         return reason("idle_stays", percent=percent, minutes=minutes, gpus=gpus)
 
     def _free(self, name: str) -> tuple[Ledger, tuple[WaitingStart, ...]]:
-        """Return `PartitionRules.free` and `PartitionRules.later` of the partition."""
+        """Return the values of `PartitionRules.free` and `PartitionRules.later` for this partition."""
         later: list[WaitingStart] = []
         free = Ledger.of_partition(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, (target, kind, moves) in self.under_way.items():
@@ -375,7 +382,7 @@ class Round:
         return free, tuple(later)
 
     def kinds(self, name: str) -> Kinds:
-        """Return the partition's kinds of GPU."""
+        """Return the kinds of GPU in the partition."""
         kinds = self.seen.snapshot.kinds(name)
         # If the setting gives GPUs to nodes for which Slurm lists none, nobody knows their kind.
         if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
@@ -398,7 +405,7 @@ class Round:
         return bool(nodes[0] & nodes[1])
 
     def _all_gpus(self, name: str) -> int:
-        """Return the partition's GPUs, including nodes that are down."""
+        """Return the number of GPUs in the partition; nodes that are down count too."""
         partition = self.seen.snapshot.partitions.get(name)
         if partition is None:
             return 0
@@ -407,8 +414,8 @@ class Round:
         return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
 
     def against_shrinking(self, elastic: Elastic) -> Reason | None:
-        """Return why the job may not give growth back now, or None. The reasons are those of any resize, but a dwell
-        time counts only after failures."""
+        """Return the reason why the job may not give GPUs back now; None if it may. The reasons are those against any
+        resize, except that the dwell time counts only after failed resizes."""
         job_id = elastic.job.job_id
         untouchable = _untouchable(elastic, self.under_way.get(job_id))
         return untouchable or self._resting(elastic, self.histories.get(job_id), at_once=True)
@@ -451,7 +458,7 @@ class Round:
 
     @cached_property
     def _lent(self) -> Counter[str]:
-        """GPUs that guests hold on each node, including preempted guests that are still ending."""
+        """GPUs that guests hold on each node. A preempted guest counts until it has ended."""
         held = Counter[str]()
         for elastic in self.seen.elastic.values():
             for job in elastic.job.blocks:
@@ -460,7 +467,7 @@ class Round:
         return held
 
     def _served(self, elastic: Elastic) -> bool:
-        """Tell whether Slurm is about to preempt guests for a pending job, which has waited `LOOK_S` at most."""
+        """Tell whether Slurm is about to preempt guests for this pending job, which has waited for at most `LOOK_S`."""
         job = elastic.job
         fresh = job.pending and self.now - max(job.submit_time, job.eligible_time) <= LOOK_S
         if not (self.settings.guests and fresh and self._lent):
@@ -472,7 +479,8 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Return reservations on nodes where blocks will join. Guests are left out: they end before a reservation."""
+        """Return nodes with reservations on which blocks would join. For a job that grows by guests there are none,
+        because guests end before a reservation begins."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)
@@ -484,7 +492,7 @@ class Round:
         return frozenset(name for name, node in self.seen.snapshot.nodes.items() if not node.takes(job))
 
     def _restarts(self, elastic: Elastic) -> Reason | None:
-        """Return why the job could not start again after a requeue, or None."""
+        """Return the reason why the job could not start again after a requeue; None if it could."""
         if not elastic.job.running:
             return None
         if self.loses_licenses and elastic.job.home.licenses:
@@ -509,7 +517,8 @@ class Round:
         return rested_at(elastic.job, history, dwell_s)
 
     def _resting(self, elastic: Elastic, history: JobHistory | None, *, at_once: bool = False) -> Reason | None:
-        """Return the reason against a resize of a job that is not untouchable, or None."""
+        """Return the reason why the job may not be resized now; None if it may. Reasons that make it untouchable are
+        not checked. With `at_once` the dwell time counts only after failed resizes."""
         job = elastic.job
         if self._served(elastic):
             return reason("guests_leave")
@@ -556,8 +565,8 @@ def _untouchable(elastic: Elastic, under_way: UnderWay | None) -> Reason | None:
 
 
 def _gpus(elastic: Elastic, under_way: UnderWay | None, *, prepared: bool) -> int:
-    """Return the GPUs that the job has, or will have after its open resize, whichever is more. Joining blocks count in
-    addition to the blocks that they replace."""
+    """Return the GPUs that the job has now, or those after its open resize if they are more. While blocks replace
+    others, both count."""
     target = under_way.target.gpus if under_way is not None else 0
     if elastic.job.pending:
         return target

@@ -1,17 +1,21 @@
-"""Giving growth back to pending jobs: GPUs beyond those that a job's user asked for are borrowed.
+"""Growth that goes back to pending jobs. Growth is all GPUs of a job beyond those that its user asked for.
 
-Growth may hold what a pending job waits for: GPUs, CPUs, memory, a node, a licence, or the limit of its account or QOS.
-Then no job grows in any partition where the pending job could start. Growth goes back until the pending job has room,
-the youngest growth first. Blocks leave; a plain job returns to its requested size by one requeue. If free resources and
-all growth together do not suffice, nothing goes back. Nor does a plain job's growth while such a job would start on all
-that is free during the requeue. The next tick repeats all of this on what Slurm then shows.
+A pending job may wait for something that growth holds: GPUs, CPUs, memory, a node, a licence, or the limit of its
+account or QOS. Then no job grows in any partition where the pending job could start. Jobs give growth back until the
+pending job has room, the youngest growth first. A job of blocks drops blocks; a plain job goes back to its requested
+size by one requeue.
 
-Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them itself.
-They go back only if a job has waited so long that Slurm evidently does not preempt for it, and their GPUs would
-suffice. If that job also waits for GPUs of others, guests grow on until those are free.
+If free resources and all growth together do not suffice, nothing is given back. A plain job also gives nothing back if
+the pending job could take its requested GPUs: during the requeue all its GPUs are free. The next tick decides again,
+from what Slurm shows then.
 
-Pending elastic jobs do not count: their policy decides about them. The remainder of an account's or QOS's limit is
-unknown. So growth under that limit goes back until it covers the pending job's request, or is used up.
+Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them by
+itself. They are given back only for a pending job that has waited so long that Slurm evidently does not preempt them.
+Their GPUs must also suffice for it. If this job also waits for GPUs of other jobs, guests grow until those are free.
+
+Elastic jobs that are pending do not count, since their policy decides about them. How much of an account's or QOS's
+limit remains is unknown. So growth under this limit is given back until it covers the pending job's request, or until
+there is none left.
 """
 
 from __future__ import annotations
@@ -40,42 +44,42 @@ from slurm_ones.slurm.fields import ANY_OF
 from slurm_ones.slurm.model import Node, Quota, SlurmJob
 
 MOST = 50
-"""Most waiting jobs served in one tick, the first in Slurm's order."""
+"""Largest number of waiting jobs that are served in one tick, in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Slurm's reasons of jobs that wait for room. All other reasons name causes that no growth holds: a hold, a dependency,
-a begin time, a user's own limit, missing hardware."""
+"""Reasons that Slurm gives for a job that waits for room. All others have causes that no growth holds: a hold, a
+dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
-"""Slurm's reasons of jobs that wait for a shared limit, and the job field that names the sharers."""
+"""Field that is equal for all jobs under a shared limit, by the group of `_LIMIT` that matches Slurm's reason."""
 
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A waiting job, and its need: room, or part of a shared limit."""
+    """A waiting job and what it needs: room, or a part of a shared limit."""
 
     job: SlurmJob
     on: Sequence[Mapping[str, Resources]] = ()
-    """Resources that the job takes of each node on which it could start; one mapping by node for each partition."""
+    """Resources that the job would take on each node on which it can start, one mapping for each of its partitions."""
     shared: str = ""
-    """Job field whose value names the jobs that share the limit (account, qos or licenses); empty for room."""
+    """Field that is equal for all jobs under the limit: account, qos or licenses; empty if the job waits for room."""
     unserved: bool = True
-    """True if Slurm does not preempt guests for the job: it waits for a limit, or has waited for long."""
+    """True if Slurm does not preempt guests for the job, because it waits for a limit, or has waited for long."""
     limits: Collection[str] = ()
-    """Accounts or QOS whose limit is used up."""
+    """Names of the accounts or QOS whose limit is used up."""
     under: Callable[[SlurmJob], frozenset[str]] = field(default=lambda job: frozenset(), compare=False)
-    """Returns all accounts or QOS under whose limits a job runs."""
+    """Function that returns the names of the accounts or QOS whose limits bind a job."""
 
     @property
     def what(self) -> str:
-        """The resource that the job waits for, in words."""
+        """Resource that the job waits for, in words."""
         if self.shared:
             return "licences" if self.shared == "licenses" else f"the limit of its {self.shared}"
         gpus = self.job.gpus_each
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether `job` may hold part of the limit. Of a limit on the number of jobs only a further block does:
-        one of an array."""
+        """Tell whether `job` may hold a part of this limit. A limit on the number of jobs can be held only by a further
+        block, so by an array task."""
         if "Jobs" in self.job.reason and not job.array_id:
             return False
         if self.shared == "licenses":
@@ -85,7 +89,7 @@ class WaitingJob:
         return not self.under(job).isdisjoint(self.limits)
 
     def amount(self, job: SlurmJob, gpus: int) -> Counter[str]:
-        """Return the use of the limit by `job` at this number of GPUs."""
+        """Return how much of the limit `job` uses with this number of GPUs."""
         if self.shared == "licenses":
             return Counter({name: count for name, count in job.licenses if name in dict(self.job.licenses)})
         if "Jobs" in self.job.reason:
@@ -96,13 +100,13 @@ class WaitingJob:
 
 
 class Piece(NamedTuple):
-    """Growth that is given back as a whole: a block, or all growth of a plain job."""
+    """Growth that can only be given back as a whole: one block, or all growth of a plain job."""
 
     job_id: int
     part: SlurmJob
     held: Mapping[str, Resources]
     keeps: Shape
-    """Shape that the job keeps after this piece is given back."""
+    """Shape that the block or plain job keeps after giving this back; `PARKED` for a block."""
     guest: bool = False
     """True for a guest, which Slurm may preempt by itself."""
 
@@ -111,7 +115,7 @@ class Piece(NamedTuple):
         return sum(one.gpus for one in self.held.values()) - self.keeps.gpus
 
     def kept(self, wanted: Mapping[str, int]) -> list[str]:
-        """Return the nodes that the job keeps: those with the fewest requests by pending jobs."""
+        """Return the nodes that the job keeps: those that the fewest pending jobs want."""
         return sorted(self.held, key=lambda name: (wanted.get(name, 0), name))[: self.keeps.nodes]
 
     def gives(self, wanted: Mapping[str, int]) -> Iterator[tuple[str, Resources]]:
@@ -123,21 +127,21 @@ class Piece(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A job with more GPUs than its user asked for."""
+    """A running job with more GPUs than its user asked for."""
 
     elastic: Elastic
     history: JobHistory
     blocks: tuple[RunningBlock, ...]
     pieces: tuple[Piece, ...]
-    """Pieces of the job's growth, the youngest first."""
+    """Pieces of its growth, the youngest first."""
 
     def stay(self, gone: Collection[Piece]) -> list[RunningBlock]:
-        """Return the blocks that remain without these pieces."""
+        """Return the job's blocks that remain if these pieces are given back."""
         tasks = {task_of(piece.part) for piece in gone if piece.part.array_tasks}
         return [block for block in self.blocks if block.task not in tasks]
 
     def may_keep(self, gone: Collection[Piece], site: ClusterView) -> bool:
-        """Tell whether the job may train on without these pieces."""
+        """Tell whether the job could train on if these pieces were given back."""
         if not self.blocks:
             return True
         stay, limits = [block.shape for block in self.stay(gone)], _limits(self.elastic, self.history, site)
@@ -148,12 +152,12 @@ class Grown(NamedTuple):
 
 
 def with_growth(round_: Round) -> Round:
-    """Return the round with its `growth`: sizes that jobs give back to, and nodes on which no job grows."""
+    """Return the round with its `growth`: which jobs give GPUs back, and which must not grow."""
     waiting = _waiting(round_)
     if not waiting and not round_.seen.idle:
         return round_
     returns = _Returns(round_)
-    returns.let_go(round_.seen.idle)
+    returns.give_idle_back(round_.seen.idle)
     contested: dict[str, int] = {}
     unserved: dict[str, int] = {}
     limited: dict[int, int] = {}
@@ -169,40 +173,42 @@ def with_growth(round_: Round) -> Round:
 
 
 class _Returns:
-    """State while pending jobs are served in order: free resources, and pieces given back so far."""
+    """State of a tick while pending jobs are served in order: free resources, and the pieces given back so far."""
 
     def __init__(self, round_: Round) -> None:
         self._coming = _coming(round_)
-        """Pieces that are about to be freed without a new resize."""
+        """Pieces that will become free anyway, without a further resize."""
         self._free = _free(round_, self._coming)
         self._limits = Counter(round_.seen.snapshot.licenses)
-        """Known remainder of each limit."""
+        """Amount that is known to remain of each limit."""
         self._site = cache(lambda name: _site(round_, name))
         self._grown = _grown(round_, self._site) if round_.settings.resize.shrink else {}
         pieces = (piece for one in self._grown.values() for piece in one.pieces)
         self._pieces = sorted(pieces, key=lambda piece: (not piece.guest, -piece.part.start_time, -piece.part.job_id))
-        """Pieces not given back yet, guests first, then the youngest first."""
+        """Pieces that have not been given back: guests first, and within each group the youngest first."""
         self._gone: dict[int, list[tuple[Piece, list[str]]]] = {}
-        """Pieces that each job gives back, with the nodes on which the job keeps GPUs."""
+        """Pieces that each job gives back, by job id, each with the nodes on which the job keeps GPUs."""
         self._first: dict[int, WaitingJob] = {}
-        """First pending job that each job's growth goes back to; none for idle jobs."""
+        """First pending job for which each job gives growth back, by job id. Idle jobs give it back for no particular
+        one."""
         self._unused = round_.unused
         self._idle = round_.seen.idle
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
         self._taken: list[tuple[str, Resources]] = []
-        """Resources of each node that served jobs take, in their order."""
+        """Node and resources that served jobs take, in the order in which they were served."""
         self._not_served: list[tuple[WaitingJob, int]] = []
-        """Pending jobs for which free resources and growth do not suffice, each with the length of `_taken` then."""
+        """Pending jobs that cannot be served, each with the length of `_taken` at that time."""
 
-    def let_go(self, idle: Collection[int]) -> None:
-        """Give all growth of idle jobs back."""
+    def give_idle_back(self, idle: Collection[int]) -> None:
+        """Give back all growth of idle jobs."""
         for piece in [piece for piece in self._pieces if piece.job_id in idle]:
             self._give(piece, {})
             self._coming.append(piece)
 
     def serve(self, one: WaitingJob) -> bool:
-        """Give growth back until the pending job can start; return False, giving none, if that cannot be."""
+        """Give growth back until the pending job can start. If that is impossible, give nothing back and return
+        False."""
         if one.shared:
             return self._serve_limit(one)
         served = any(self._serve_room(one, nodes) for nodes in one.on)
@@ -286,7 +292,8 @@ class _Returns:
                 self._free[name] = self._free[name].plus(given)
 
     def given_back(self) -> dict[int, GivenBack]:
-        """Return the new size of each job that gives growth back, more if it could not train on at that size."""
+        """Return the new size of each job that gives growth back. A job that could not train at this size gives back
+        more."""
         found = {}
         for job_id, grown in self._grown.items():
             gone = [piece for piece, _ in self._gone.get(job_id, ())]
@@ -299,8 +306,8 @@ class _Returns:
         return found
 
     def _loses_base(self, job_id: int) -> bool:
-        """Tell whether a pending job that growth cannot serve would start during the requeue of this plain job, whose
-        GPUs are then all free."""
+        """Tell whether this plain job could lose GPUs that its user asked for. During its requeue all its GPUs are
+        free, and a pending job that could not be served otherwise might take them."""
         free = dict(self._free)
         for piece, nodes in self._gone[job_id]:
             for name, given in piece.gives({name: name not in nodes for name in piece.held}):
@@ -338,7 +345,7 @@ class _Returns:
 
 
 def _waiting(round_: Round) -> list[WaitingJob]:
-    """Return the pending jobs that wait for resources that growth may hold, in Slurm's order."""
+    """Return the pending jobs that wait for something that growth may hold, in Slurm's order."""
     jobs = [job for job in round_.seen.snapshot.jobs.values() if job.pending and _counts(job, round_)]
     places = cache(lambda want: _places(want, round_))
     found: list[WaitingJob] = []
@@ -368,7 +375,7 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
 
 
 def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, Resources]]) -> WaitingJob | None:
-    """Return the job with its need; None for a job that could never start."""
+    """Return the job with what it needs; None for a job that could never start."""
     if limit := _LIMIT.match(job.reason):
         shared = _SHARED[limit.lastindex or 0]
         if shared == "licenses":
@@ -406,14 +413,14 @@ def _under(shared: str, round_: Round) -> Callable[[SlurmJob], frozenset[str]]:
 
 
 def _is_full(quota: Quota, shared: str, job: SlurmJob) -> bool:
-    """Tell whether the quota of an account or QOS has too little left for the job."""
+    """Tell whether too little is left of an account's or QOS's quota for this job."""
     if quota.user or quota.per_job or quota.most - quota.used >= amount_of(job, quota.resource):
         return False
     return not quota.qos if shared == "account" else quota.account in ("", job.account)
 
 
 class _Want(NamedTuple):
-    """Request of a pending job; jobs with equal requests share the search for nodes."""
+    """Request of a pending job. Nodes are searched once for all jobs with the same request."""
 
     partition: str
     whole: bool
@@ -423,7 +430,8 @@ class _Want(NamedTuple):
 
 
 def _places(want: _Want, round_: Round) -> dict[str, Resources]:
-    """Return the resources that such a job takes of each node on which it could start if nothing ran there."""
+    """Return the resources that a job with this request takes on each node where it could start if no other job ran
+    there."""
     snapshot, (_, whole, each, kind, reservation) = round_.seen.snapshot, want
     own = reservation.split(",")
     reserved = {name for one in snapshot.reservations if one.name in own for name in one.node_names}
@@ -447,14 +455,14 @@ def _places(want: _Want, round_: Round) -> dict[str, Resources]:
 
 
 def _capacity(node: Node, round_: Round) -> Resources:
-    """Return the node's GPUs, CPUs and memory; CPUs or memory are 0 if Slurm does not show them."""
+    """Return the GPUs, CPUs and memory of the node. CPUs or memory are 0 if Slurm does not show them."""
     given = round_.settings.whole_node_gpus
     gpus = node.gpus or max((given[name] for name in node.partitions if name in given), default=0)
     return Resources(gpus, node.cpus, node.memory_mb)
 
 
 def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
-    """Return the resources of each node that are free or about to be."""
+    """Return the resources of each node that are free, or will be without a further resize."""
     free = {}
     for name, node in round_.seen.snapshot.nodes.items():
         has = _capacity(node, round_)
@@ -469,7 +477,7 @@ def _free(round_: Round, coming: Sequence[Piece]) -> dict[str, Resources]:
 
 
 def _coming(round_: Round) -> list[Piece]:
-    """Return the pieces that ending blocks and open resizes are about to free."""
+    """Return the pieces that become free because blocks end or resizes are open."""
     found = []
     for job_id, one in round_.seen.elastic.items():
         # One that takes longer to end may hang.
@@ -489,7 +497,7 @@ def _piece(one: Elastic, part: SlurmJob, keeps: Shape = PARKED) -> Piece:
 
 
 def _grown(round_: Round, site: Callable[[str], ClusterView]) -> dict[int, Grown]:
-    """Return the running jobs with more GPUs than their users asked for that may give them back now, by id."""
+    """Return the running jobs that have more GPUs than their users asked for and may give them back now, by job id."""
     found = {}
     for job_id, one in round_.seen.elastic.items():
         history = round_.histories.get(job_id)
@@ -515,14 +523,15 @@ def _limits(one: Elastic, history: JobHistory, site: ClusterView) -> Limits:
 
 
 def _blocks(one: Elastic, history: JobHistory, blocks: Sequence[RunningBlock]) -> tuple[Piece, ...]:
-    """Return the blocks that are growth, youngest first; leader and oldest blocks make up the request."""
+    """Return the blocks that are growth, the youngest first. The leader and the oldest blocks make up the user's
+    request."""
     before, asked = accumulate((block.shape.gpus for block in blocks), initial=0), history.job.requested_shape.gpus
     growth = [one.job.tasks[block.task] for block, gpus in zip(blocks, before, strict=False) if gpus >= asked]
     return tuple(_piece(one, job)._replace(guest=one.job.is_guest(job)) for job in reversed(growth))
 
 
 def _rest(one: Elastic, history: JobHistory, site: ClusterView) -> tuple[Piece, ...]:
-    """Return a plain job's growth as one piece; empty if no smaller shape fits on its nodes."""
+    """Return all growth of a plain job as one piece; empty if no smaller shape fits on its nodes."""
     limits, asked, now = _limits(one, history, site), history.job.requested_shape.gpus, one.shape
     sizes = (gpus for gpus in limits.gpus if asked <= gpus < now.gpus and takes(limits, gpus))
     keeps = next((shape for gpus in sizes if (shape := shape_of(site, gpus)) is not None), None)

@@ -1,19 +1,19 @@
 """Rules for one job: sizes of its training strategy, kinds of GPU that it accepts, dwell times, and its next start.
 
-A job reports its strategy's limits itself (`ones_wrapper.protocol.limits`). They can only exclude sizes: none is added
-that the owner or the cluster does not allow.
+A job itself reports the limits of its strategy (`ones_wrapper.protocol.limits`). They only exclude sizes. They never
+add one that the owner or the cluster does not allow.
 
-Slurm's types of GPU (`gres/gpu:a100`) are the kinds. A job whose comment names kinds (`kinds=a100,v100`, or
-`kinds=any`) may have any of these, and change between them. Every other job keeps the kind that it asked sbatch for. If
-it asked for none, Slurm chooses, and the job stays on the kind that Slurm chose.
+The kinds of GPU are Slurm's types (`gres/gpu:a100`). A job whose comment names kinds (`kinds=a100,v100`, or
+`kinds=any`) may have any of these, and change from one to another. Every other job keeps the kind that it asked sbatch
+for. If it asked for none, it stays on the kind that Slurm chose.
 
-A job is not resized during the dwell time after a resize, after too many resizes, or near its end. Whether a change
-pays is for the policy to decide. These rules guard against policies that act on wavering figures: a job trains for a
-multiple of the time that resizes interrupt it. Dwell times follow from the measured pauses, unless the site sets them.
+A job is not resized during the dwell time after a resize, after too many resizes, or near its end. The policy decides
+whether a change pays. These rules protect jobs from policies that change their mind often: a job trains for a multiple
+of the time for which resizes pause it. Dwell times follow from the measured pauses, unless the site sets them.
 
-Nor is a job requeued if it could not start again. Slurm starts no job whose time limit reaches into a reservation of
-its nodes, and a requeue restarts the job's time limit. So a requeued job may find no node, although there was time
-enough at its first start. Partitions close, and some releases of Slurm lose a requeued job's licences.
+A job is not requeued if it could not start again. A requeue restarts the job's time limit, and Slurm starts no job
+whose time limit reaches into a reservation of its nodes. So a requeued job may find no node, although it found one at
+its first start. Partitions may close, and some releases of Slurm lose the licences of a requeued job.
 """
 
 from __future__ import annotations
@@ -41,27 +41,28 @@ from slurm_ones.slurm.model import SlurmJob, Snapshot, kind_of, partition_gpus
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Largest believed batch per GPU, in samples; also the limit of a job that reports none."""
+"""Largest batch per GPU, in samples, that a job's report is believed. A job that reports none has this limit."""
 ANY_GPUS = 2**20
-"""Largest believed number of GPUs of a job."""
+"""Largest number of GPUs that a job's report is believed."""
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
-    """Return the rule at each GPU count that the strategy knows, none without; `node_gpus` are GPUs per node."""
+    """Return the rule at each GPU count that the job's strategy supports; empty without a strategy. `node_gpus` is the
+    number of GPUs per node."""
     if spec is None or spec.limits is None:
         return ()
     return tuple(_rule(spec, spec.limits, row, node_gpus) for row in spec.limits.sizes)
 
 
 def _sharing(row: SizeLimits, node_gpus: int) -> int:
-    """Return the number of consecutive ranks that share a node: a whole group if one node holds the job or groups fill
-    nodes, else the greatest common divisor of group and node."""
+    """Return the number of consecutive ranks that must share a node. It is the strategy's group if the job fits on one
+    node, or else the greatest common divisor of the group and a node's GPUs."""
     return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
 
 
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """Return the rule at one size. A replica's pass takes the script's largest batch or as many samples as fit into
-    memory, whichever is less; 0 if no sample fits."""
+    """Return the rule at one size. In a pass a replica takes as many samples as the script allows and as fit its
+    memory; 0 if none fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -73,10 +74,10 @@ def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -
 def breaks(
     spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: int | None, node_gpus: int = 0
 ) -> Reason | None:
-    """Return why the job's strategy cannot train at this shape and global batch, or None if it can.
+    """Return the reason why the job's strategy cannot train at this shape and global batch; None if it can.
 
-    `old_batch` is in force; a `new_batch` of None keeps it. Without `node_gpus`, a shape of several nodes counts as
-    whole nodes. Callers check again before and during a resize, since the job's reported limits may change.
+    `old_batch` is the present batch; if `new_batch` is None it stays. Without `node_gpus`, a shape of several nodes is
+    taken to use whole nodes. The job may report other limits later, so callers check again before and during a resize.
     """
     limits = spec.limits if spec is not None else None
     if limits is None or shape == PARKED:
@@ -107,21 +108,23 @@ def breaks(
 
 
 def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
-    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks follow the blocks' order, so
-    each node of a block must hold whole groups."""
+    """Tell whether blocks of these shapes may separate ranks that must share a node. Ranks are numbered block by block,
+    so each node of a block must hold whole groups."""
     if len(blocks) == 1:
         return not rule.fits(blocks[0])
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
 def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
-    """Tell whether these blocks may part ranks that must share a node; `node_gpus` are GPUs per node."""
+    """Tell whether these blocks may separate ranks that must share a node; `node_gpus` is the number of GPUs per
+    node."""
     gpus = sum(block.gpus for block in blocks)
     return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
 
 
 def too_soon(history: JobHistory | None) -> Reason | None:
-    """Return a reason if the strategy needs more steps at its present size before the next resize, else None."""
+    """Return a reason if the job's strategy needs more steps at its present size before the next resize; None if
+    not."""
     limits = history.spec.limits if history is not None and history.spec is not None else None
     if history is None or limits is None or history.steps_since_change is None:
         return None
@@ -134,9 +137,9 @@ class Kinds:
     """Kinds of GPU in a partition."""
 
     of: Mapping[str, str] = field(default_factory=dict)
-    """Kind of each node with GPUs; empty if the site names no kinds."""
+    """Kind of GPU of each node; empty if the site names no kinds."""
     given: bool = True
-    """True if Slurm lets jobs ask for another GPU type than at submission."""
+    """True if a job may ask Slurm for another GPU type than at its submission."""
 
     @cached_property
     def every(self) -> tuple[str, ...]:
@@ -144,21 +147,23 @@ class Kinds:
         return tuple(dict.fromkeys(self.of.values()))
 
     def nodes(self, kind: str) -> frozenset[str] | None:
-        """Return the nodes with GPUs of that kind; None for all nodes, if `kind` is empty or no node has it."""
+        """Return the nodes whose GPUs are of this kind. None means all nodes: `kind` is empty, or no node has this
+        kind."""
         return frozenset(name for name, its in self.of.items() if its == kind) or None if kind else None
 
     def held(self, elastic: Elastic) -> str:
-        """Return the kind of the job's GPUs; empty if it has none or their kind is unknown."""
+        """Return the kind of the GPUs that the job holds; empty if it holds none or their kind is unknown."""
         return kind_of(elastic.holdings, self.of)
 
     def may_change(self, elastic: Elastic) -> bool:
-        """Tell whether the job may change between kinds: its owner allows it, and Slurm can be asked for a kind."""
+        """Tell whether the job may change its kind of GPU: its owner allows it, and Slurm accepts such a request."""
         # Of blocks that together hold unequally many GPUs of their nodes each asks for its own.
         asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def leaves(self, elastic: Elastic, got: Allocation) -> bool:
-        """Tell whether a running job changes to GPUs of another kind than its present known kind."""
+        """Tell whether this allocation moves a running job to GPUs of another kind. If its present kind is unknown it
+        does not."""
         held = self.held(elastic)
         return elastic.job.running and self.may_change(elastic) and bool(got.kind) and held not in ("", got.kind)
 
@@ -171,8 +176,8 @@ class Kinds:
         return (own,) if own in self.every else self.every
 
     def asked(self, elastic: Elastic, got: Allocation) -> str:
-        """Return the kind to ask Slurm for, so that the job gets the decided kind. The job's own request stays if the
-        kind does not matter or may not change."""
+        """Return the kind to request from Slurm, so that the job gets the kind of its allocation. The job's own request
+        stays if the allocation names no kind, or if the job may not change its kind."""
         asks, held = elastic.job.first.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
@@ -186,66 +191,68 @@ class Kinds:
 
 HOUR_S = 3600.0
 SURE = 0.9
-"""Probability that a job counted as near its end does end within the given time."""
+"""Probability with which a job that counts as near its end does end in the given time."""
 
 MOST_DOUBLINGS = 6
 AGAIN_S = 5.0
-"""Shortest dwell time in seconds that failures double; a dwell time of 0 stays 0."""
+"""Shortest dwell time, in seconds, that is doubled after a failure. A dwell time of 0 is not doubled."""
 WORTH = 20.0
-"""Dwell time between changes of a job's blocks, as a multiple of a change's pause."""
+"""Dwell time between two changes of a job's blocks, as a multiple of the pause of one change."""
 PACK_S = 120.0
-"""Least seconds before a job of blocks moves to fewer nodes at the same number of GPUs."""
+"""Shortest time, in seconds, before a job of blocks moves to fewer nodes at the same number of GPUs."""
 REPAYS = 4.0
-"""Dwell time between requeues, as a multiple of a requeue's pause: at most a fifth of a job's time is lost."""
+"""Dwell time between two requeues, as a multiple of the pause of one requeue. With 4, pauses take at most a fifth."""
 ENDS = 2.0
-"""Remaining time below which a job is not requeued, as a multiple of a requeue's pause."""
+"""Remaining time below which a job is not requeued, as a multiple of the pause of a requeue."""
 CHECKPOINT_S = 600.0
 """Seconds between two periodic checkpoints of a job (the wrapper's first interval)."""
 LONGEST_S = 1800.0
-"""Longest dwell time in seconds derived from pauses: jobs report pauses themselves, and a resting job gives up no
-GPUs."""
+"""Longest dwell time, in seconds, that is derived from pauses. Jobs report their pauses, and a job in its dwell time
+gives up no GPUs, so false reports must not prolong it further."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
-    """Return the seconds for which a requeue stops the job: the mean of its last ones, else a default."""
+    """Return the pause of training at a requeue, in seconds: the mean of the job's last ones, or else a default."""
     return history.pause_s if history is not None and history.pause_s is not None else RESIZE_S
 
 
 def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
-    """Return the least seconds between two requeues of a job."""
+    """Return the shortest time between two requeues of a job, in seconds."""
     return settings.dwell_s if settings.dwell_s is not None else min(REPAYS * requeue_s(history), LONGEST_S)
 
 
 def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> float:
-    """Return the seconds before a job's end within which the job is no longer requeued."""
+    """Return the remaining time, in seconds, below which a job is no longer requeued."""
     return limits.near_end_s if limits.near_end_s is not None else min(ENDS * requeue_s(history), LONGEST_S)
 
 
 def switch_dwell_s(switch_s: float, settings: ResizeSettings) -> float:
-    """Return the least seconds between two changes of a job's blocks; `switch_s` is the expected pause of a change."""
+    """Return the shortest time between two changes of a job's blocks, in seconds. `switch_s` is the expected pause of
+    one."""
     most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
 def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
-    """Return the seconds before a job of blocks moves to fewer nodes at the same size. During the move the job holds
-    both sets of GPUs. Each consecutive move that saved no node (`in_vain`) doubles the time, up to 64 times."""
+    """Return the time, in seconds, before a job of blocks moves to fewer nodes at the same size. During the move it
+    holds the old and the new GPUs. Each move in a row that saved no node (`in_vain`) doubles this time, up to 64
+    times."""
     return max(dwell_s, PACK_S) * 2.0 ** min(in_vain, MOST_DOUBLINGS)
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """Return the seconds before a job's end within which its blocks stay: the time until new blocks train with it.
-    Whether an earlier change pays is for the policy to decide."""
+    """Return the remaining time, in seconds, below which the job's blocks are no longer changed: new blocks would take
+    as long to join. Whether a change pays before that is for the policy to decide."""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
 
 def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> float:
-    """Return the Unix time from which the job may be resized: the dwell time after its last resize and its start. The
-    start of a job of blocks does not count, since it interrupted no training.
+    """Return the Unix time from which the job may be resized. The dwell time begins at its last resize and, for a plain
+    job, at its start. (The start of a job of blocks interrupted no training.)
 
-    Each consecutive failed resize doubles the dwell time, up to 64 times: Slurm mostly refuses again, and each try
-    costs a restart. A pending job without failures may be resized at once.
+    Each failed resize in a row doubles the dwell time, up to 64 times: Slurm would mostly refuse again, and each
+    attempt costs a restart. A pending job without failures may be resized at once.
     """
     failures = history.failures if history is not None else 0
     last = (history.last_resize_end if history is not None else None) or 0.0
@@ -257,10 +264,12 @@ def rested_at(job: WholeJob, history: JobHistory | None, dwell_s: float) -> floa
 
 
 def grows_at(preempted: Sequence[float], rest_s: float) -> float:
-    """Return the Unix time from which a job may grow again after Slurm preempted its blocks; 0 for always.
+    """Return the Unix time from which a job may grow again after Slurm preempted some of its blocks; 0 if it may at any
+    time.
 
-    `preempted` are the ascending times of preemptions. Each starts a rest of `rest_s`. The rest doubles if the next
-    preemption follows within one rest's length after the last rest; preemptions during a rest do not double it.
+    `preempted` are the times of the preemptions, ascending. Each preemption starts a rest of `rest_s` seconds. If the
+    next one comes soon after this rest, within as long again, its rest is twice as long. Preemptions during a rest do
+    not double it.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -273,16 +282,16 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 
 def loss_s(known: JobModel, grace_s: float) -> float:
-    """Return the seconds of training that a job of blocks loses by a preempted guest: the pause when blocks leave. If
-    each change starts from a checkpoint, that restart's pause counts. The work since the last checkpoint is added
-    unless the grace time suffices for a new one."""
+    """Return the seconds of training that a job of blocks loses by the preemption of a guest: its pause when blocks
+    leave. If each change restarts from a checkpoint, this is the pause of a restart. The work since the last checkpoint
+    is added, unless the grace time suffices to write a new one."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)
 
 
 def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
-    """Return a reason if a running job was interrupted as often as the site's limits allow, else None."""
+    """Return a reason if the running job has been interrupted as often as the site allows; None if not."""
     if history is None or not job.running:
         return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
@@ -301,10 +310,10 @@ def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | Non
 
 
 def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
-    """Return for each (job, seconds) a reason if the job almost surely ends within these seconds at its size, else
-    None. Pending jobs get None.
+    """Return, for each job and number of seconds, a reason if the job almost surely ends within this time at its
+    present size. Otherwise, and for a pending job, None.
 
-    One call predicts for all jobs: separate predictions would take a third of a decision's time.
+    All jobs are predicted in one call: separate calls would take a third of the time of a decision.
     """
     runs = [j for j, (view, within_s) in enumerate(jobs) if view.shape is not None and view.dataset and within_s]
     views = [jobs[j][0] for j in runs]
@@ -320,24 +329,26 @@ def near_end(jobs: Sequence[tuple[JobView, float]]) -> list[Reason | None]:
 
 
 START_S = 60.0
-"""Seconds from a decision to the next run's start: a checkpoint, the requeue and Slurm's next scheduling."""
+"""Seconds from a decision to the start of the job's next run: a checkpoint, the requeue, and Slurm's next
+scheduling."""
 LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
-"""First release of Slurm that forgets the licences of requeued jobs, and the first one that keeps them again."""
+"""First release of Slurm that forgets the licences of a requeued job, and first later one that keeps them."""
 
 
 class ReservedNodes(NamedTuple):
-    """Nodes whose reservations would begin during a run of the job begun now."""
+    """Nodes with reservations that would begin during a run of the job that starts now."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
-    """The earliest of these reservations, in words; None without one."""
+    """Description of the earliest of these reservations; None without one."""
 
 
 NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the partition's nodes with other jobs' reservations that would begin during a run begun now."""
+    """Return the nodes of the job's partition with reservations of others that would begin during a run that starts
+    now."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD
@@ -356,8 +367,8 @@ def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
 def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
-    """Return what keeps a running job from starting again at this shape, on its own and free nodes: its partition, or
-    a reservation. Return None if the job could start, or if neither is to blame."""
+    """Return the reason why a running job could not start again at this shape, on its own and on free nodes: its
+    partition is closed, or a reservation comes. None if it could start, or if another cause prevents it."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)
@@ -375,6 +386,6 @@ def reserved_ahead(
 
 
 def loses_licenses(release: tuple[int, int, int]) -> bool:
-    """Tell whether that release of Slurm forgets the licences of requeued jobs."""
+    """Tell whether this release of Slurm forgets the licences of a requeued job."""
     first, fixed = LOSES_LICENSES
     return first <= release < fixed

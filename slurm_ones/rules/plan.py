@@ -1,7 +1,7 @@
-"""Planning: which resizes of a schedule begin now.
+"""Planning: the resizes of a schedule that begin now.
 
-Planning has no side effects. Each job that the schedule changes gets an outcome: its resize begins, or the reason
-against it now.
+Planning changes nothing. Each job that the schedule would change gets an outcome: that its resize begins, or the reason
+why it does not begin now.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from slurm_ones.text import resized
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """A planned change: a stop if the new shape is `PARKED`, only a batch order unless it `resizes`."""
+    """A planned change of one job. The job is stopped if the new shape is `PARKED`. If `resizes` is False, only its
+    batch changes, by an order."""
 
     elastic: Elastic
     old: Shape
     new: Shape
     old_batch: int | None
     new_batch: int | None
-    """Global batch to order; None leaves the job's own."""
+    """Global batch to order; None if the job keeps its own."""
     moves: Moves | None = None
     blocks: tuple[int, ...] | None = None
-    """Tasks of a running job of blocks that will train together, ascending."""
+    """Tasks of the blocks that train together after the change, ascending; None for a plain or a pending job."""
     to_hold: tuple[int, ...] = ()
-    """Tasks to hold before other tasks are released."""
+    """Tasks to hold before others are released."""
     old_kind: str = ""
     """Kind of GPU that the job asks for now; empty for any kind."""
     new_kind: str = ""
@@ -57,7 +58,8 @@ class PlannedChange:
 
     @property
     def resizes(self) -> bool:
-        """True if Slurm's job changes, and not only the batch. A job of blocks changes if any block joins or leaves."""
+        """True if the job's shape or kind of GPU changes, and not only its batch. For a job of blocks: if any block
+        joins or leaves."""
         if self.mechanism == BLOCKS:
             return bool(self.moves)
         return self.old != self.new or self.old_kind != self.new_kind
@@ -68,7 +70,7 @@ class PlannedChange:
 
     @property
     def mechanism(self) -> str:
-        """Mechanism of the resize: `REQUEUE` (also of a pending job) or `BLOCKS`."""
+        """Mechanism of the resize: `BLOCKS`, or `REQUEUE` for a plain or a pending job."""
         return BLOCKS if hot(self.elastic) else REQUEUE
 
     @property
@@ -81,23 +83,23 @@ class PlannedChange:
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """Changes that begin now, and the outcome of each job in the schedule."""
+    """Changes that begin now, and the outcome for each job in the schedule."""
 
     begin: tuple[PlannedChange, ...]
     outcomes: Mapping[int, Reason]
     deferred: frozenset[int] = frozenset()
     """Ids of waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
-    """Ids of waiting jobs whose resize must wait its turn; a deferred one stays deferred until then."""
+    """Ids of waiting jobs whose resize waits for its turn. If such a job is deferred, it stays deferred until then."""
 
 
 class GpuPool:
-    """Free GPUs of a partition's nodes while a plan hands them out. GPUs of leaving blocks become free only after this
-    round, and are set aside for waiting jobs."""
+    """Free GPUs of a partition while a plan gives them out. GPUs of blocks that leave become free only later, and are
+    kept for waiting jobs."""
 
     def __init__(self, rules: PartitionRules) -> None:
         self.free = rules.free.trial()
-        """Free GPUs by node, without those set aside."""
+        """Free GPUs of each node, without those that are kept for waiting jobs."""
         self._kinds, self._later, self._closed = rules.kinds, rules.later, rules.closed
         self._given: Counter[str] = Counter()
         self._known = True
@@ -106,19 +108,21 @@ class GpuPool:
                 self.leave(job, job.under_way.moves)
 
     def leave(self, job: JobRules, moves: Moves | None) -> None:
-        """Count the GPUs of the job's leaving blocks. Without `moves` (a requeue) nobody knows which GPUs get free."""
+        """Count the GPUs of the blocks that leave. Without `moves` the job is requeued, and it is unknown which GPUs
+        become free."""
         self._known = self._known and bool(moves)
         for block in job.blocks:
             if moves and block.task in moves.dropped:
                 self._given.update(dict.fromkeys({*block.nodes} - self._closed, block.shape.gpus_per_node))
 
     def take(self, shape: Shape, kind: str) -> bool:
-        """Take free GPUs of that kind (any if empty); return False, changing nothing, if too few are free."""
+        """Take free GPUs of this kind, any kind if it is empty. Return False, with nothing changed, if too few are
+        free."""
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Set GPUs aside, free now or soon: first for jobs that earlier rounds reshaped, then for the jobs `waiting`.
-        Return the ids of jobs that get none; empty if a requeue makes that unknown."""
+        """Keep GPUs that are free now or soon for jobs that are to start: first those that earlier ticks reshaped, then
+        `waiting`. Return the ids of jobs that find none; empty if this is unknown because of a requeue."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -131,10 +135,10 @@ class GpuPool:
 
 
 def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
-    """Return the resizes that begin now.
+    """Return the changes of the schedule that begin now, and the outcome for each job.
 
-    The site's limits are checked again, independently of the policy. Caps must hold at every moment of the open
-    resizes: each job counts with its present or its coming GPUs, whichever are more.
+    The site's limits are checked again, whatever the policy did. Caps must hold at every moment while resizes are open.
+    So each job counts with its present GPUs, or with its coming ones if they are more.
     """
     jobs = rules.jobs
     parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
@@ -160,7 +164,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
 
 
 class _Planner:
-    """Builder of a plan, one change after the other."""
+    """Builder of a plan, change by change."""
 
     def __init__(self, rules: PartitionRules, changes: Sequence[PlannedChange]) -> None:
         jobs = rules.jobs
@@ -172,19 +176,19 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that only a reservation ahead keeps from starting."""
+        """Waiting jobs that could start now but for a reservation that comes."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
         self._without: set[int] | None = None
-        """Waiting jobs that will find no room; None before GPUs are set aside."""
+        """Waiting jobs that will find no room; None until GPUs have been kept for waiting jobs."""
         self.begin: list[PlannedChange] = []
         self.outcomes: dict[int, Reason] = {}
         self.queued: set[int] = set()
 
     def consider(self, change: PlannedChange, *, pack: bool = False) -> None:
-        """Add the change to the plan, or store the reason against it. With `pack`, a job of blocks moves to fewer nodes
-        at the same size."""
+        """Add the change to the plan, or store the reason why it does not begin now. With `pack` a job of blocks moves
+        to fewer nodes at the same size."""
         rules, job = self._rules, self._rules.jobs[change.job_id]
         if self._without is None and (change.elastic.job.pending or _gained(change) >= 0):
             self._without = self._room.set_aside(self._later)
@@ -223,7 +227,7 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return the reason if there is no room for the change; else take it for a requeued job, return None."""
+        """Return a reason if there is no room for the change, else None. For a requeued job that has room, take it."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -236,7 +240,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether a reservation ahead is the only cause of missing room."""
+        """Tell whether the change would have room if no reservation came."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, _own(change, self._rules)
@@ -257,10 +261,12 @@ class _Planner:
         self._use.count_at_least(change.job_id, max(change.new.gpus, _at_once(change)))
 
     def let_wait_small(self, schedule: Schedule) -> None:
-        """Let waiting jobs of blocks ask for their smallest size if they get nothing now and their shapes find no room.
+        """Let each waiting job of blocks that gets nothing now ask for its smallest size, if its present shape finds no
+        room.
 
-        Then each GPU that gets free starts a job, and blocks that join later may leave again. A job that starts as one
-        large block cannot shrink while no GPU is free. If other jobs wait for room, GPUs that get free are theirs.
+        Then every GPU that becomes free starts a job, and blocks that join later can leave again. A job that started as
+        one large block could not shrink while no GPU is free. Nothing is done if other jobs wait for room: free GPUs
+        are theirs.
         """
         rules = self._rules
         for id_, job in rules.jobs.items() if not rules.contested else ():
@@ -277,7 +283,7 @@ class _Planner:
 
 
 def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
-    """Return the smallest one-node shape that a data-parallel job may have, or None."""
+    """Return the smallest shape on one node that a data-parallel job may have; None if there is none."""
     low, spec = job.elastic.gpu_range[0], job.spec
     if spec is not None and spec.limits is not None:
         return None
@@ -287,8 +293,9 @@ def _least(job: JobRules, rules: PartitionRules) -> Shape | None:
 
 
 def _turn(change: PlannedChange, schedule: Schedule) -> tuple[float, ...]:
-    """Return the change's sort key: shrinks and stops come first, since they free GPUs for growth and starts. Among
-    growing guests the most valuable change begins first, since Slurm preempts the youngest guests."""
+    """Return the key by which changes are sorted. Shrinks and stops come first, since they free GPUs for growth and
+    starts. Of jobs that grow by guests the most valuable comes first, since Slurm preempts the youngest guests
+    first."""
     gained = max(_gained(change), 0) if change.elastic.job.pending else _gained(change)
     return min(gained, 1), -schedule.gains.get(change.job_id, 0.0), gained, change.job_id
 
@@ -299,7 +306,7 @@ def _open_nodes(job: JobRules, rules: PartitionRules, kind: str) -> frozenset[st
 
 
 def _own(change: PlannedChange, rules: PartitionRules) -> dict[str, int]:
-    """Return the GPUs of the job's nodes on which it may start again."""
+    """Return the job's GPUs on each of its nodes where it could start again."""
     return {name: gpus for name, gpus in change.elastic.holdings.items() if name not in rules.draining}
 
 
@@ -320,7 +327,7 @@ def _with_moves(
     pack: bool = False,
     apart: bool = False,
 ) -> PlannedChange:
-    """Return the change with its joining and leaving blocks; without `moves` if no way is found now."""
+    """Return the change with the blocks that join and leave. `moves` is None if there is no way now."""
     running = sorted(block.task for block in job.blocks)
     members = job.history.membership if job.history is not None else None
     change = replace(change, blocks=tuple(train_together(job.elastic, members) or running))
@@ -373,7 +380,7 @@ def _at_once(change: PlannedChange) -> int:
 
 
 def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> PlannedChange:
-    """Return the change from the job's present shape to its allocation; no allocation parks the job."""
+    """Return the change from the job's present shape to its allocation; without an allocation the job is parked."""
     batch = job.history.batch if job.history is not None else None
     asks, shape = job.elastic.job.first.kind, job.elastic.shape
     if allocation is None:
@@ -384,7 +391,7 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
 
 
 def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use: CapUse) -> Reason | None:
-    """Return the reason against resizing the job now, or None."""
+    """Return the reason why the job may not be resized in this way now; None if it may."""
     if job.untouchable is not None:
         return job.untouchable
     if change.parks and change.mechanism == BLOCKS:
@@ -408,7 +415,7 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
 
 @dataclass(frozen=True)
 class PartitionSchedule:
-    """A policy's schedule for one partition, and the policy's input."""
+    """A policy's schedule for one partition, and what the policy was given."""
 
     partition: str
     schedule: Schedule
@@ -419,7 +426,7 @@ class PartitionSchedule:
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """One partition's schedule, and the part that begins now."""
+    """One partition's schedule, and the plan of what begins now."""
 
     decided: PartitionSchedule
     jobs: Sequence[JobRules]
@@ -430,7 +437,8 @@ class PartitionPlan:
 def plans(
     round_: Round, decide: Callable[[Round, PartitionRules], PartitionSchedule], *, begins: bool = True
 ) -> list[PartitionPlan]:
-    """Decide and plan each partition in turn; if plans are carried out (`begins`), later ones count them."""
+    """Decide and plan each partition in turn. If the plans will be carried out (`begins`), a later partition counts the
+    resizes of earlier ones as open."""
     found = []
     round_ = with_growth(round_)
     for partition in round_.partitions:

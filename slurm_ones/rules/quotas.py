@@ -1,8 +1,8 @@
 """Slurm's limits of accounts, QOS, users and jobs (GrpTRES, MaxTRESPU, MaxTRESPA, MaxTRESPJ), as caps on growth.
 
-Beyond such a quota Slurm lets a job wait (Assoc…, QOS…), next to idle GPUs and after the job gave up its old GPUs.
-Quotas are read every few minutes; their use follows the jobs that start and end in between. CPUs and memory count as
-far as a job takes them with each GPU; licences do not grow.
+A job that would exceed such a quota waits (Assoc…, QOS…), even next to idle GPUs and after it gave up its old GPUs.
+Quotas are read every few minutes. Between two readings their use is computed from the jobs that start and end. CPUs and
+memory count as much as a job takes with each GPU; licences do not grow.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ READ_S = 600.0
 _WORDS = {"cpu": "CPUs", "mem": "MB of memory", "node": "nodes"}
 
 Holder = tuple[str, str, str, str, str]
-"""Resource, QOS, account, user and partition of one quota; "" matches any."""
+"""Identity of a quota: resource, QOS, account, user, partition. "" stands for any."""
 
 
 @dataclass(frozen=True)
 class QuotaReading:
-    """Quotas as Slurm showed them, and the jobs' use at that moment."""
+    """Quotas as Slurm showed them, and what jobs used of each at that time."""
 
     quotas: Quotas = field(default_factory=Quotas)
     held: Mapping[Holder, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, quotas: Quotas, seen: Observation) -> QuotaReading:
-        """Return these quotas with each holder's use at this observation."""
+        """Return the reading with these quotas and what the observed jobs use of them."""
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
-        """Return the quotas with their present use: exact for observed jobs, as last read for others."""
+        """Return the quotas with their present use. The use by observed jobs is exact; that by others is as last
+        read."""
         if not self.quotas.all:
             return self.quotas
         held = _held(self.quotas, seen)
@@ -53,7 +54,8 @@ class QuotaReading:
 def quota_caps(
     here: Mapping[int, CappedJob], there: Iterable[CappedJob], quotas: Quotas, snapshot: Snapshot
 ) -> tuple[Cap, ...]:
-    """Return caps for the jobs `here` in a partition; jobs `there` count with the GPUs that they are about to add."""
+    """Return the caps on the jobs `here` in a partition. Jobs `there`, in others, count with the GPUs that they are
+    about to add."""
     caps = [cap for job_id, one in here.items() for cap in _of_partition(job_id, one.elastic, snapshot)]
     if not quotas.all:
         return tuple(caps)
@@ -80,7 +82,7 @@ def _of_partition(job_id: int, elastic: Elastic, snapshot: Snapshot) -> Iterator
 
 
 def _shared(quota: Quota, needs: Mapping[int, float], jobs: Mapping[int, CappedJob], about: int) -> Cap:
-    """Return the cap that the remainder of a quota allows, by the job with the highest need for each GPU."""
+    """Return a cap from what remains of a quota. The job that needs most of the resource for each GPU decides."""
     left = max(quota.most - quota.used - about, 0)
     now = sum(_gpus_now(jobs[job_id].elastic) for job_id in needs)
     return Cap(now + int(left / max(needs.values()) + 1e-9), frozenset(needs), _words(quota), strict=True)
@@ -99,7 +101,7 @@ def _words(quota: Quota) -> Reason:
 
 
 def _binding(one: CappedJob, quotas: Quotas, snapshot: Snapshot) -> Iterator[tuple[Quota, float]]:
-    """Yield each quota that the job uses more of with each added GPU, and the amount."""
+    """Yield each quota that the job uses more of when it grows, with the amount for each added GPU."""
     own = one.elastic.job.home
     for queue in one.queues:
         job = replace(own, qos=queue.qos, account=queue.account, partitions=tuple(queue.partition.split(",")))
@@ -118,7 +120,7 @@ def _with_each_gpu(elastic: Elastic, resource: str) -> float:
 
 
 def amount_of(job: SlurmJob, resource: str) -> int:
-    """Return the amount of the resource that the job has or asks for; 0 for a resource that growth does not take."""
+    """Return how much of the resource the job has or asks for; 0 if growth takes none of this resource."""
     if resource.startswith("gres/gpu"):
         _, _, kind = resource.partition(":")
         return job.gpus if kind in ("", job.kind) else 0
@@ -137,7 +139,7 @@ def _holder(quota: Quota) -> Holder:
 
 
 def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
-    """Return the use of each quota by observed jobs; each block of a job counts in its own queue."""
+    """Return what observed jobs use of each quota. Each block of a job counts in its own queue."""
     found: Counter[Holder] = Counter()
     wanted = {_holder(one) for one in quotas.all if not one.per_job}
     resources = {name for name, *_ in wanted}
@@ -159,7 +161,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
 def _whose(
     job: SlurmJob, partition_qos: str, above: Collection[str], association: str
 ) -> Sequence[tuple[str, str, str, str]]:
-    """Return QOS, account, user and partition of each quota that the job counts towards."""
+    """Return QOS, account, user and partition of each quota that the job's use counts for."""
     own = [("", account, "", "") for account in (job.account, *above)]
     own.append(("", job.account, job.user, association))
     for qos in {job.qos, partition_qos} - {""}:

@@ -1,4 +1,5 @@
-"""A policy's input, plain data about one partition and its elastic jobs; and its answer, cut to the caps."""
+"""Input and answer of a policy: plain data about one partition and its elastic jobs, and the schedule cut to the
+caps."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from slurm_ones.slurm.model import Partition
 from slurm_ones.text import counts
 
 SAME_S = 1.0
-"""Two deadlines closer than this many seconds are the same."""
+"""Seconds by which two deadlines may differ and still count as the same."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a policy's decision, besides the jobs' own limits."""
+    """Bounds on a policy's decision, in addition to the jobs' own limits."""
 
     caps: Sequence[Cap] = ()
     sizes: Mapping[int, int] = field(default_factory=dict)
@@ -57,9 +58,9 @@ def decide_within(
     now: float,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Return the policy's schedule cut to the caps; unchanged if no cap binds.
+    """Return the policy's schedule cut to the caps. It is unchanged if no cap binds.
 
-    Pure, like the policy. `Schedule.refused` has the jobs that a limit restrained.
+    The function is pure, like the policy. `Schedule.refused` has the jobs that got less because of a limit.
     """
     within = narrowed(jobs, bounds.caps)
     views = with_sizes(cluster, within, bounds.sizes, bounds.caps)
@@ -72,7 +73,8 @@ def decide_within(
 
 
 def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[JobView], caps: Sequence[Cap]) -> Schedule:
-    """Return the schedule with the cap as the reason of each job at the largest size that its caps allow."""
+    """Return the schedule with new reasons: a job at the largest size that its caps allow gets the cap as its
+    reason."""
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
     found = {}
     for job, narrow in zip(jobs, within, strict=True):
@@ -88,10 +90,11 @@ def _explained(schedule: Schedule, jobs: Sequence[JobView], within: Sequence[Job
 
 
 def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
-    """Return the partition's nodes with the GPUs that its elastic jobs hold or may take.
+    """Return the partition's nodes, with the GPUs that its elastic jobs hold or may take.
 
-    A drained or down node has only the GPUs that elastic jobs hold there. So has a node on which pending jobs wait for
-    room: growth given back there is theirs. GPUs that open resizes are about to need are not offered.
+    On a node that is drained or down, only GPUs that elastic jobs hold are included. The same holds for a node on which
+    pending jobs wait for room, since GPUs given back there are theirs. GPUs that open resizes are about to take are
+    excluded.
     """
     snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
     part = snapshot.partitions.get(rules.name)
@@ -123,14 +126,15 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 
 
 def bounds_of(round_: Round, rules: PartitionRules, cluster: ClusterView, views: Sequence[JobView]) -> Bounds:
-    """Return the bounds of a decision in this partition: caps, also by cost of growth, and sizes asked by hand."""
+    """Return the bounds of a decision in this partition: caps, also those on the cost of growth, and sizes set by
+    hand."""
     caps = cost_caps(cluster, views, rules.jobs, round_.settings, round_.quotas.usage_factors)
     asked = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
     return Bounds((*rules.caps, *caps), asked)
 
 
 def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
-    """Return the model of each elastic job by id, for the kinds of GPU that the job accepts."""
+    """Return the models of each elastic job, by job id, on each kind of GPU that the job accepts."""
     known: dict[int, JobModel] = {}
     histories = round_.histories
     for partition in round_.partitions:
@@ -147,7 +151,7 @@ def job_models(round_: Round, learner: Learner) -> dict[int, JobModel]:
 def job_views(
     round_: Round, rules: PartitionRules, cluster: ClusterView, models: Mapping[int, JobModel]
 ) -> list[JobView]:
-    """Return the partition's elastic jobs, with their `models`, as the policy gets them."""
+    """Return the partition's elastic jobs as the policy gets them. `models` are their models by job id."""
     room = sorted(rules.free.values(), reverse=True)
     views = []
     for job_id, job in rules.jobs.items():
@@ -178,7 +182,7 @@ def job_views(
 
 
 def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Round) -> Borrows | None:
-    """Return the expected loss by preempted guests; None if the job does not grow by guests."""
+    """Return the loss that is expected by preemptions of the job's guests; None if it does not grow by guests."""
     sizes = rules.guest_sizes(job)
     if sizes is None:
         return None
@@ -191,14 +195,14 @@ def _borrows(job: JobRules, known: JobModel, rules: PartitionRules, round_: Roun
 
 
 def _no_more(limits: Limits, gpus: int) -> Limits:
-    """Return the limits of a waiting job of blocks: it starts at no more GPUs than its user asked for, or at its
-    smallest size. Later it grows by blocks, which may leave again."""
+    """Return the limits of a waiting job of blocks. It starts at most at the size that its user asked for, or at its
+    smallest size if that is larger. Later it grows by blocks, which can leave again."""
     most = max(gpus, min(limits.gpus, default=0))
     return replace(limits, gpus=tuple(n for n in limits.gpus if n <= most))
 
 
 def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
-    """Return the view at the size that the job gives growth back to; its batch stays if that size takes it."""
+    """Return the view of a job that gives GPUs back, at its new size. Its batch stays if the new size allows it."""
     least, most = least_and_most(view.limits, back.shape.gpus)
     quantum = 1 if view.limits.batch_fixed else math.lcm(view.limits.quantum, view.limits.at(back.shape.gpus).quantum)
     batch = max(least, min(view.batch, most) // quantum * quantum)
@@ -206,7 +210,7 @@ def _smaller_for_others(view: JobView, back: GivenBack) -> JobView:
 
 
 def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
-    """Return the view with the owner's deadline and the promise given for it."""
+    """Return the view with the deadline that the owner set, and whether this deadline was promised."""
     optin = job.elastic.optin
     if optin is None or optin.deadline is None:
         return view
@@ -217,7 +221,7 @@ def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
 
 
 def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]:
-    """Return the GPUs of the partition's nodes that future reservations set aside."""
+    """Return the GPUs of this partition in reservations that have not begun."""
     nodes = round_.seen.snapshot.nodes
     return tuple(
         Reserved(one.start_time, one.end_time or math.inf, gpus)
@@ -228,17 +232,20 @@ def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]
 
 
 def _changeable(view: JobView, free: int) -> JobView:
-    """Return the view without smaller sizes that the job cannot reach now: no subset of its blocks has that size, and
-    too few GPUs are free. New blocks join before old ones leave."""
+    """Return the view without the smaller sizes that the job cannot reach now. A size is out of reach if no subset of
+    its blocks has it and too few GPUs are free. (New blocks join before old ones leave.)"""
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     gpus = tuple(n for n in view.limits.gpus if n >= now or n in smaller or n <= free)
     return replace(view, limits=replace(view.limits, gpus=gpus))
 
 
 def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
-    """Return how many nodes a job of blocks would use at each of its sizes. A smaller size uses the nodes of the blocks
-    that stay. A larger size uses the fewest nodes if enough are free now, since new blocks then replace all present
-    ones. Otherwise further blocks join on other nodes. `room` lists each node's free GPUs, the most first."""
+    """Return the number of nodes on which a job of blocks would run, at each of its sizes.
+
+    At a smaller size these are the nodes of the blocks that stay. A larger size takes the fewest nodes possible if they
+    are free now, because new blocks then replace all others. Otherwise new blocks join on further nodes. `room` is the
+    free GPUs of each node, descending.
+    """
     now, smaller = sum(view.nodes.values()), view.smaller or {}
     found = {now: len(view.nodes)} if now else {}
     for gpus in view.limits.gpus:
@@ -255,7 +262,7 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
 
 
 def _smaller(job: JobRules, limits: Limits) -> dict[int, dict[str, int]]:
-    """Return the GPUs that the job keeps on each node, at each size that leaving blocks make."""
+    """Return the GPUs that the job keeps on each node, for each size that it reaches if blocks only leave."""
     found: dict[int, dict[str, int]] = {}
     for gpus, staying in job.staying.items():
         left = [block for block in job.blocks if block.task in staying]
@@ -276,8 +283,9 @@ def _near_end_s(job: JobRules, view: JobView, round_: Round) -> float:
 
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history: JobHistory | None = None) -> Limits:
-    """Return the job's limits: sizes and batches that its owner allows and its script and strategy can train at. Under
-    a batch rule the batch does not grow before the job has measured its gradient noise scale."""
+    """Return the job's limits: sizes and batches that its owner allows, and at which its script and strategy can train.
+    If its batch follows a rule of the optimizer, it does not grow before the job has measured its gradient noise
+    scale."""
     batch = history.batch if history is not None else None
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
@@ -305,7 +313,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
 
 
 def _nowhere(limits: Limits) -> Reason | None:
-    """Return the reason to leave the job as it is if its strategy takes no size of this cluster."""
+    """Return the reason to leave the job as it is if no size of this cluster suits its strategy; None if one does."""
     if limits.gpus or not limits.rules:
         return None
     return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
@@ -316,7 +324,7 @@ def _quantum(spec: Spec | None) -> int:
 
 
 def _most_per_gpu(spec: Spec | None) -> int:
-    """Return the most samples per GPU and step, over as many accumulation passes as the wrapper allows."""
+    """Return the largest number of samples per GPU and step, with as many accumulation steps as the wrapper allows."""
     if spec is None:
         return ANY_BATCH
     return max(1, min(spec.max_local_batch * spec.max_passes, ANY_BATCH))
@@ -331,7 +339,7 @@ def _view(
     now: float,
     held: str,
 ) -> JobView:
-    """Return the policy's view of the job; `held` is the kind of its GPUs."""
+    """Return the job as the policy gets it. `held` is the kind of the GPUs that it holds."""
     job, spec = elastic.job, known.spec
     base = spec.base_batch if spec is not None else limits.min_batch
     view = JobView(
@@ -378,12 +386,13 @@ def _view(
 def with_sizes(
     cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
 ) -> Sequence[JobView]:
-    """Return the jobs as the policy gets them; `sizes` has the GPUs that owners ask for by hand (`size=8` in a
-    comment).
+    """Return the jobs as the policy gets them. `sizes` are the GPUs that owners set by hand (`size=8` in a comment), by
+    job id.
 
-    The policy does not decide about such a job. It gets its size within the site's limits as soon as enough GPUs are
-    free, and keeps it, on GPUs of one kind. A running job is fixed: at its size on its new nodes, or at its present
-    GPUs without room or under a cap. A waiting job may start only at its size. The job submitted first is served first.
+    The policy does not decide about such a job. It gets its size, within the site's limits and on one kind of GPU, as
+    soon as enough GPUs are free, and keeps it. A running job is shown as fixed: with its new GPUs if it gets them now,
+    else with its present ones. A waiting job may start only at this size. Jobs that were submitted earlier are served
+    first.
     """
     found = {job.job_id: job for job in jobs}
     use = CapUse(caps, {job.job_id: job.shape.gpus for job in jobs if job.shape is not None})
@@ -429,5 +438,6 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
 
 
 def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
-    """Return the nodes that the shape would get next to the other jobs, with its GPUs on each; empty without room."""
+    """Return the nodes on which the shape has room besides the other jobs, with its GPUs on each; empty without
+    room."""
     return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)
