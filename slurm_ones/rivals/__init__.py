@@ -1,1 +1,1 @@
-"""Policies that `ones` is compared with: one file for each policy, naming the paper that it follows."""
+"""Policies with which `ones` is compared: one file for each, which names the paper that it follows."""

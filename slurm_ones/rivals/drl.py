@@ -1,21 +1,21 @@
-"""A small scheduler trained by policy gradient: what ONES was compared with (ONES §4 names it DRL).
+"""A small scheduler trained by policy gradient, as one with which ONES was compared (ONES §4 calls it DRL).
 
-Its weights and code were never published, so this one follows the two first schedulers of this kind: DeepRM (Mao et
-al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with nothing and takes one action
-after another until the void action ends the round. It is trained by REINFORCE, with the mean of several rollouts of one
-workload as baseline. Its reward is minus the number of jobs in the system. DL2's jobs grow by steps at their users'
-batch size, all decided in each interval.
+The weights and code of that one were never published. So this one follows the two first schedulers of its kind: DeepRM
+(Mao et al., HotNets 2016, §3) and DL2 (Peng et al., arXiv 1909.06040, §4). DeepRM begins with an empty schedule and
+takes one action after another, until the void action ends the round. It is trained by REINFORCE. The baseline is the
+mean of several rollouts of one workload. The reward is minus the number of jobs in the system. In DL2 jobs grow by
+steps at their users' batch size, and all steps are decided in each interval.
 
-`Drl` takes one step after another; `build_steps` makes the features of a job's next step, and `Perceptron` scores them.
-drl.npz was trained by `python -m benchmarks.train_drl`; `load` returns the exact command and the training curve.
-docs/decisions/0010-policy-gradient-rival.md has the figures.
+`Drl` takes one step after another. `build_steps` computes the features of each job's next step, and `Perceptron` scores
+them. drl.npz was trained by `python -m benchmarks.train_drl`; `load` returns the exact command and the training curve.
+docs/decisions/0010-policy-gradient-rival.md has the results.
 
 Differences from both:
 
-1. One network scores each job's step separately, with features of the whole queue among its inputs. DeepRM and DL2 have
-   a fixed number of places for jobs. Here the time is linear in the jobs, and queues can have any length.
-2. A step doubles the GPUs, or goes to the size that the user asked for: the sizes that Slurm can be asked for.
-3. The void action ends only the growth: a job without GPUs still gets its first step if there is room.
+1. One network scores each job's step separately, from features of the job and of the whole queue. DeepRM and DL2 have a
+   fixed number of places for jobs. Here the time is linear in the number of jobs, and a queue can have any length.
+2. A step doubles the GPUs, or goes to the size that the user asked for, because Slurm gives only such sizes.
+3. The void action ends only growth: a job without GPUs still gets its first step if there is room.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from slurm_ones.policy.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11
-"""Index of the feature for the job's remaining time at the requested size."""
+"""Index of the feature for a job's remaining time at the size that its user asked for."""
 CONTEXT = 4
-"""Number of inputs of the void action."""
+"""Number of inputs from which the void action is scored."""
 LOG_SECONDS = 12.0
-"""Scale of the time features: t seconds become ln(1 + t) / `LOG_SECONDS`. The feature is 1 near two days."""
+"""Scale of features that are times: t seconds become ln(1 + t) / `LOG_SECONDS`, which is 1 at about two days."""
 LOG_SIZE = 6.0
-"""Scale of the features that are ratios of GPUs: a ratio becomes its log2 / `LOG_SIZE`."""
+"""Scale of features that are ratios of GPU counts: the log2 of the ratio is divided by `LOG_SIZE`."""
 
 
 @dataclass(frozen=True)
 class GrowthSteps:
-    """Possible growth steps of the jobs, from no GPUs on."""
+    """Steps by which each job can grow, beginning at no GPUs."""
 
     tables: Tables
     sizes: Ints
-    """(J, S) GPUs after each step; 0 if the job has fewer steps."""
+    """(J, S) GPUs that the job has after each step; 0 if it has fewer steps."""
     extra: Ints
     """(J, S) GPUs that each step adds."""
     features: Floats
-    """(J, S, F) features of each step, about -1 to 1, finite whatever the jobs report."""
+    """(J, S, F) features of each step, about -1 to 1; finite whatever the jobs report."""
     load: float
-    """Jobs per GPU, scaled by log2 / `LOG_SIZE`."""
+    """Log2 of the number of jobs per GPU, divided by `LOG_SIZE`."""
 
     def context(self, free: float) -> Floats:
-        """Return the inputs (C,) of the void action if a share `free` of the GPUs is left."""
+        """Return the inputs (C,) of the void action, if the fraction `free` of the GPUs is free."""
         return np.array([1.0, free, free * free, self.load])
 
 
@@ -78,8 +78,8 @@ def build_steps(cluster: ClusterView, jobs: Sequence[JobView], gpus: int, now: f
 
 
 def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
-    """Return the job's view with only these sizes: the largest up to each power of two, the requested and the present
-    size."""
+    """Return the job with only some of its sizes: the largest up to each power of two, the requested one, and the
+    present one."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
     for power in range(cluster.gpus.bit_length() + 1):
@@ -89,7 +89,7 @@ def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
 
 
 def _columns(tables: Tables) -> Ints:
-    """Return (J, S) the columns of each job's allowed sizes in the tables, ascending; 0 after the last."""
+    """Return the columns (J, S) of each job's allowed sizes, ascending; 0 after the last."""
     most = int(tables.allowed.sum(axis=1).max(initial=0))
     order = np.argsort(~tables.allowed, axis=1, kind="stable")[:, :most]
     return np.where(np.take_along_axis(tables.allowed, order, axis=1), order, 0)
@@ -169,32 +169,33 @@ def _rank(value: Floats) -> Floats:
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))
-"""Shapes of each layer's weights and bias, then of the void action's weights; the last layer has no bias."""
+"""Shapes of the weights and the bias of each layer, then of the void action's weights. The last layer has no bias."""
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Neural network that scores steps from features; its parameters are one flat vector, as optimizers need."""
+    """Neural network that computes the score of a step from its features. Its weights are one flat vector, the form
+    that optimizers need."""
 
     flat: Floats
-    """(SIZE,) all parameters."""
+    """(SIZE,) all weights."""
 
     def parameters(self) -> list[Floats]:
-        """Return the parameters as arrays of the `SHAPES`."""
+        """Return the weights as arrays of the shapes `SHAPES`."""
         cuts = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
         return [part.reshape(shape) for part, shape in zip(np.split(self.flat, cuts), SHAPES, strict=True)]
 
     def scores(self, features: Floats) -> Floats:
-        """Return the scores (…) of features (…, F)."""
+        """Return the score (…) for each row of features (…, F)."""
         return self.layers(features)[-1]
 
     def void(self, context: Floats) -> float:
-        """Return the score of the void action for its inputs (C,)."""
+        """Return the score of the void action, from its inputs (C,)."""
         return float(self.flat[-CONTEXT:] @ context)
 
     def layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return both hidden layers (…, H) and the scores (…) of features (…, F)."""
+        """Return the values of both hidden layers (…, H), and the scores (…), for features (…, F)."""
         first, bias, second, bias2, last, _ = self.parameters()
         one = np.tanh(features @ first + bias)
         two = np.tanh(one @ second + bias2)
@@ -210,7 +211,8 @@ class Trained:
     """Command that trained the network."""
     seed: int
     curve: Floats
-    """(E, 3) training curve: processor seconds, updates, and validation mean JCT over that of equal shares."""
+    """(E, 3) training curve: processor seconds, number of updates, and mean JCT in validation relative to equal
+    shares."""
 
 
 @cache
@@ -222,9 +224,10 @@ def load() -> Trained:
 
 
 def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -> Ints:
-    """Take best-scored actions while any of the `gpus` free GPUs is left; return each job's number of steps (J,).
+    """Take the action of highest score as long as some of the `gpus` free GPUs are left. Return each job's number of
+    steps (J,).
 
-    Scores are computed once, so a step costs one heap operation.
+    Scores are computed once, so each step costs one operation on a heap.
     """
     scores = network.scores(steps.features).tolist()
     extra = steps.extra.tolist()
@@ -245,7 +248,7 @@ def best_steps(network: Perceptron, steps: GrowthSteps, gpus: int, total: int) -
 
 
 def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
-    """Return the GPUs of each job (J,) after `taken` steps; 0 after none."""
+    """Return the GPUs of each job (J,) after it has taken `taken` steps; 0 without a step."""
     if not steps.sizes.shape[1]:
         return np.zeros(len(taken), dtype=np.int64)
     last = np.maximum(taken - 1, 0)
@@ -253,7 +256,8 @@ def gpus_after(steps: GrowthSteps, taken: Ints) -> Ints:
 
 
 class Drl:
-    """Policy-gradient scheduler, trained in the simulator (see the module). `network` replaces the trained network."""
+    """Policy-gradient scheduler, trained in the simulator (see the module). `network` replaces the network of the
+    package."""
 
     name = "drl"
 
@@ -266,7 +270,7 @@ class Drl:
 
 
 class Game:
-    """One decision: the available growth steps, and the schedule that follows from the steps taken."""
+    """One decision: the steps that jobs can take, and the schedule that follows from those taken."""
 
     def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> None:
         self.cluster = cluster
@@ -279,7 +283,8 @@ class Game:
         self.steps: GrowthSteps = build_steps(cluster, self.mobile, self.gpus, now)
 
     def schedule(self, taken: Ints) -> Schedule:
-        """Return the placeable schedule of the steps taken (J,); jobs without a step are parked."""
+        """Return the schedule after the steps `taken` (J,), made so that it has room. A job without a step is
+        parked."""
         counts = gpus_after(self.steps, taken)
         wanted = {job.job_id: int(n) for job, n in zip(self.mobile, counts, strict=True)}
         return build_schedule(self.cluster, self.jobs, self.fixed, self.steps.tables, wanted, reason("network"))

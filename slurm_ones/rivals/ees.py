@@ -2,14 +2,16 @@
 
 Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2020, arXiv 2006.13878. Taken from there:
 
-- A job's best batch at each number of GPUs, and its scaling factor: its rate there over its rate on the least GPUs.
-- The optimizer: the sum of scaling factors, each job of the round having at least its least GPUs, by dynamic
-  programming over jobs and GPUs: best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
-- The autoscaler: running jobs are never stopped. A new job takes part if the least GPUs of all jobs still fit, and
-  otherwise waits. It rescales at intervals (`interval_s`). In between, waiting jobs get free GPUs by the same program.
+- A job has a best batch at each number of GPUs. Its scaling factor there is its rate, relative to its rate on its
+  smallest number of GPUs.
+- The optimizer maximises the sum of scaling factors, where each job of the round has at least its smallest number. It
+  is a dynamic program over jobs and GPUs: best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
+- The autoscaler never stops running jobs. A new job takes part if the smallest numbers of all jobs fit together, and
+  otherwise waits. All jobs are rescaled at intervals (`interval_s`). In between, waiting jobs get free GPUs by the same
+  program.
 
 Differences: the paper assumes equal accuracy for all batches in the user's range, so its rate is the throughput. Here
-the rate is the goodput, so a larger batch counts by its statistical efficiency: with throughput the policy would be
+the rate is the goodput, which counts a larger batch by its statistical efficiency. With throughput the policy would be
 worse. A job that keeps its size stays on its nodes.
 """
 
@@ -26,7 +28,7 @@ from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Sched
 from slurm_ones.policy.tables import Tables, build_tables
 
 STICKINESS = 1e-9
-"""Bonus on the scaling factor of the current size: a tie keeps this size."""
+"""Amount added to the scaling factor of a job's present size, so that a tie keeps this size."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class EesOptions:
     """Options of effective elastic scaling."""
 
     interval_s: float = 0.0
-    """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait minutes, which makes
-    fewer resizes. If a resize costs half a minute, the mean JCT is better with 0."""
+    """Shortest time, in seconds, between two rescalings of running jobs; 0 to rescale in every decision. The authors
+    wait for minutes, which means fewer resizes. If a resize costs half a minute, the mean JCT is better with 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_s < float("inf"):
@@ -43,7 +45,7 @@ class EesOptions:
 
 
 class Ees:
-    """Effective elastic scaling. It remembers the time of its last rescaling."""
+    """Effective elastic scaling. It remembers when it last rescaled running jobs."""
 
     name = "ees"
     options_type = EesOptions
@@ -73,7 +75,8 @@ class Ees:
 
 
 def scaling_factors(tables: Tables) -> Floats:
-    """Return (J, U) the goodput at each size over the goodput at the smallest; -inf at sizes that are not allowed."""
+    """Return the goodput (J, U) at each size, relative to that at the job's smallest size; -inf at a size not
+    allowed."""
     least = tables.goodput[np.arange(len(tables.jobs)), tables.allowed.argmax(axis=1)]
     factors = tables.goodput / np.where(least > 0, least, 1.0)[:, None]
     current = np.arange(len(tables.sizes)) == tables.current[:, None]
@@ -81,11 +84,11 @@ def scaling_factors(tables: Tables) -> Floats:
 
 
 def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
-    """Return the column of each job's size (J,) that maximises the sum of factors, and this sum.
+    """Return each job's column (J,), chosen so that the sum of factors is largest, and this sum.
 
-    `factors` (J, U) at `sizes` (U,) are -inf for sizes that a job cannot have. Jobs are admitted in their order: a job
-    gets column 0 if its smallest size does not fit next to those of the jobs admitted before it. O(J·U·`free`),
-    vectorised over GPUs.
+    `factors` (J, U) at the `sizes` (U,) are -inf at a size that the job cannot have. Jobs are admitted in order. A job
+    gets column 0 if its smallest size does not fit together with the smallest sizes of jobs admitted before. The time
+    is O(J·U·`free`), vectorised over GPUs.
     """
     columns = np.zeros(len(factors), dtype=np.int64)
     admitted, needed = [], 0

@@ -1,21 +1,21 @@
-"""ElasticFlow: admits jobs whose deadlines can be met; each gets the fewest GPUs for that, then a part of the rest.
+"""ElasticFlow: admits jobs whose deadlines can be met. Each gets the fewest GPUs for its deadline, then a part of the
+rest.
 
 Gu et al., "ElasticFlow: An Elastic Serverless Training Platform for Distributed Deep Learning", ASPLOS 2023. Our
 sources are its abstract, other authors' accounts of §4 and the released scheduler, not the paper itself. Taken from
 there:
 
-- Admission: in order of deadlines each job is filled in with its minimum satisfactory share (`policy.timeline`). A
-  new job is admitted if it and all jobs admitted before it end in time.
-- Allocation: every admitted job gets its share. Remaining GPUs go, one size at a time, to the job whose GPU-seconds
-  grow least for each added GPU. Jobs without any GPU come first; it ends when no job becomes faster.
-- Sizes are powers of two within a node, and powers of two of whole nodes; the global batch is the user's.
+- Admission: in order of deadlines each job gets its minimum satisfactory share (`policy.timeline`). A new job is
+  admitted if it and all jobs admitted before it then end in time.
+- Allocation: every admitted job gets its share. The remaining GPUs are given one size at a time, to the job whose
+  GPU-seconds grow least for each added GPU. Jobs without any GPU come first. This ends when no job becomes faster.
+- Sizes are powers of two within a node, and powers of two of whole nodes. The global batch is the user's.
 - Running jobs may be stopped.
 
 Differences because of Slurm: ElasticFlow drops a job that it does not admit. Here the job runs on remaining GPUs like
-jobs without a deadline; the released code treats both alike. Remaining work and speed of a job are the caller's
-predictions, taken as certain. ElasticFlow's buddy allocation migrates jobs against fragmentation. Here jobs that keep
-their size keep their nodes, so fragmentation may prevent a placement. An admitted job stays admitted
-(`JobView.promised`).
+jobs without a deadline; the released code treats both alike. A job's remaining work and speed are the caller's
+predictions, taken as certain. ElasticFlow's buddy allocation migrates jobs to avoid fragmentation. Here a job that
+keeps its size keeps its nodes, so other jobs may find no room. An admitted job stays admitted (`JobView.promised`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 
 WHY = reason("least_gpu_time")
 NEVER = 1e12
-"""Seconds until the deadline of a job that has none."""
+"""Seconds to the deadline of a job that has none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ElasticFlowOptions:
     """Options of ElasticFlow."""
 
     slot_s: float = 60.0
-    """Seconds from one decision to the next, for which remaining GPUs are lent; the authors' value."""
+    """Seconds from one decision to the next, for which remaining GPUs are given; the authors' value."""
 
     def __post_init__(self) -> None:
         if not 0 < self.slot_s < float("inf"):
@@ -49,7 +49,7 @@ class ElasticFlowOptions:
 
 
 class ElasticFlow:
-    """ElasticFlow (ASPLOS 2023). It is stateless: `JobView.promised` holds the earlier admissions."""
+    """ElasticFlow (ASPLOS 2023). It keeps no state, since `JobView.promised` says which jobs were admitted."""
 
     name = "elasticflow"
     options_type = ElasticFlowOptions
@@ -80,7 +80,7 @@ class ElasticFlow:
     def _wanted(
         self, timeline: FreeTimeline, curves: Sequence[SpeedCurve], promised: Sequence[int], mobile: Sequence[JobView]
     ) -> Mapping[int, int]:
-        """Return the GPUs of each job now, by job id, admitted jobs first."""
+        """Return the GPUs that each job is to have now, by job id, admitted jobs first."""
         shares = dict(zip(promised, filled(timeline, [curves[j] for j in promised]), strict=True))
         gpus = {j: int(shares[j].gpus[0]) if j in shares else 0 for j in range(len(mobile))}
         left = int(timeline.free[0]) - sum(gpus.values())
@@ -132,7 +132,8 @@ def _next(curve: SpeedCurve, gpus: int) -> int:
 
 
 def _marginal(idle: FreeTimeline, curve: SpeedCurve, gpus: int, share: Filled | None) -> float:
-    """Return the increase of a job's GPU-seconds per GPU of its next larger size; 0 if it has no larger size."""
+    """Return by how much a job's GPU-seconds grow, for each added GPU, at its next larger size; 0 if it has no larger
+    size."""
     size = _next(curve, gpus)
     if not size:
         return 0.0

@@ -3,15 +3,15 @@
 Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020. Our sources
 are the abstract, the talk's outline and summaries of the public code, not the paper itself. Taken from there:
 
-- An allocation X: the share of its time that job j has its GPUs of kind k. A job's effective throughput is
-  Σ_k X_jk T_jk; no job has more than all its time, no kind more GPUs than there are.
-- `max_min` maximises the least effective throughput, relative to that of an equal share of every kind. `max_sum`
-  maximises the sum of these.
-- Rounds: a job's priority on a kind is X_jk over the share of rounds that it has had there. Jobs get their GPUs in that
-  order.
+- An allocation X: job j has its GPUs of kind k for the fraction X_jk of the time. The effective throughput of a job is
+  Σ_k X_jk T_jk. The fractions of a job sum to at most 1, and no kind has more GPUs in use than there are.
+- The objective: `max_min` maximises the least effective throughput, relative to that of an equal share of every kind.
+  `max_sum` maximises the sum of these relative throughputs.
+- Rounds: a job's priority on a kind is X_jk, divided by the fraction of rounds in which it has had this kind. Jobs get
+  their GPUs in order of priority.
 
-Differences: jobs start at their requested size and batch, and T_jk is their goodput there. With `max_min`, the sum
-decides about GPUs left over. Two jobs never share one GPU.
+Differences: a job has its requested size and batch, and T_jk is its goodput with them. With `max_min`, GPUs that are
+left over are given by the sum. Two jobs never share one GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from slurm_ones.policy.tables import build_tables, predict, requested_allocation
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""Weight of the sum of throughputs next to their minimum in the objective: small, so that no GPU is left unused."""
+"""Weight of the sum of throughputs that is added to their minimum in the objective. It is small, and only serves to use
+GPUs that are left over."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class GavelOptions:
     """Options of Gavel."""
 
     objective: Objective = "max_min"
-    """Objective to maximise: the minimum of the jobs' relative throughputs, or their sum."""
+    """Objective that is maximised: the minimum of the jobs' relative throughputs, or their sum."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -48,7 +49,7 @@ class GavelOptions:
 
 
 class Gavel:
-    """Gavel (OSDI 2020). It remembers how many rounds each job has had on each kind."""
+    """Gavel (OSDI 2020). It remembers in how many rounds each job has had each kind of GPU."""
 
     name = "gavel"
     options_type = GavelOptions
@@ -82,7 +83,8 @@ class Gavel:
     def _round(
         self, cluster: ClusterView, jobs: Sequence[JobView], gpus: Ints, speeds: Floats, shares: Floats, there: Ints
     ) -> dict[int, tuple[str, int]]:
-        """Return kind and GPUs of each job of this round by id; jobs owed most time on a kind come first."""
+        """Return the kind and GPUs of each job that runs in this round, by job id. Jobs of higher priority choose
+        first."""
         owed = defaultdict(float)
         for j, job in enumerate(jobs):
             for k, kind in enumerate(cluster.kinds):
@@ -99,7 +101,8 @@ class Gavel:
 
 
 def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats]:
-    """Return (J, K) the GPUs that each job requests on each kind, and its goodput there; 0 if the kind has too few."""
+    """Return two (J, K) arrays: the GPUs that each job asks for on each kind, and its goodput there. Both are 0 if the
+    kind has too few GPUs."""
     gpus = np.zeros((len(jobs), len(cluster.kinds)), dtype=np.int64)
     speeds = np.zeros(gpus.shape)
     for k, kind in enumerate(cluster.kinds):
@@ -114,8 +117,8 @@ def _speeds(cluster: ClusterView, jobs: Sequence[JobView]) -> tuple[Ints, Floats
 
 
 def allocate(gpus: Ints, speeds: Floats, there: Ints, objective: Objective) -> Floats:
-    """Return X (J, K), the share of time of each job on each kind. `gpus` and `speeds` (J, K) are its GPUs and goodput
-    there; `there` (K,) are the GPUs available."""
+    """Return X (J, K), the fraction of time for which each job has each kind. `gpus` and `speeds` (J, K) are the job's
+    GPUs and goodput there; `there` (K,) is the number of GPUs of each kind."""
     jobs, kinds = gpus.shape
     if not jobs or not kinds:
         return np.zeros((jobs, kinds))

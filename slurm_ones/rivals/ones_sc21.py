@@ -2,16 +2,16 @@
 
 This is the baseline and must not be improved. It differs from the paper only as a real Slurm requires:
 
-1. A size is one that Slurm can be asked for, part of a node or whole nodes (`policy.shapes`). A candidate counts only
-   if it can be placed. Unchanged jobs stay on their nodes, as Slurm does not move them. If shapes need not be uniform,
-   any count will do, as in the paper.
-2. A new job's first limit is the paper's 1 GPU, or its smallest size if it cannot run on one.
+1. Sizes are those that Slurm can give, a part of a node or whole nodes (`policy.shapes`). A candidate counts only if it
+   has room on the nodes. Unchanged jobs stay on their nodes, since Slurm does not move them. If shapes need not be
+   uniform, any number of GPUs is a size, as in the paper.
+2. A new job's first limit is 1 GPU, as in the paper, or its smallest size if it cannot run on one.
 3. Jobs that must keep their shape take no part: their GPUs are not in the search space (`Space`).
-4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs in the paper's
-   order of filling: Slurm would start these jobs anyhow.
-5. The samples that a job has used are its progress in samples of its base batch (`JobView.samples`).
+4. While the best candidate may not be deployed, no running job is changed. Idle GPUs go to waiting jobs, in the paper's
+   order of filling, because Slurm would start these jobs anyway.
+5. The number of samples that a job has used is its progress in samples of its base batch (`JobView.samples`).
 
-Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed candidate leaves out are parked.
+A job that the deployed candidate leaves out is checkpointed and parked, as in the paper.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ from slurm_ones.policy.shapes import shape_of
 from slurm_ones.policy.tables import Tables, build_tables, within
 
 LARGEST = 1e15
-"""Upper limit of a job's samples, and of its α and β."""
+"""Largest number of samples of a job; also of its α and β."""
 LEAST_PROGRESS = 1e-3
-"""Lower limit of a drawn ρ: a draw near 0 would dominate the score of a whole generation."""
+"""Smallest ρ that is drawn. A draw near 0 would dominate the scores of a whole generation."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """Search space of a decision: the jobs that may change or start, in order of arrival, and their options."""
+    """Search space of a decision: the jobs that may change or start, in order of arrival, with their sizes."""
 
     cluster: ClusterView
     tables: Tables
     """Sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds of these jobs."""
     fixed: Mapping[int, Reason]
-    """Reason of each job outside the space to keep its GPUs or to wait, by job id."""
+    """Reason why each job outside the space keeps its GPUs or waits, by job id."""
     waiting_fixed: int
 
     free: Ints
-    """(N,) GPUs of each node that are not held by fixed jobs."""
+    """(N,) GPUs of each node that no fixed job holds."""
     held: Ints
-    """(E, 3) job, node and GPUs of everything that the jobs hold now."""
+    """(E, 3) rows of job, node and number of GPUs, for all GPUs that the jobs hold now."""
     slots: Ints
-    """(GPUs,) job that holds each GPU now, in node order; J if idle."""
+    """(GPUs,) job that holds each GPU now, in order of nodes; J if the GPU is idle."""
     ordinal: Ints
-    """(GPUs,) number of each GPU among the GPUs of its job, from 0."""
+    """(GPUs,) position of each GPU among the GPUs of its job, from 0."""
     current: Ints
-    """(J,) GPUs held now; 0 for a waiting job."""
+    """(J,) GPUs that each job holds now; 0 for a waiting job."""
     smallest: Ints
-    """(J,) smallest size of each job, its current size included; 0 if none of its sizes exists on this cluster."""
+    """(J,) smallest size of each job, including its present one; 0 if this cluster has none of its sizes."""
     below: Ints
-    """(J, U) largest size of the job up to the size of column U; 0 if there is none."""
+    """(J, U) largest size of each job that is not above the size of column U; 0 if there is none."""
     column: Ints
-    """(GPUs + 1,) column of the largest size up to each GPU count."""
+    """(GPUs + 1,) column of the largest size that is not above each number of GPUs."""
 
     samples: Floats
-    """(J,) samples used so far by each job."""
+    """(J,) samples that each job has used."""
     alpha: Floats
     beta: Floats
-    """(J,) second parameter of the Beta distribution of ρ, the share of work that is done. `alpha` is the first."""
+    """(J,) second parameter of the Beta distribution of ρ, the completed fraction of each job. `alpha` is the first."""
 
     @property
     def jobs(self) -> tuple[JobView, ...]:
@@ -84,19 +84,19 @@ class Space:
 
     @property
     def running(self) -> Bools:
-        """(J,) True for jobs that hold GPUs."""
+        """(J,) True for a job that holds GPUs."""
         return self.current > 0
 
     def largest(self, bound: Ints) -> Ints:
-        """Return each job's largest size up to `bound` (…, J); 0 if there is none."""
+        """Return each job's largest size that is not above `bound` (…, J); 0 if there is none."""
         return self.below[np.arange(len(self.jobs)), self.column[np.minimum(bound, len(self.column) - 1)]]
 
     def speed(self, counts: Ints) -> Floats:
-        """Return (…, J) the samples/s of each job at `counts` GPUs (…, J); 0 at 0 GPUs."""
+        """Return the samples/s (…, J) of each job on `counts` GPUs (…, J); 0 on 0 GPUs."""
         return self.tables.speed[np.arange(len(self.jobs)), self.column[counts]]
 
     def allocation(self, j: int, gpus: int) -> Allocation:
-        """Return the allocation of job j at `gpus` GPUs; the current size keeps the current shape."""
+        """Return the allocation of job j with `gpus` GPUs. If this is its present size, its present shape stays."""
         job = self.jobs[j]
         kept = job.shape if gpus == self.current[j] else None
         shape = kept or shape_of(self.cluster, gpus)
@@ -105,7 +105,7 @@ class Space:
 
 
 def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
-    """Build the search space of one decision; jobs named in `fixed` take no part."""
+    """Build the search space of one decision. Jobs named in `fixed` take no part."""
     mobile = mobile_jobs(jobs, fixed)
     tables = build_tables(cluster, mobile, "scaled")
     free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
@@ -140,7 +140,7 @@ def _slots(on_node: Ints, free: Ints) -> Ints:
 
 
 def _ordinal(slots: Ints, jobs: int) -> Ints:
-    """Return for each GPU the number of earlier GPUs with the same job."""
+    """Return for each GPU how many earlier GPUs have the same job."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
     ordinal = np.empty(len(slots), dtype=np.int64)
@@ -149,8 +149,8 @@ def _ordinal(slots: Ints, jobs: int) -> Ints:
 
 
 def genes(space: Space, counts: Ints) -> Ints:
-    """Return the genomes (K, GPUs) of candidates with GPU counts (K, J), changing as few occupied GPUs as possible. A
-    job keeps the GPUs it holds up to its count; its additional ones lie together on the remaining GPUs."""
+    """Return the genomes (K, GPUs) of candidates with GPU counts (K, J). As few occupied GPUs as possible change their
+    job. A job keeps GPUs that it holds, up to its count. Its additional GPUs lie together among the others."""
     candidates, jobs = counts.shape
     bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
     kept = space.ordinal < bound[:, space.slots]
@@ -163,22 +163,22 @@ def genes(space: Space, counts: Ints) -> Ints:
 
 
 def gpus_of_jobs(space: Space, population: Ints) -> Ints:
-    """Return (K, J) the GPUs that each genome of a population gives each job."""
+    """Return the number of GPUs (K, J) that each genome of a population gives each job."""
     candidates, wide = len(population), len(space.jobs) + 1
     flat = population + wide * np.arange(candidates)[:, None]
     return np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
 
 
 def sample_progress(space: Space, rng: np.random.Generator) -> Floats:
-    """Return (J,) one draw of each job's ρ from its Beta distribution."""
+    """Return a random ρ (J,) of each job, drawn from its Beta distribution."""
     return np.clip(np.nan_to_num(rng.beta(space.alpha, space.beta), nan=0.5), LEAST_PROGRESS, 1.0)
 
 
 def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
-    """Return (K,) the remaining GPU-seconds of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
+    """Return the remaining GPU-seconds (K,) of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
 
-    Y are the samples used, X the samples/s. A job without GPUs costs nothing, nor does a job that has not begun. So the
-    score prefers empty schedules, and only filling hides that.
+    Y are the samples used, X the samples/s. A job without GPUs costs nothing, and neither does a job that has not
+    begun. So this score prefers empty schedules. Only the filling of idle GPUs prevents them.
     """
     speed = space.tables.speed
     per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
@@ -188,10 +188,11 @@ def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
 
 
 def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
-    """Return counts (K, J) near `wanted` that can be placed, and (K, P + 1) the nodes with each number of free GPUs.
+    """Return counts (K, J) near `wanted` that have room on the nodes, and the number of nodes with 0 to P free GPUs (K,
+    P + 1).
 
-    Unchanged jobs keep their nodes. The others are placed largest first on the fullest nodes they fit on. A job without
-    room shrinks, possibly to 0. A running job that was to grow and cannot stays as it is.
+    Unchanged jobs keep their nodes. The others are placed on the fullest nodes that have room, the largest job first. A
+    job without room gets fewer GPUs, possibly 0. A running job that was to grow and has no room stays as it is.
     """
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
@@ -206,7 +207,8 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
-    """Place counts like `place_counts`, but a job that cannot grow may shrink. Also return (K, J) those that cannot."""
+    """Place the counts as `place_counts` does, except that a job which cannot grow may shrink. Also return those jobs
+    (K, J)."""
     per_node = space.cluster.gpus_per_node
     same = wanted == space.current
     job, node, gpus = space.held.T
@@ -231,7 +233,7 @@ def _place(space: Space, wanted: Ints) -> tuple[Ints, Ints, Bools]:
 
 
 def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node: int) -> None:
-    """Place jobs of at least one node, largest first. A job without room gets a smaller size in `moving`."""
+    """Place jobs that take at least one node, the largest first. A job without room gets a smaller size in `moving`."""
     large = (moving >= per_node) & (per_node > 0)
     while large.any():
         order = np.argsort(np.where(large, -moving, 1), axis=1, kind="stable")
@@ -251,8 +253,8 @@ def _whole_nodes(space: Space, moving: Ints, counts: Ints, free: Ints, per_node:
 
 
 def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return counts (K, J) after offering the GPUs left to jobs without any, in `order` (J,), each up to its `limit`
-    (J,). A running job is not offered its old size, since others took those GPUs."""
+    """Return the counts (K, J) after the GPUs that are left have been offered to jobs without any, in `order` (J,),
+    each up to its `limit` (J,). A running job is not offered its old size, since other jobs have taken those GPUs."""
     counts, free, per_node = counts.copy(), free.copy(), space.cluster.gpus_per_node
     blocks = np.arange(per_node + 1)
     while True:
@@ -274,9 +276,10 @@ def offer_rest(space: Space, counts: Ints, free: Ints, limit: Ints, order: Ints)
 
 
 def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
-    """Return counts (K, J) of a remembered population, cut to the limits (J,), valid sizes and the GPUs of the cluster.
+    """Return the counts (K, J) of a remembered population, reduced to the limits (J,), to sizes, and to the cluster's
+    GPUs.
 
-    If the GPUs do not suffice, later jobs get 0. The caller drops finished jobs first.
+    If there are too few GPUs, later jobs get 0. The caller has removed finished jobs before.
     """
     counts = space.largest(np.minimum(remembered, limit))
     fits = np.cumsum(counts, axis=1) <= len(space.slots)
@@ -284,7 +287,7 @@ def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
 
 
 def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Generator) -> Ints:
-    """Uniform mutation: each `removable` job (J,) loses all its GPUs with probability `chance`."""
+    """Mutate uniformly: each `removable` job (J,) loses all its GPUs with probability `chance`."""
     jobs = len(removable)
     gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column is the idle GPUs'
     gone[:, :jobs] = (rng.random((len(parents), jobs)) < chance) & removable
@@ -292,7 +295,8 @@ def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Genera
 
 
 def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return counts (K, J) near `wanted`: idle GPUs filled, everything placed, and remaining GPUs filled again."""
+    """Return counts (K, J) near `wanted`: first idle GPUs are given away, then jobs are placed, then remaining GPUs are
+    given away."""
     counts = fill(space, space.largest(np.minimum(wanted, limit)), limit, order)
     if not space.cluster.uniform:
         return counts
@@ -301,10 +305,11 @@ def fill_and_place(space: Space, wanted: Ints, limit: Ints, order: Ints) -> Ints
 
 
 def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
-    """Return counts (K, J) with idle GPUs given to jobs in `order` (J,), each up to its `limit` (J,) (ONES §3.2).
+    """Return the counts (K, J) after idle GPUs are given to jobs in `order` (J,), to each up to its `limit` (J,) (ONES
+    §3.2).
 
-    Each round serves all jobs at once: a job gets what earlier jobs leave. GPUs that make no whole size are offered
-    again.
+    A round serves all jobs at once: a job gets what earlier jobs leave. GPUs that do not make up a size are offered
+    again in the next round.
     """
     counts = counts.copy()
     while True:
@@ -319,10 +324,10 @@ def fill(space: Space, counts: Ints, limit: Ints, order: Ints) -> Ints:
 
 
 def fill_order(space: Space, rho: Floats) -> Ints:
-    """Return the order in which jobs are offered idle GPUs: new jobs by arrival, then started jobs by remaining time.
+    """Return the order in which jobs are offered idle GPUs: new jobs by arrival, then other jobs by remaining time.
 
-    The remaining time is at the current size, or at the smallest size of a stopped job, with this generation's draw
-    `rho` (J,).
+    The remaining time is that at the present size or, for a stopped job, at its smallest. It uses this generation's ρ,
+    the draw `rho` (J,).
     """
     new = (space.samples <= 0) & ~space.running
     speed = np.maximum(space.speed(np.where(space.running, space.current, space.smallest)), 1e-9)
@@ -331,11 +336,10 @@ def fill_order(space: Space, rho: Floats) -> Ints:
 
 
 class SizeBounds:
-    """Limits R on each job's GPUs (ONES §3.3), remembered by job id: a job earns a larger limit by running at its
-    present one.
+    """Limits R on each job's GPUs (ONES §3.3), by job id. A job that runs at its limit for a time gets a larger one.
 
-    On Slurm a new job's first limit is its smallest size if that is above the paper's 1 GPU. If a doubled limit is
-    below the job's next larger size, the limit becomes that size.
+    On Slurm a new job's first limit is 1 GPU as in the paper, or its smallest size if that is larger. If twice the
+    limit is below the job's next larger size, this size becomes the limit.
     """
 
     def __init__(self, epochs_before_doubling: int, cap_over_request: float) -> None:
@@ -344,7 +348,7 @@ class SizeBounds:
         self._remembered: dict[int, int] = {}
 
     def update(self, space: Space, jobs: Sequence[JobView]) -> Ints:
-        """Return the present limit (J,) of each job of the space. `jobs` are all jobs, fixed ones included."""
+        """Return the present limit (J,) of each job of the space. `jobs` are all jobs, the fixed ones included."""
         total = space.cluster.gpus
         limit = np.array([self._limit(space, j, total) for j in range(len(space.jobs))], dtype=np.int64)
         self._scale_down(space, limit, jobs, total)
@@ -354,7 +358,7 @@ class SizeBounds:
         return limit
 
     def passed_over(self, space: Space, left_out: Collection[int]) -> None:
-        """Halve the limit of each stopped job (run before, waiting now) that a schedule leaves out."""
+        """Halve the limit of each stopped job that a schedule leaves out. (A stopped job has run and waits again.)"""
         for j, job in enumerate(space.jobs):
             if job.job_id in left_out and stopped(job):
                 self._remembered[job.job_id] = max(self._remembered[job.job_id] // 2, int(space.smallest[j]))
@@ -370,7 +374,8 @@ class SizeBounds:
 
     @staticmethod
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
-        """Cut the largest job's limit to int(2n/(T/median + 1)) if it has half the cluster and more than the median."""
+        """Reduce the largest job's limit to int(2n/(T/median + 1)), if it has half of the cluster and more GPUs than
+        the median."""
         if not space.running.any():
             return
         j = int(np.argmax(space.current))
@@ -381,7 +386,7 @@ class SizeBounds:
 
 
 def stopped(job: JobView) -> bool:
-    """Return True if the job ran before and waits again."""
+    """Tell whether the job has run before and waits again."""
     return job.shape is None and (job.samples > 0 or job.running_s > 0)
 
 
@@ -393,26 +398,28 @@ class OnesSc21Options:
     """Settings of the search; the defaults are the paper's."""
 
     population: int = 16
-    """Candidates kept from each generation (K)."""
+    """Number of candidates kept from each generation (K)."""
     generations: int = 30
-    """Generations in each decision. The population survives decisions, which together are the paper's endless run."""
+    """Number of generations in each decision. The population is kept between decisions: all of them are one endless
+    search, as in the paper."""
     mutation: float = 0.3
-    """Probability that a mutation removes a job."""
+    """Probability that a mutation takes all GPUs from a job."""
     epochs_before_removal: int = 2
-    """Epochs that a job must have done before a mutation may remove it."""
+    """Number of epochs that a job must have done before a mutation may take its GPUs."""
     epochs_before_doubling: int = 2
-    """Epochs that a job runs at its limit before the limit doubles."""
+    """Number of epochs that a job must run at its limit before the limit is doubled."""
     cap_over_request: float = 4.0
-    """Upper limit of a job's GPUs, as a multiple of its requested GPUs."""
+    """Largest number of GPUs of a job, as a multiple of what its user asked for."""
     min_epochs_since_change: int = 1
-    """A schedule is deployed if each running job that it changes has done this many epochs since its last one."""
+    """Number of epochs that each changed running job must have done since its last change, before a schedule is
+    deployed."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
 
 
 class OnesSc21:
-    """ONES as published. It remembers its population and the jobs' limits, both by job id."""
+    """ONES as published. It remembers its population and the jobs' limits by job id."""
 
     name = "ones-sc21"
     options_type = OnesSc21Options
@@ -422,7 +429,7 @@ class OnesSc21:
         self._limits = SizeBounds(self.options.epochs_before_doubling, self.options.cap_over_request)
         self._known: dict[int, int] = {}
         self._population = np.zeros((self.options.population, 0), dtype=np.int64)
-        """(K, jobs of the last decision) GPUs of each job; `_known` maps job ids to columns."""
+        """(K, jobs of the last decision) GPUs of each job. `_known` gives each job's column by its id."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         space = build(cluster, jobs, fixed_jobs(cluster, jobs))
@@ -444,7 +451,7 @@ class OnesSc21:
         return Schedule(allocations, explain(space, jobs, chosen, best, settled), cost, parked)
 
     def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
-        """Return the GPU counts (J,) of the best candidate after all generations, and its score."""
+        """Return the GPU counts (J,) of the best candidate after all generations, with its score."""
         options = self.options
         done = [job.epochs >= options.epochs_before_removal for job in space.jobs]
         removable = np.array(done, dtype=np.bool_)
@@ -469,7 +476,8 @@ class OnesSc21:
         return counts[best], float(costs[best])
 
     def _recalled(self, space: Space) -> Ints:
-        """Return the remembered population as counts (K, J) of today's jobs, first the present allocation."""
+        """Return the remembered population as counts (K, J) of the present jobs. The first candidate is the present
+        allocation."""
         recalled = np.tile(space.current, (self.options.population, 1))
         for j, job in enumerate(space.jobs):
             if job.job_id in self._known:
@@ -478,8 +486,8 @@ class OnesSc21:
 
 
 def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
-    """Return the best candidate's counts (J,) if all running jobs that it changes have run long enough since their last
-    change.
+    """Return the best candidate's counts (J,), if all running jobs that it changes have done `min_epochs` since their
+    last change.
 
     Otherwise running jobs keep their GPUs, and waiting jobs start on idle ones, up to their limits (J,).
     """
@@ -493,10 +501,10 @@ def deploy(space: Space, limit: Ints, best: Ints, min_epochs: int) -> Ints:
 
 
 def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, min_epochs: int) -> dict[int, Reason]:
-    """Return the reason of each job's allocation, by job id.
+    """Return the reason for each job's allocation, by job id.
 
-    `chosen` and `best` (J,) are the deployed counts and those of the best candidate. They differ while a job that the
-    best candidate changes has had its size for less than `min_epochs`.
+    `chosen` (J,) are the counts that are deployed, `best` (J,) those of the best candidate. They differ as long as some
+    job that the best candidate changes has done fewer than `min_epochs` at its size.
     """
     reasons = {job.job_id: space.fixed[job.job_id] for job in jobs if job.job_id in space.fixed}
     left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]

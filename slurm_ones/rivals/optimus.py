@@ -1,14 +1,17 @@
 """Optimus: each further GPU goes to the job whose remaining time falls most (Peng et al., EuroSys 2018, §3-4.1).
 
-Every job gets one worker in order of arrival. Each further GPU then goes to the job whose predicted completion time
-falls most. This ends when no completion time falls or no GPUs are left. The remaining epochs come from the loss curve
-(§3.1, `LossCurve`) once enough losses were reported, before that from the progress model. The speed at each size comes
-from the caller's throughput model, not the paper's parameter-server model (§3.2). Each job keeps its requested batch.
+Every job gets one worker, in order of arrival. Each further GPU then goes to the job whose predicted completion time
+falls most, until no completion time falls or no GPU is left. A job's remaining epochs come from its loss curve (§3.1,
+`LossCurve`) if it has reported enough losses, otherwise from the progress model. The speed at each size comes from the
+caller's throughput model, not from the paper's model of parameter servers (§3.2). Each job keeps the batch that its
+user asked for.
 
 Jobs are re-allocated every `interval_s`, ten minutes by default as in §6, since each change is a restart. In between,
 running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free. Pollux's study (OSDI 2021,
-§5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0, told=True`. Not taken: the
-placement of parameter servers (§4.2). On Slurm a step is from one valid size to the next, weighed per GPU.
+§5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0, told=True`.
+
+The placement of parameter servers (§4.2) is left out. On Slurm a step is from one size of the job to the next, and its
+gain is divided by the GPUs that it adds.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ from slurm_ones.policy.contract import ClusterView, Floats, JobView, Schedule
 from slurm_ones.policy.tables import LONGEST, Tables, build_tables, to_come
 
 Losses = tuple[tuple[float, float], ...]
-"""Reported losses of a job, (epochs done, loss), in order."""
+"""Losses that a job reported, in order, as pairs (epochs done, loss)."""
 
 ENOUGH = 5
-"""Least number of reported losses for a fit."""
+"""Fewest reported losses for a fit."""
 MOST = 64
-"""Largest number of losses in a fit, spread evenly over all reported losses."""
+"""Largest number of losses in a fit; if there are more, evenly spread ones are used."""
 FLOORS = 24
-"""Number of final losses that a fit tries."""
+"""Number of values of the floor, the final loss, that a fit tries."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """Fitted loss after k epochs, 1/(slope · k + offset) + floor, as a fraction of the largest reported loss."""
+    """Loss after k epochs, as a fraction of the largest reported loss: 1/(slope · k + offset) + floor."""
 
     slope: float
     offset: float
@@ -49,7 +52,7 @@ class LossCurve:
         return 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
 
     def converged(self, drop: float) -> float:
-        """Return the number of epochs after which one more epoch lowers the loss by less than `drop`."""
+        """Return the number of epochs after which a further epoch lowers the loss by less than `drop`."""
         if self.slope <= 0.0:
             return 0.0
         # slope / (slope · k + offset)² is what the epoch around k brings.
@@ -59,8 +62,8 @@ class LossCurve:
 def fit(losses: Losses) -> LossCurve | None:
     """Return the loss curve fitted to `losses`; None if fewer than `ENOUGH` of them are valid.
 
-    For each of several floors, nonnegative least squares fits slope and offset; the fit of least error is returned. A
-    running median over three losses comes first, against outliers.
+    Outliers are removed by a running median over three losses. For each of several floors, nonnegative least squares
+    then fits slope and offset. The curve with the smallest error is returned.
     """
     points = np.array([p for p in losses if all(map(math.isfinite, p)) and p[0] >= 0 and 0 < p[1] < 1e12])
     if len(points) < ENOUGH:
@@ -78,9 +81,9 @@ def fit(losses: Losses) -> LossCurve | None:
 
 
 def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² in each row of the positive y.
+    """Return a, b ≥ 0, (F, 1) each, that minimise Σ weight · (a·x + b − y)² in each row of y, which is positive.
 
-    With y = 1/l and weights l⁴, an error in y counts as the error in l.
+    With y = 1/l and the weight l⁴, an error in y counts as much as the error in l.
     """
     w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
     wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
@@ -102,9 +105,9 @@ class OptimusOptions:
     interval_s: float = 600.0
     """Seconds between two re-allocations."""
     converged: float = 0.01
-    """A job is done when an epoch lowers its loss by less than this fraction of its largest loss."""
+    """Fraction of its largest loss: a job is done once an epoch lowers its loss by less than this."""
     told: bool = False
-    """Use the true remaining time if a simulator gives it."""
+    """True to use the true remaining time, if a simulator gives it."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
@@ -114,7 +117,7 @@ class OptimusOptions:
 
 
 class Optimus:
-    """Optimus: greedy allocation by marginal gain."""
+    """Optimus, which gives each GPU to the job of largest marginal gain."""
 
     name = "optimus"
 
@@ -124,7 +127,8 @@ class Optimus:
         self.options = options
         self._last = -math.inf
         self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
-        """Losses of each job at its last fit, and the fit, valid until the job reports another loss."""
+        """Last fit of each job and the losses to which it was fitted, by job id. It is used until the job reports
+        another loss."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         fixed = fixed_jobs(cluster, jobs)
@@ -144,12 +148,13 @@ class Optimus:
         return build_schedule(cluster, queue, fixed, table, wanted, reason("shortens_most"))
 
     def _seconds(self, table: Tables) -> Floats:
-        """Return (J, U) the remaining seconds of each job at each size, infinite at sizes that are not allowed."""
+        """Return the remaining seconds (J, U) of each job at each size; infinite at a size that is not allowed."""
         work = np.array([self._work(job, table, j) for j, job in enumerate(table.jobs)])
         return np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
 
     def _work(self, job: JobView, table: Tables, j: int) -> float:
-        """Return a job's remaining progress in samples of the base batch, in whole epochs so that plans last."""
+        """Return a job's remaining progress, in samples at the base batch. It is rounded to whole epochs, so that plans
+        change less often."""
         epoch = max(job.dataset, 1)
         at = np.flatnonzero(table.allowed[j])
         if self.options.told and not math.isnan(job.true_remaining_s) and len(at):
@@ -170,9 +175,10 @@ class Optimus:
 
 
 def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
-    """Return the column of each job's size, 0 for no GPUs: smallest sizes first, then by marginal gain per GPU.
+    """Return each job's column, 0 for no GPUs. First each job gets its smallest size, then further GPUs go by marginal
+    gain per GPU.
 
-    `table.jobs` are in order of arrival. With infinite `seconds` every job stays at its smallest size.
+    `table.jobs` are in order of arrival. If `seconds` are infinite, every job stays at its smallest size.
     """
     sizes = table.sizes.tolist()
     chains = [np.flatnonzero(row).tolist() for row in table.allowed]

@@ -1,4 +1,5 @@
-"""Policies that only order jobs, each at its requested GPUs and batch: FIFO, SRTF, SRSF, EDF and Tiresias."""
+"""Policies that only rank jobs, each at the GPUs and batch that its user asked for: FIFO, SRTF, SRSF, EDF and
+Tiresias."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ class FifoOptions:
     """Options of FIFO."""
 
     backfill: bool = True
-    """Later jobs may start while an earlier one does not fit."""
+    """True if later jobs may start while an earlier one does not fit."""
 
 
 class Fifo:
     """First in, first out, with or without backfill, as Slurm runs rigid jobs; no job is ever interrupted.
 
-    Backfill is Slurm's `sched/backfill` for jobs without time limits: a later job starts as soon as it fits, and
-    nothing is reserved for the first in the queue. That keeps GPUs busy but lets large jobs wait.
+    Backfill is that of Slurm's `sched/backfill` for jobs without time limits: a later job starts as soon as it fits,
+    and nothing is reserved for the first job in the queue. GPUs are busy, but large jobs wait for long.
     """
 
     name = "fifo"
@@ -66,11 +67,11 @@ class Fifo:
 
 
 class Srtf:
-    """Shortest remaining time first: an ideal that has to know the future.
+    """Shortest remaining time first: an ideal, since it needs to know the future.
 
     It minimises the mean completion time on one machine (Schrage, Operations Research 16, 1968). Tiresias (NSDI 2019)
-    is compared with it and with `Srsf`. A simulator gives the true remaining time. On a real cluster it is predicted
-    from the job's progress and speed.
+    was compared with it and with `Srsf`. A simulator gives the true remaining time. On a real cluster this time is
+    predicted from the job's progress and speed.
     """
 
     name = "srtf"
@@ -91,7 +92,8 @@ class Srtf:
 
 
 def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> float:
-    """Return a job's remaining seconds at its request `asked`: the true ones if given, else predicted ones."""
+    """Return a job's remaining seconds with the requested allocation `asked`: the true number if it is known, else a
+    prediction."""
     if not math.isnan(job.true_remaining_s):
         return min(max(job.true_remaining_s, 0.0), LONGEST)
     gpus = np.array([asked.shape.gpus])
@@ -101,7 +103,7 @@ def remaining_seconds(cluster: ClusterView, job: JobView, asked: Allocation) -> 
 
 
 class Srsf(Srtf):
-    """Shortest remaining service first: jobs in the order of remaining time × GPUs."""
+    """Shortest remaining service first: jobs in order of remaining time × GPUs."""
 
     name = "srsf"
     first = "jobs with the fewest GPU-seconds to come"
@@ -111,10 +113,11 @@ class Srsf(Srtf):
 
 
 class Edf(Srtf):
-    """Earliest deadline first, at each job's requested size; jobs without a deadline follow in order of submission.
+    """Earliest deadline first, each job at the size that its user asked for. Jobs without a deadline follow in order of
+    submission.
 
-    It is optimal on one machine (Liu and Layland, Journal of the ACM 20, 1973), and the baseline for deadlines without
-    admission or resizing. It promises nothing.
+    It is optimal on one machine (Liu and Layland, Journal of the ACM 20, 1973). It is the baseline for deadlines: it
+    admits every job, resizes none and promises nothing.
     """
 
     name = "edf"
@@ -129,7 +132,7 @@ class TiresiasOptions:
     """Options of Tiresias."""
 
     thresholds: tuple[float, ...] = (16 * 3600.0,)
-    """Ascending GPU-seconds of service; at each threshold a job moves down one queue."""
+    """GPU-seconds of service, ascending. At each of these thresholds a job moves down one queue."""
 
     def __post_init__(self) -> None:
         found = self.thresholds
@@ -140,14 +143,14 @@ class TiresiasOptions:
 class Tiresias:
     """Tiresias: discretised two-dimensional least attained service (Gu et al., NSDI 2019, §3.2-3.3).
 
-    The policy does not know how long a job will run. A job's attained service is its GPUs × the seconds it has run. At
-    each threshold a job moves down one queue. Higher queues are served first, each in order of submission, and running
-    jobs of lower queues are interrupted.
+    The policy does not know how long a job will run. A job's attained service is its GPUs × the seconds for which it
+    has run. At each threshold a job moves down one queue. Higher queues are served first, each in order of submission,
+    and running jobs of lower queues are interrupted for them.
 
-    The settings are those of Pollux's study (OSDI 2021, §5 and its public simulator): two queues, the threshold 16
-    GPU-hours, and no promotion of starved jobs (PROMOTEKNOB off). In that simulator, jobs that moved down follow in the
-    order of moving; here every queue is in order of submission. Not taken: placement by a profile of the model, since
-    Slurm places jobs. If another policy changed a job's shape, its service counts at the requested size.
+    The settings are those of Pollux's study (OSDI 2021, §5 and its public simulator): two queues, a threshold of 16
+    GPU-hours, and no promotion of starved jobs (PROMOTEKNOB off). In that simulator the lower queue is in the order in
+    which jobs moved down; here every queue is in order of submission. Placement by a profile of the model is left out,
+    since Slurm places jobs. If another policy changed a job's shape, its service counts at the requested size.
     """
 
     name = "tiresias"
@@ -161,6 +164,6 @@ class Tiresias:
         return allocate_in_order(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
-        """Return the number of the job's queue; queue 0 is served first."""
+        """Return the number of the job's queue. Queue 0 is served first."""
         service = job.running_s * max(job.requested, 1)
         return bisect_right(self.options.thresholds, service) if math.isfinite(service) else 0

@@ -3,23 +3,24 @@
 Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021. Taken from there:
 
 - Goodput = throughput × statistical efficiency, at the batch that makes it highest (§3).
-- Fitness: the power mean (p = -1) over jobs of the speed-up against the job's fair share (§4.2.1), times (T - R·δ) / (T
-  + δ) for a job that would be re-allocated. T is its age, R its re-allocations, δ what one costs (§4.2.2).
-- At most one job of several nodes to a node, against interference (§4.2.2).
-- At most twice the most GPUs that the job has had (§4.1), one GPU at first.
-- The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations. It begins with the
-  last decision's population and has tournament, one-point crossover over jobs, three mutations, repair. Rates, order of
-  jobs (least attained service first) and the second aim (NSGA-II, for diverse candidates) are from the authors' public
-  simulator. It gave the paper's figures.
+- The fitness is the power mean (p = -1) over jobs of the speed-up relative to the job's fair share (§4.2.1). The
+  speed-up of a job that would be re-allocated is multiplied by (T - R·δ) / (T + δ): T is its age, R the number of its
+  re-allocations, δ what one costs (§4.2.2).
+- A node has at most one job that uses several nodes, because such jobs slow each other down (§4.2.2).
+- A job has at most twice the most GPUs that it has had (§4.1), and one GPU at first.
+- The genetic search is over allocation matrices, jobs × nodes, with 100 candidates and 100 generations. It begins with
+  the last decision's population. A generation has tournament, one-point crossover over jobs, three mutations, repair.
+- The authors' public simulator gave the paper's results. Probabilities, the order of jobs (least attained service
+  first) and the second aim (NSGA-II, for diverse candidates) are taken from it.
 
 Differences because of Slurm:
 
-- A job that keeps its size stays on its nodes and pays nothing; in Pollux every change of nodes is a
-  re-allocation. A schedule has sizes, and Slurm chooses the nodes.
-- Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
-- A first start is weighed like a re-allocation, as in Pollux. If this makes two candidates equal, the one that uses
+- A job that keeps its size stays on its nodes and pays nothing. In Pollux every change of nodes is a re-allocation. A
+  schedule has sizes only, and Slurm chooses the nodes.
+- If shapes must be uniform, a job has a size that is a part of one node or whole nodes.
+- A first start counts like a re-allocation, as in Pollux. If two candidates then have equal fitness, the one that uses
   more of the cluster is taken, so that a job of age 0 may start.
-- The matrices are kept sparse (`Rows`), so that a decision costs a fraction of the authors' 1.5 to 3 s.
+- The matrices are sparse (`Rows`), so that a decision takes a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from the caller's models, not from Pollux's own fit.
 """
 
@@ -45,10 +46,11 @@ _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
 
 @dataclass(frozen=True)
 class Rows:
-    """Sparse matrix of GPUs, rows × nodes: R rows with E nonzero elements in total, nodes ascending within a row."""
+    """Sparse matrix of GPUs with R rows and a column for each node. It has E nonzero elements, in each row ascending by
+    node."""
 
     starts: Ints
-    """(R + 1,) index of each row's first element."""
+    """(R + 1,) index of the first element of each row."""
     node: Ints
     """(E,) node of each element."""
     gpus: Ints
@@ -66,12 +68,12 @@ class Rows:
 
     @cached_property
     def totals(self) -> Ints:
-        """(R,) sum of the GPUs of each row."""
+        """(R,) total GPUs of each row."""
         sums = running_sum(self.gpus)[self.starts]
         return sums[1:] - sums[:-1]
 
     def take(self, rows: Ints) -> Rows:
-        """Return the given rows in the given order."""
+        """Return these rows in this order."""
         counts = self.counts[rows]
         starts = running_sum(counts)
         at = np.repeat(self.starts[rows] - starts[:-1], counts) + np.arange(starts[-1])
@@ -86,7 +88,8 @@ class Rows:
         )
 
     def among(self, place: Ints, row: Ints, node: Ints, gpus: Ints) -> Rows:
-        """Return the rows with new elements (F,), ascending by row and node, inserted before those at `place`."""
+        """Return the rows with new elements (F,), which are ascending by row and node. Each is inserted before the
+        element `place`."""
         new = place + np.arange(len(place))
         old = np.ones(len(self.node) + len(place), dtype=np.bool_)
         old[new] = False
@@ -96,7 +99,7 @@ class Rows:
         return Rows(self.starts + running_sum(np.bincount(row, minlength=len(self.starts) - 1)), nodes, amounts)
 
     def holding(self, gpus: Ints) -> Rows:
-        """Return the same elements with other GPUs (E,); elements of 0 GPUs are removed."""
+        """Return the rows with other GPUs (E,) for the same elements. Elements with 0 GPUs are removed."""
         kept = gpus > 0
         if kept.all():
             return Rows(self.starts, self.node, gpus)
@@ -104,7 +107,7 @@ class Rows:
 
     @cached_property
     def digest(self) -> npt.NDArray[np.uint64]:
-        """(R,) hash of each row: equal for equal rows, and practically never for different ones."""
+        """(R,) hash of each row. Equal rows have the same hash, and different rows practically never."""
         mixed = (self.node.astype(np.uint64) << np.uint64(24)) + self.gpus.astype(np.uint64)
         for factor in _MIX:
             mixed = (mixed ^ (mixed >> np.uint64(29))) * factor
@@ -115,14 +118,15 @@ class Rows:
 
 
 def running_sum(values: npt.NDArray[np.integer[Any] | np.bool_]) -> Ints:
-    """Return (V + 1,) the sums of all values before each index."""
+    """Return the sum (V + 1,) of all values before each index."""
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums
 
 
 def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
-    """Return `count` rows made of elements in any order, at most one for each row and node."""
+    """Return `count` rows that consist of these elements, which may be in any order. No row has two elements for one
+    node."""
     width = int(node.max(initial=0)) + 1
     order = np.argsort(row * width + node)
     starts = running_sum(np.bincount(row, minlength=count))
@@ -130,9 +134,10 @@ def make_rows(count: int, row: Ints, node: Ints, gpus: Ints) -> Rows:
 
 
 def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
-    """Cap each group's total GPUs at its `limit`, first come first served; return the GPUs left to each element (E,).
+    """Reduce the GPUs of each group to its `limit` in total; earlier elements are served first. Return the GPUs (E,)
+    that each element keeps.
 
-    Elements of one group are consecutive; `limit` is per element.
+    The elements of a group follow each other. `limit` has the limit of its group for each element.
     """
     if not len(group):
         return gpus
@@ -143,33 +148,35 @@ def cap_groups(group: Ints, gpus: Ints, limit: Ints) -> Ints:
 
 
 LEAST_SPEEDUP = 1e-3
-"""Constant added to every speed-up, so that one job without GPUs does not make the power mean 0."""
+"""Amount added to each speed-up. Otherwise one job without GPUs would make the power mean 0."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Input of one decision: the jobs that may change, the GPUs left for them, and each job's speed-up at each size."""
+    """Input of one decision: the jobs that may change, the GPUs that they may have, and each job's speed-up at each
+    size."""
 
     cluster: ClusterView
     tables: Tables
-    """Tables of the jobs, cut to the sizes that each may have now."""
+    """Tables of the jobs, with only the sizes that each job may have now."""
     capacity: Ints
-    """(N,) GPUs of each node that are not held by fixed jobs."""
+    """(N,) GPUs of each node that no fixed job holds."""
     crossed: Bools
-    """(N,) True if a fixed multi-node job uses the node, which then takes no other multi-node job."""
+    """(N,) True if a fixed job of several nodes uses the node. No other job of several nodes may then use it."""
     home: Rows
-    """Rows (J) of the GPUs that each job holds now."""
+    """Rows (J) with the GPUs that each job holds now."""
     held: Ints
     """(J,) number of GPUs that each job holds now."""
     snap: Ints
-    """(J, G + 1) largest size of the job up to each GPU count; 0 if there is none."""
+    """(J, G + 1) largest size of each job that is not above each number of GPUs; 0 if there is none."""
     column: Ints
-    """(G + 1,) column of each size in the tables; meaningless for counts that are not sizes."""
+    """(G + 1,) column of each size in the tables. Entries for numbers that are no size have no meaning."""
     together: Floats
     apart: Floats
-    """(J, U) speed-up relative to the fair share on several nodes; `together` is that on as few nodes as possible."""
+    """(J, U) speed-up relative to the fair share, if the job is spread over several nodes. `together` is that on as few
+    nodes as possible."""
     factor: Floats
-    """(J,) factor by which a re-allocation lowers the speed-up: (T - R·δ) / (T + δ)."""
+    """(J,) factor on a job's speed-up if the job is re-allocated: (T - R·δ) / (T + δ)."""
     power: float
     """Exponent p of the power mean over jobs."""
 
@@ -178,11 +185,11 @@ class Problem:
         return self.tables.jobs
 
     def evaluate(self, rows: Rows) -> tuple[Floats, Floats]:
-        """Return fitness and cluster use (K,) of candidates (K · J rows); for both, larger is better.
+        """Return fitness and use of the cluster (K,) of the candidates (K · J rows). For both, larger is better.
 
-        Fitness: power mean over jobs of the speed-ups, times the re-allocation factor for jobs that change (§4.2.1,
-        §4.2.2). Use: speed-ups over the GPUs of the nodes in use. §4.2.3 sizes a cloud by it; here it keeps candidates
-        diverse, as in the authors' search.
+        Fitness is the power mean over jobs of the speed-ups, each multiplied by its factor if the job is re-allocated
+        (§4.2.1, §4.2.2). Use is the sum of speed-ups divided by the GPUs of the nodes in use. In §4.2.3 it decides the
+        size of a cloud. Here it only keeps candidates diverse, as in the authors' search.
         """
         jobs = len(self.jobs)
         column = self.column[rows.totals].reshape(-1, jobs)
@@ -208,7 +215,7 @@ def build(
     now: float,
     power: float,
 ) -> Problem:
-    """Return the problem of one decision; jobs in `fixed` keep their GPUs."""
+    """Return the problem of one decision. Jobs in `fixed` keep their GPUs."""
     mobile = sorted(
         (job for job in jobs if job.job_id not in fixed),
         key=lambda job: (history.service(job), job.submitted, job.job_id),
@@ -253,7 +260,8 @@ def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
 
 
 def _fair_goodput(tables: Tables, fair: int) -> Floats:
-    """Return (J,) the goodput at each job's largest size within the fair share, else at its smallest size."""
+    """Return the goodput (J,) at each job's largest size within its fair share, or at its smallest size if that is
+    larger."""
     share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
     column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
     found = tables.goodput[np.arange(len(column)), column]
@@ -261,7 +269,8 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
-    """Return (J, U) the goodput on two nodes of jobs that fit on one; at other sizes that of the tables."""
+    """Return the goodput (J, U) of a job that would fit one node but is on two. Other sizes have the goodput of the
+    tables."""
     apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart
@@ -274,15 +283,15 @@ def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
 
 
 CROSSED = 0.9
-"""Probability that a pair of parents is crossed."""
+"""Probability that a pair of parents exchanges rows."""
 RESET = 0.1
-"""Probability that a row is reset to the GPUs that the job holds now."""
+"""Probability that a row is set back to the GPUs that the job holds now."""
 THINNED = 0.1
-"""Probability that a row is thinned, and then that each of its elements is removed."""
+"""Probability that elements of a row are removed, and then the probability for each element."""
 
 
 def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator) -> Rows:
-    """Return two children of each pair in `parents` (P, 2): one-point crossover over jobs, then mutation."""
+    """Return two children of each pair of `parents` (P, 2), by one-point crossover over jobs and mutation."""
     jobs = len(problem.jobs)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
@@ -301,9 +310,10 @@ def _thin(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Mutate elements on nodes with free GPUs: raise a job's GPUs there to a random number up to the whole node.
+    """Mutate elements on nodes with free GPUs: the job's number of GPUs there is raised to a random one, at most the
+    whole node.
 
-    On each such node, one of all jobs is expected to be raised, and one of the jobs already on it.
+    On each such node one job on average is raised out of all jobs, and one out of those that are on it already.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
@@ -330,9 +340,10 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
-    """Make candidates feasible: allowed sizes, no node overfull, at most one multi-node job on a node.
+    """Make the candidates feasible: sizes are allowed, no node has too many GPUs in use, and at most one job of several
+    nodes is on a node.
 
-    Jobs with less attained service have precedence. A job that keeps its size keeps its nodes, as Slurm does not move
+    Jobs with less attained service come first. A job that keeps its size keeps its nodes, since Slurm does not move
     jobs.
     """
     jobs = len(problem.jobs)
@@ -355,7 +366,8 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
-    """Return an order of the elements by candidate, node and job, and each one's (candidate, node) in it."""
+    """Return an order of the elements by candidate, node and job, and the number of each element's (candidate, node) in
+    this order."""
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
     order = np.argsort(node * jobs + rows.row % jobs)
@@ -363,7 +375,8 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return GPUs (E,) such that of multi-node jobs on a node only the first has some (§4.2.2, interference)."""
+    """Return GPUs (E,) so that only the first of several jobs of several nodes keeps its GPUs on a node (§4.2.2,
+    interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = cap_groups(node, several.astype(np.int64), free)
@@ -373,14 +386,14 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
 
 
 def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return GPUs (E,) such that no node gives more than it has."""
+    """Return GPUs (E,) so that no node gives more than it has."""
     gpus = np.empty_like(rows.gpus)
     gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
     return gpus
 
 
 def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
-    """Return GPUs (E,) such that every row's total is an allowed size of its job, reduced on random nodes."""
+    """Return GPUs (E,) so that each row has an allowed size of its job in total. Rows are reduced on random nodes."""
     totals = rows.totals
     job = np.arange(len(totals)) % len(problem.jobs)
     target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]
@@ -400,7 +413,7 @@ class PolluxOptions:
 
     population: int = 100
     generations: int = 100
-    """Generations in each decision."""
+    """Number of generations in each decision."""
     power: float = -1.0
     """Exponent p of the power mean over jobs: the more negative, the fairer."""
 
@@ -415,22 +428,22 @@ class PolluxOptions:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A population with the fitness of each candidate."""
+    """A population with fitness and cluster use of each candidate."""
 
     rows: Rows
     digest: Ints
-    """(K,) hash of each candidate, equal for equal candidates."""
+    """(K,) hash of each candidate; equal candidates have the same."""
     fitness: Floats
     use: Floats
-    """(K,) cluster use of each candidate; `fitness` likewise."""
+    """(K,) use of the cluster by each candidate."""
 
     def take(self, chosen: Ints, jobs: int) -> Candidates:
-        """Return the chosen candidates in the given order."""
+        """Return these candidates in this order."""
         rows = self.rows.take((chosen[:, None] * jobs + np.arange(jobs)).ravel())
         return Candidates(rows, self.digest[chosen], self.fitness[chosen], self.use[chosen])
 
     def over(self, other: Candidates) -> Candidates:
-        """Return these candidates followed by the `other` ones."""
+        """Return these candidates, followed by those of `other`."""
         return Candidates(
             self.rows.over(other.rows),
             np.concatenate([self.digest, other.digest]),
@@ -440,7 +453,7 @@ class Candidates:
 
 
 class Pollux:
-    """Pollux (OSDI 2021). It remembers its population, and the most GPUs and the GPU-seconds of each job."""
+    """Pollux (OSDI 2021). It remembers its population, and for each job its largest GPU count and its GPU-seconds."""
 
     name = "pollux"
     options_type = PolluxOptions
@@ -461,7 +474,7 @@ class Pollux:
         return build_schedule(cluster, jobs, fixed, problem.tables, wanted, why, score)
 
     def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:
-        """Return the GPUs of each job in the best candidate by job id, and the fitness of that candidate."""
+        """Return the GPUs of each job in the best candidate, by job id, and the fitness of this candidate."""
         jobs = len(problem.jobs)
         if not jobs or not problem.capacity.any():
             self._rows = None
@@ -475,7 +488,8 @@ class Pollux:
         return wanted, float(found.fitness[best])
 
     def _recalled(self, problem: Problem) -> Rows:
-        """Return the last population with today's jobs and nodes; the first candidate is the current allocation."""
+        """Return the last population, converted to the present jobs and nodes. The first candidate is the present
+        allocation."""
         if self._rows is None:
             return problem.home
         before, jobs = len(self._jobs), len(problem.jobs)
@@ -492,7 +506,7 @@ class Pollux:
 
 
 def evolve(problem: Problem, rows: Rows, options: PolluxOptions, rng: np.random.Generator) -> Candidates:
-    """Return the population after all generations. The best fitness never falls from one generation to the next."""
+    """Return the population after all generations. From one generation to the next the best fitness never falls."""
     jobs = len(problem.jobs)
     found, rank, gap = _select(_assess(problem, repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):
@@ -510,7 +524,7 @@ def _assess(problem: Problem, rows: Rows) -> Candidates:
 
 
 def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, Floats]:
-    """Return the best `most` distinct candidates, their fronts and their crowding distances."""
+    """Return the best `most` different candidates, with their fronts and crowding distances."""
     first = np.sort(np.unique(found.digest, return_index=True)[1])
     fitness, use = found.fitness[first], found.use[first]
     rank = ranks(fitness, use)
@@ -520,8 +534,8 @@ def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, 
 
 
 def ranks(first: Floats, second: Floats) -> Ints:
-    """Return the front (M,) of each point (NSGA-II, Deb et al., IEEE TEC 2002): 0 for points that no other beats in one
-    aim without losing in the other."""
+    """Return the front (M,) of each point (NSGA-II, Deb et al., IEEE TEC 2002). Front 0 has the points that no other
+    point dominates: better in one aim and not worse in the other."""
     order = np.lexsort((-second, -first))
     result = np.zeros(len(first), dtype=np.int64)
     best: list[float] = []  # of each front, the negative of the most in the second aim so far
@@ -537,8 +551,8 @@ def ranks(first: Floats, second: Floats) -> Ints:
 
 
 def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
-    """Return the crowding distance (M,) of each point: the gap between its neighbours in the front, as a share of the
-    front; infinite at its ends."""
+    """Return the crowding distance (M,) of each point: the distance between its two neighbours in the front, relative
+    to the length of the front; infinite at the ends."""
     order = np.lexsort((-second, first, rank))
     front = rank[order]
     ends = np.flatnonzero(np.concatenate([[True], front[1:] != front[:-1], [True]]))
@@ -557,7 +571,8 @@ def crowding(rank: Ints, first: Floats, second: Floats) -> Floats:
 
 
 def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) -> Ints:
-    """Return (count,) winners of random pairs: the candidate of the better front, else the less crowded."""
+    """Return the winners (count,) of random pairs. The candidate of the better front wins, or else the less crowded
+    one."""
     one, other = rng.integers(len(rank), size=(2, count))
     wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
     winners: Ints = np.where(wins, one, other)

@@ -3,18 +3,20 @@
 Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
 there:
 
-- Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
-- A job's goodputs are divided by its least one. Those of other configurations are multiplied by (T - R·S) / (T + S),
-  with T its age, R its restarts and S a restart's seconds, once T is at least S (§3.4).
-- The program: at most one configuration a job, no more GPUs than there are. Σ goodput^p over the chosen plus λ for each
-  job without one is minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
-- A job starts on one GPU and grows to at most twice the most it has had (§3.4).
-- With several kinds of GPU a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
+- A configuration is a power of two of the GPUs of one node, or whole nodes (§3.3).
+- A job's goodputs are divided by its smallest one. The goodput of a configuration other than the present one is
+  multiplied by (T - R·S) / (T + S), once T is at least S (§3.4). T is the job's age, R the number of its restarts, S
+  the seconds of one restart.
+- The program chooses at most one configuration for each job, within the GPUs that there are. For p < 0 it minimises the
+  sum of goodput^p over the chosen configurations, plus λ for each job without one (§3.4). p = -0.5, λ = 1.1 and the gap
+  of 1e-4 are the authors' values.
+- A job starts on one GPU and grows to at most twice the most GPUs that it has had (§3.4).
+- With several kinds of GPU, a configuration is a kind and a number of GPUs of this kind (§3.3).
 
 Differences because of Slurm: a job that keeps its size stays on its nodes, so fragmentation may prevent the program's
-solution. Then a growing job stays as it is, and a starting job gets fewer GPUs. Whole nodes are a second constraint,
-since rigid jobs may hold parts of some. The solver is HiGHS, not CBC. A job that allows none of these configurations is
-offered its own sizes.
+solution. A growing job then stays as it is, and a starting job gets fewer GPUs. The number of whole nodes is a second
+constraint, since rigid jobs may hold parts of nodes. The solver is HiGHS, not CBC. A job whose limits allow none of
+these configurations is offered its own sizes.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from slurm_ones.policy.ledger import free_by_node
 from slurm_ones.policy.tables import History, Tables, bounded, build_tables, restart_factor, side_by_side
 
 SCALE = 1000.0
-"""Factor on the costs in the program. With costs near 1, HiGHS solves more programs twice, and its version 1.12 then
+"""Factor on the costs in the program. If costs are near 1, HiGHS solves more programs twice, and its version 1.12 then
 prints a line each time."""
 LARGEST_COST = 3000.0
-"""Upper limit of a configuration's cost in the program; the authors' value."""
+"""Largest cost of a configuration in the program; the authors' value."""
 TOTAL = "the sum of all jobs' goodputs, each to its power"
 BEST = reason("best_total", total=TOTAL)
 
@@ -50,9 +52,9 @@ class SiaOptions:
     left_out: float = 1.1
     """λ, the cost of each job without GPUs."""
     gap: float = 1e-4
-    """Relative gap to the optimum at which the solver stops."""
+    """Relative distance to the optimum at which the solver stops."""
     time_limit_s: float = 20.0
-    """Seconds after which the solver stops with the best solution found; the reasons then mention the gap."""
+    """Seconds after which the solver stops and its best solution is used. The reasons then mention the gap."""
 
     def __post_init__(self) -> None:
         if not -100 <= self.power < 0:
@@ -104,7 +106,7 @@ def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
 
 
 def _costs(tables: Tables, now: float, power: float) -> Floats:
-    """Return (J, U) the cost of each allowed configuration; infinite for others."""
+    """Return the cost (J, U) of each allowed configuration; infinite for all others."""
     costs = np.full(tables.allowed.shape, np.inf)
     for j, job in enumerate(tables.jobs):
         at = np.flatnonzero(tables.allowed[j])
@@ -123,10 +125,10 @@ class Solved:
     """Solution of the integer program."""
 
     column: Ints
-    """(J,) column of each job's configuration; 0 for none."""
+    """(J,) column of each job's configuration; 0 if it gets none."""
     cost: float
     reason: Reason = BEST
-    """Reason given for these configurations: optimal, nearly optimal, or no solution found."""
+    """Reason given for these configurations: they are optimal, nearly optimal, or no solution was found."""
 
 
 class RoomOfKind(NamedTuple):
@@ -139,7 +141,7 @@ class RoomOfKind(NamedTuple):
 
 
 def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: SiaOptions) -> Solved:
-    """Return the configurations of least total cost that fit the `room` on each kind of GPU."""
+    """Return the configurations of least total cost for which each kind of GPU has room."""
     needs, there = [], []
     for k, (gpus, whole, per_node) in enumerate(room):
         sizes = np.where(tables.kind == k, tables.sizes, 0)
@@ -152,7 +154,8 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
 
 
 def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: SiaOptions) -> Solved:
-    """Solve the integer program: configurations of least total cost (J, U) whose `needs` are within `there`."""
+    """Solve the integer program: choose the configurations of least total cost (J, U) whose `needs` do not exceed
+    `there`."""
     row, column = np.nonzero(np.isfinite(costs))
     jobs, count = len(costs), len(row)
     if not count:

@@ -1,21 +1,23 @@
 """WHAM: each GPU goes to the job with the highest Whittle index. (Li, Harchol-Balter, Berg, "Mean field optimal Core
 Allocation across Malleable jobs", arXiv 2602.01411, 2026).
 
-Our sources are its abstract and summaries. Taken from there: jobs keep coming, each with a concave speed s(k) on k
-cores and a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, in which the sizes of jobs
-do not matter. It changes allocations at no cost. The index itself is **derived** here from Whittle's definition. A job
-pays w per second and λ per core-second. So a unit of its progress costs (w + λ k) / s(k), whatever its remaining work.
-The index of the step from a to b cores is the price λ at which both cost the same:
+Our sources are its abstract and summaries. In its model jobs keep coming, each with a concave speed s(k) on k cores and
+a weight w. "Whittle Allocation for Malleable jobs" is optimal in the mean field, where the sizes of jobs do not matter.
+Allocations change at no cost.
+
+The index itself is **derived** here from Whittle's definition. A job pays w per second and λ per core-second. So a unit
+of its progress costs (w + λ k) / s(k), whatever its remaining work. The index of the step from a to b cores is the
+price λ at which both cost the same:
 
     λ = w (s(b) - s(a)) / (b s(a) - a s(b)),    for small steps  w s'(k) / (s(k) - k s'(k)).
 
-The index falls along the concave hull of s. Giving out cores by index solves the program of BOA (arXiv 2602.01404,
-known from its abstract and summaries) for one job of each kind. It minimises Σ w / s(k) within a budget of Σ k / s(k),
-the cores used on average.
+The index falls along the concave hull of s. To give out cores by this index solves the program of BOA (arXiv
+2602.01404, known from its abstract and summaries) for one job of each kind. This program minimises Σ w / s(k) while Σ k
+/ s(k), the cores used on average, stays within a budget.
 
-Derived as well: every job's first step has infinite index, and so has each step of a job of linear speed. These steps
-go to jobs by w over the least GPU-seconds still needed, the order of the discounted index. Weights are all 1, and sizes
-that no longer fit are passed over. On Slurm a job's speed is its goodput at its best batch.
+We also derived the order of steps with infinite index: every job's first step, and each step of a job of linear speed.
+They go by w over the smallest number of GPU-seconds that the job still needs, as in the discounted index. All weights
+are 1, and sizes that no longer fit are skipped. On Slurm a job's speed is its goodput at its best batch.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from slurm_ones.policy.tables import Tables, build_tables, to_come
 
 @dataclass(frozen=True)
 class Step:
-    """A step from one size of a job to its next on the concave hull of its speed."""
+    """A step from one size of a job to its next size on the concave hull of its speed."""
 
     index: float
-    """Whittle index: seconds of waiting saved per GPU-second; infinite for the first step."""
+    """Whittle index of the step, in seconds of waiting saved per GPU-second; infinite for a first step."""
     job: int
     """Row of the job in the tables."""
     column: int
@@ -45,7 +47,7 @@ class Step:
 
 
 class Wham:
-    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, as if jobs kept coming."""
+    """WHAM (arXiv 2602.01411): GPUs go to the jobs of highest Whittle index, as if new jobs kept coming."""
 
     name = "wham"
 
@@ -75,7 +77,8 @@ def allocate(tables: Tables, gpus: int) -> Ints:
 
 
 def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
-    """Return the steps of job `row` on the concave hull through 0 of its `goodput` (U,) at `sizes` (U,)."""
+    """Return the steps of a job on the concave hull through 0 of its `goodput` (U,) at the `sizes` (U,). `job` is its
+    row."""
     found: list[Step] = []
     at, gpus, speed, last = 0, 0, 0.0, np.inf
     while True:
@@ -95,7 +98,7 @@ def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
 
 
 def _least_gpu_seconds(tables: Tables) -> Floats:
-    """Return (J,) the GPU-seconds that each job still needs at its most efficient size."""
+    """Return the GPU-seconds (J,) that each job still needs at the size that uses fewest."""
     with np.errstate(divide="ignore"):
         cost = np.where(tables.allowed, tables.sizes / np.where(tables.allowed, tables.goodput, 1.0), np.inf)
     work = np.array([to_come(job) for job in tables.jobs])
