@@ -50,6 +50,11 @@ EVERYWHERE = (
 )
 
 
+Look = Callable[[str, tuple[Any, ...], FrameType], None]
+"""Gets a call's name, its arguments and the caller's frame."""
+_WRITERS = ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt"))
+
+
 class BatchShares(NamedTuple):
     """Number of this rank's samples in a pass, compared with other ranks'."""
 
@@ -67,11 +72,10 @@ def watch(first: FirstSteps, shares: Callable[[], BatchShares | None], gathers: 
     training; with `gathers` they must fit collectives."""
     global _first, _shares
     _first, _shares = first, shares
-    for name in NAMES if gathers else ():
-        _watched(dist, name, _gathers)
-    _watched(_BaseDataLoaderIter, "__next__", _fetches)
-    for owner, name in ((torch, "save"), (np, "save"), (np, "savez"), (np, "savetxt")):
-        _watched(owner, name, _writes)
+    looked_at: list[tuple[Any, str, Look]] = [(dist, name, _gathers) for name in NAMES if gathers]
+    looked_at.append((_BaseDataLoaderIter, "__next__", _fetches))
+    looked_at += [(owner, name, _writes) for owner, name in _WRITERS]
+    _replace([(owner, name, call) for owner, name, look in looked_at if (call := _watched(owner, name, look))])
 
 
 def evaluates(samples: int) -> None:
@@ -80,22 +84,33 @@ def evaluates(samples: int) -> None:
     _evaluated = samples
 
 
-def _watched(owner: Any, name: str, look: Callable[[str, tuple[Any, ...], FrameType], None]) -> None:
-    """Have `look` called with the name, the arguments and the caller before each call of a function, which a script may
-    have imported by its name."""
+def _watched(owner: Any, name: str, look: Look) -> Any:
+    """Return a function that calls `look` before it calls this one; None if there is none, or it does so already."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "looked_at"):
-        return
+        return None
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
         look(name, (*args, *options.values()), sys._getframe(1))
         return original(*args, **options)
 
-    call.looked_at = True  # type: ignore[attr-defined]
-    for place in [owner, *sys.modules.values()]:
-        if getattr(place, "__dict__", {}).get(name) is original:
-            setattr(place, name, call)
+    call.looked_at = original  # type: ignore[attr-defined]
+    return call
+
+
+def _replace(calls: list[tuple[Any, str, Any]]) -> None:
+    """Put functions in the place of what they watch, which a script may have imported by its name."""
+    by_name: dict[str, list[Any]] = {}
+    for owner, name, call in calls:
+        setattr(owner, name, call)
+        by_name.setdefault(name, []).append(call)
+    for module in [*sys.modules.values()]:
+        held = getattr(module, "__dict__", {})
+        for name in by_name.keys() & held.keys():  # of thousands of modules few have one
+            for call in by_name[name]:
+                if held[name] is call.looked_at:
+                    setattr(module, name, call)
 
 
 def _gathers(name: str, given: tuple[Any, ...], caller: FrameType) -> None:

@@ -54,7 +54,9 @@ AVERAGE = (
     "{name} is updated once a step, and a larger batch makes fewer: give it decay ** (job.batch / {batch}), or use "
     "torch.optim.swa_utils.AveragedModel, which follows progress once it is registered"
 )
-_FRAMEWORKS = ("torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate")
+_PACKAGES = {"torch", "lightning", "pytorch_lightning", "ones_wrapper", "transformers", "accelerate"}
+_KNOWN = _PACKAGES | sys.stdlib_module_names
+"""Packages whose objects have no state to carry, but for some of torch's."""
 _AVERAGE = re.compile(r"E[Mm][Aa](?![a-z])|(?<![a-z])ema(?![a-z])|[Aa]verag|SWA|[Ss]wa(?![a-z])")
 _BUFFER = re.compile(r"(?:[Rr]eplay|[Bb]uffer|[Mm]emory|[Bb]ank|[Qq]ueue)(?!.*Data)")
 _PARTS = ("scheduler", "_scheduler", "scaler", "_schedulers", "_objects")
@@ -382,8 +384,7 @@ def _stateful(kind: type) -> bool:
     """Return True if this type may have a state to carry: a class of torch, of the script or of packages."""
     if issubclass(kind, (LRScheduler, AveragedModel, torch.amp.GradScaler)):
         return True
-    known = {*_FRAMEWORKS, *sys.stdlib_module_names}
-    return str(kind.__module__).split(".")[0] not in known and not issubclass(kind, torch.optim.Optimizer)
+    return str(kind.__module__).split(".")[0] not in _KNOWN and not issubclass(kind, torch.optim.Optimizer)
 
 
 def _reached(thing: Any, names: Iterable[str]) -> list[Any]:

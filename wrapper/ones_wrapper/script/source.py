@@ -34,6 +34,8 @@ _DATA = re.compile(r"^(?:\w*Dataset|Subset|DataLoader|loader|prepare)$")
 """Calls that take data."""
 _ACTS = re.compile(r"eval|valid|(?:^|_)test|save|checkpoint|target|load_state|copy_|update_|freeze", re.IGNORECASE)
 """Calls that change the training, or that all ranks make together; printing and logging are no matter."""
+_HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg", ast.Constant: "value"}
+"""Nodes that hold a word."""
 
 
 @cache
@@ -43,6 +45,12 @@ def _tree(path: str) -> ast.Module:
         return ast.parse("".join(linecache.getlines(path)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
+
+
+@cache
+def _nodes(path: str) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree: to walk it takes longer than what is asked of each."""
+    return list(ast.walk(_tree(path)))
 
 
 def by_rank(frame: FrameType | None = None) -> bool:
@@ -55,7 +63,7 @@ def by_rank(frame: FrameType | None = None) -> bool:
 def ranges(path: str) -> list[range]:
     """Return the lines that depend on the rank in a file of the script."""
     found = []
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         if _by_rank(node):
             found.append(range(node.body[0].lineno, _end(node) + 1))
         held: Any = getattr(node, "body", None)
@@ -89,32 +97,42 @@ def _name(node: ast.AST) -> str:
 
 
 def _words(*nodes: ast.AST | None) -> set[str]:
-    every = (one for node in nodes if node for one in ast.walk(node))
-    held = (getattr(one, name, None) for one in every for name in ("id", "attr", "arg", "value"))
+    return _words_of(one for node in nodes if node for one in ast.walk(node))
+
+
+def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
+    held = (getattr(one, _HELD[type(one)]) for one in nodes if type(one) in _HELD)
     return {word for word in held if isinstance(word, str)}
+
+
+@cache
+def _assigned(path: str) -> list[tuple[set[str], set[str]]]:
+    """Return the variables of a file's computations, and the words from which each is computed."""
+    found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
+    computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
+    return [({_name(target) for target in one.targets} - {""}, _words(one.value)) for one in computed]
 
 
 @cache
 def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
     """Return the words of a file that match, and the variables that are computed from them."""
-    known = {word for word in _words(_tree(path)) if pattern.search(word)}
-    assigned = [one for one in ast.walk(_tree(path)) if isinstance(one, ast.Assign)]
-    for one in 2 * assigned:  # twice, for variables that are computed from variables
-        computed = not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))
-        if computed and known & _words(one.value):
-            known |= {_name(target) for target in one.targets} - {""}
+    known = {word for word in _words_of(_nodes(path)) if pattern.search(word)}
+    for targets, words in 2 * _assigned(path):  # twice, for variables that are computed from variables
+        if known & words:
+            known |= targets
     return known
 
 
 @cache
 def names_rank(path: str, line: int) -> bool:
     """Return True if this line may depend on the rank, by a test or what a call is given, such as a file's name."""
-    own, every = _standing(path, _OWN) | _standing(path, _MAIN), list(ast.walk(_tree(path)))
+    own, every = _standing(path, _OWN) | _standing(path, _MAIN), _nodes(path)
     around = (one for one in every if isinstance(one, (ast.stmt, ast.expr)) and one.lineno <= line <= _end(one))
     held = (part for one in around for part in ast.iter_child_nodes(one) if isinstance(part, (ast.expr, ast.keyword)))
     return len(every) == 1 or bool(own & _words(*held))
 
 
+@cache
 def cut(path: str) -> int:
     """Return the first line of a file that takes a rank's part of data by rank and world size; 0 for none."""
     text = "".join(linecache.getlines(path))
@@ -132,9 +150,9 @@ def cut(path: str) -> int:
             rank = [node.slice]
         elif isinstance(node, ast.Call) and _CUTS.search(_name(node.func)):
             rank = [*node.args, *node.keywords]
-        return bool(own & _words(*rank) and world & _words(node)) or _name(node) in _BY_NODE
+        return bool(rank and own & _words(*rank) and world & _words(node)) or _name(node) in _BY_NODE
 
-    return min((getattr(node, "lineno", 0) for node in ast.walk(_tree(path)) if cuts(node)), default=0)
+    return min((getattr(node, "lineno", 0) for node in _nodes(path) if cuts(node)), default=0)
 
 
 def drawn(path: str) -> int:
@@ -184,7 +202,7 @@ def files(stack: Iterable[FrameType]) -> set[str]:
 def counter(path: str, line: int) -> tuple[str, int] | None:
     """Return what a loop around this line counts by itself, and where: an `i % n` by which it acts at times, or the
     count at which it ends; None if there is none."""
-    for loop in ast.walk(_tree(path)):
+    for loop in _nodes(path):
         if not isinstance(loop, ast.For) or not loop.lineno <= line <= _end(loop):
             continue
         iterated, names = _words(loop.iter), _words(getattr(loop.target, "elts", [loop.target])[0])
@@ -208,7 +226,7 @@ def _acts(node: ast.AST) -> bool:
 @cache
 def _loops(path: str) -> tuple[list[range], set[str]]:
     """Return the lines of a file's loops, and the variables to which loops assign."""
-    loops = [one for one in ast.walk(_tree(path)) if isinstance(one, (ast.For, ast.While))]
+    loops = [one for one in _nodes(path) if isinstance(one, (ast.For, ast.While))]
     stored = (part for one in loops for part in ast.walk(one) if isinstance(part, ast.Name))
     names = {part.id for part in stored if isinstance(part.ctx, ast.Store)}
     return [range(one.lineno, _end(one) + 1) for one in loops], names
