@@ -3,10 +3,14 @@ each of gloo's threads wakes up a hundred times a second, also where nobody trai
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+from ones_wrapper.script import source
+from ones_wrapper.script.line import is_script_file
+from tests import forks, loaded
 from tests.wrapper.forked import Team
 
 
@@ -32,3 +36,14 @@ def teams() -> Iterator[Teams]:
     found = Teams()
     yield found
     found.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read(request: pytest.FixtureRequest) -> None:
+    """Read the texts that ranks read of their scripts, which here are modules of tests: once, rather than in each."""
+    if "testing" in vars(request.module):
+        names = {getattr(one, "__module__", None) for one in vars(request.module).values()} & sys.modules.keys()
+        for module in (sys.modules[name] for name in names | {forks.__name__, loaded.__name__}):
+            if is_script_file(path := getattr(module, "__file__", None) or "<none>"):
+                source.cut(path)
+                source.ranges(path)
