@@ -17,6 +17,7 @@ import torch
 from ones_wrapper.devices.defaults import CARDS
 from ones_wrapper.process.faults import ConfigurationError
 from ones_wrapper.process.log import log
+from ones_wrapper.protocol.hostlist import expand
 
 OWN_CARD = "ONES_OWN_CARD"
 """Variable that is set in a rank that sees only one card, its own (MIG)."""
@@ -101,18 +102,9 @@ def stay_near(device: torch.device, local_world: int, devices: Path = Path("/sys
         card: Any = torch.cuda.get_device_properties(device)
         address = f"{card.pci_domain_id:04x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
         allowed = os.sched_getaffinity(0)
-        near = allowed & _numbers((devices / address / "local_cpulist").read_text())
+        near = allowed & {*map(int, expand(f"[{(devices / address / 'local_cpulist').read_text().strip()}]"))}
         if near != allowed and len(near) >= max(1, len(allowed) // local_world):
             os.sched_setaffinity(0, near)
-
-
-def _numbers(text: str) -> set[int]:
-    """Parse a list of numbers from /sys, such as 0-3,8-11."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
 
 
 def check_fork(preloads: str, cards: Path = CARDS) -> str:

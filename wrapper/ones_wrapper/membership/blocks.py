@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,12 @@ from ones_wrapper.network.transfer import (
     unpacked,
 )
 from ones_wrapper.process.log import log
+
+Tensors: TypeAlias = dict[str, torch.Tensor]
+Collected: TypeAlias = Callable[[], tuple[Tensors, dict[str, Any]]]
+"""Function that returns the tensors of the state, and all else of it."""
+TakeOver: TypeAlias = Callable[[dict[str, Any], Tensors], None]
+"""Function that loads a state that `Collected` returned; the tensors are filled already."""
 
 VERDICT_S = 30.0
 """Seconds that a new rank waits for the verdict on a change, besides the time for the transfer of state."""
@@ -277,9 +283,7 @@ class Blocks:
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
-    def change(
-        self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]], began: float
-    ) -> Change | None:
+    def change(self, collected: Collected, began: float) -> Change | None:
         """Send the state to new ranks, try the new groups and change over; return None if training goes on as before.
 
         Collective; training is paused since the Unix time `began`. `collected` returns the tensors and all other state.
@@ -322,9 +326,7 @@ class Blocks:
             return False
         if why:
             log(f"{what}: {why}")
-        if self._coordinator is not None:
-            self._coordinator.dropped(what)
-        self._forget()
+        self.stay(what)
         return True
 
     def leave(self) -> None:
@@ -339,11 +341,7 @@ class Blocks:
                 break
             time.sleep(0.02)
 
-    def join(
-        self,
-        tensors: dict[str, torch.Tensor],
-        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
-    ) -> Change:
+    def join(self, tensors: Tensors, take_over: TakeOver) -> Change:
         """Announce that this block is ready, wait for a plan and change over. Collective over the block.
 
         This rank trains with `tensors`, which receive the state, and `take_over` loads all other state. Raises
@@ -389,13 +387,7 @@ class Blocks:
             time.sleep(0.01)
         return seen, "", ""
 
-    def _try_to_join(
-        self,
-        generation: int,
-        receiver: Receiver,
-        tensors: dict[str, torch.Tensor],
-        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
-    ) -> Change | None:
+    def _try_to_join(self, generation: int, receiver: Receiver, tensors: Tensors, take_over: TakeOver) -> Change | None:
         plan = self._plan(generation)
         if plan.first_rank(self._me.uid) is None:
             return None
@@ -440,12 +432,7 @@ class Blocks:
         return Change(plan, False, size, seconds, float(rest["began"]), rest)
 
     def _receive(
-        self,
-        place: str,
-        receiver: Receiver,
-        tensors: dict[str, torch.Tensor],
-        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
-        given_up: Callable[[], str],
+        self, place: str, receiver: Receiver, tensors: Tensors, take_over: TakeOver, given_up: Callable[[], str]
     ) -> tuple[dict[str, Any], int, float] | None:
         """Receive the state on the block's first rank, and share it with the other ranks. Collective over the block.
         Return (state that is no tensor, bytes, seconds); None if no state comes. Raises `TransferError`."""
@@ -487,13 +474,7 @@ class Blocks:
             for received in held:
                 received.close()
 
-    def _send(
-        self,
-        plan: Plan,
-        newcomers: tuple[Member, ...],
-        collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]],
-        began: float,
-    ) -> int:
+    def _send(self, plan: Plan, newcomers: tuple[Member, ...], collected: Collected, began: float) -> int:
         """Send this rank's part of the state; return the bytes of the whole."""
         places, board = [], self._board
         for member in newcomers:
