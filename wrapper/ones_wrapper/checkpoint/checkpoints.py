@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.utils._pytree import tree_map_only
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
@@ -260,11 +261,7 @@ class Checkpoints:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
+    return tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,12 @@ def make_root(env: Mapping[str, str], cwd: Path) -> None:
         raise LaunchError(f"ONES_JOB_ROOT={root}: cannot be made ({error.strerror}); name another") from None
 
 
-def make_job_directory(path: Path) -> None:
-    """Create the job's directory (mode 0755), or check an existing directory. Raises `LaunchError` if the directory is
-    a link, no directory, another user's or not writable, or if its parent is missing."""
+def make_job_directory(path: Path, mode: int = 0o755) -> None:
+    """Create the job's directory or a folder in it, or check an existing one. Raises `LaunchError` for a link, for no
+    directory, for another user's or one that is not writable, and if its parent is missing."""
     try:
-        path.mkdir()
-        path.chmod(0o755)  # the companion may be another user, whatever our umask
+        path.mkdir(mode)
+        path.chmod(mode)  # the companion may be another user, whatever our umask
         return
     except FileExistsError:
         pass

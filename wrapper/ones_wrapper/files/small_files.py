@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
@@ -29,6 +31,17 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
         return os.read(file, most + 1)
     finally:
         os.close(file)
+
+
+def read_json(path: Path, most: int) -> dict[str, Any]:
+    """Return the JSON object in a file of this user. Raises OSError, and ValueError as `read_small` does."""
+    try:
+        found = json.loads(read_small(path, most))
+    except RecursionError:
+        raise ValueError("is nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    return found
 
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:

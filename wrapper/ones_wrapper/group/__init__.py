@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
@@ -93,21 +94,15 @@ class Group:
     def here(self, function: Callable[[], T]) -> T:
         """Run `function` on every rank; return this rank's result, which is not sent. Raises `RankError` on all ranks
         if a rank failed."""
-        results: list[T] = []
-        failure: Exception | None = None
+        found: Future[T] = Future()
         try:
-            results.append(function())
+            found.set_result(function())
         except Exception as error:
-            failure = error
-
-        def fail() -> None:
-            if failure is not None:
-                raise failure
-
+            found.set_exception(error)
         # One number says whether any rank failed; reasons are sent only if so.
-        if self.maximum([int(failure is not None)])[0]:
-            self.everywhere(fail)
-        return results[0]
+        if self.maximum([int(found.exception() is not None)])[0]:
+            self.everywhere(lambda: None if found.exception() is None else found.result())
+        return found.result()
 
     def on_first(self, function: Callable[[], T]) -> T:
         """Run `function` only on rank 0; return its result on every rank. Raises `RankError` if it failed."""

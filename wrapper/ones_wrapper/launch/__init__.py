@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.files.claim import ClaimedError
+from ones_wrapper.files.claim import Claim, ClaimedError
 from ones_wrapper.files.job_lock import holder
 from ones_wrapper.files.places import find_job_directory, find_spool, own_job
 from ones_wrapper.files.resume import find_earlier, prepare_job_directory
@@ -302,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     env = own_environment(os.environ)
     resume_from = env.pop("ONES_RESUME_FROM", "")  # not for jobs that this one submits
+    claim: Claim | None = None
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
             raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
@@ -327,10 +328,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.container:  # its image has torch and the script
             require_torch()
         claim = prepare_job_directory(job_dir, env, Path.cwd(), args.resume_from or resume_from, block)
-    except (LaunchError, ClaimedError) as error:
-        log(str(error), "ones-run")
-        return USAGE_ERROR
-    try:
         try:
             env |= seeds(run_id(job_dir, env, own_job(env)), env)
         except (OSError, ValueError) as error:
@@ -350,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             blocks.keep_guests(has.nodes, has.ranks_per_node)
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
-    except LaunchError as error:
+    except (LaunchError, ClaimedError) as error:
         log(str(error), "ones-run")
         return USAGE_ERROR
     finally:

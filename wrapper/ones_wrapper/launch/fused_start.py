@@ -22,7 +22,7 @@ from typing import Any
 
 from ones_wrapper.files.job_directory import LEFT, RESULT, TAKEN, newest_checkpoint
 from ones_wrapper.files.job_io import OrderReader, ReportWriter
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import number
@@ -167,7 +167,6 @@ def _take(row: Row, by: int) -> bool:
 def read_fused(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of this user; empty if there is none."""
     try:
-        found = json.loads(read_small(path, MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, MOST_BYTES)
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

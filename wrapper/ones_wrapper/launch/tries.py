@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ones_wrapper.files.job_directory import STEP_NAME
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.launch.restart_policy import Tries
 from ones_wrapper.process.log import log
 from ones_wrapper.protocol.fields import build, types_of
@@ -23,8 +23,8 @@ def _tries_name(task: int | None) -> str:
 def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
     """Read the tries of this job; another job's tries in the same directory do not count."""
     try:
-        tries = build(Tries, types_of(Tries), json.loads(read_small(job_dir / _tries_name(task), MOST_BYTES)))
-    except (OSError, ValueError, TypeError, RecursionError):
+        tries = build(Tries, types_of(Tries), read_json(job_dir / _tries_name(task), MOST_BYTES))
+    except (OSError, ValueError):
         return Tries(job_id)
     sound = all(not name or STEP_NAME.fullmatch(name) for name in (tries.requeued_at, tries.failed_at))
     return tries if sound and tries.job_id == job_id else Tries(job_id)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.membership.plan import Member
 
 AGAIN_S, MOST_AGAIN_S = 30.0, 600.0
@@ -81,11 +81,11 @@ class BackOff:
     def _read(self) -> dict[str, tuple[int, float]]:
         """Return the losses in the file; none if the file is missing or invalid."""
         try:
-            data = json.loads(read_small(self._path, _MOST_BYTES))
+            data = read_json(self._path, _MOST_BYTES)
             if data["array"] != self._array:
                 return {}
             found = {str(name): (int(count), float(at)) for name, (count, at) in data["losses"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return {}
         return {name: (min(count, _MOST_COUNT), at) for name, (count, at) in found.items() if count > 0}
 

@@ -25,13 +25,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.files.job_io import not_ours
-from ones_wrapper.files.small_files import create_small, read_small, replace_small
+from ones_wrapper.files.places import make_job_directory
+from ones_wrapper.files.small_files import create_small, read_json, read_small, replace_small
 from ones_wrapper.network.client import StoreClient, StoreLostError
 from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import MEMBER
 from ones_wrapper.process.log import log
-from ones_wrapper.process.placement import LaunchError
 from ones_wrapper.protocol import HOT
 from ones_wrapper.protocol.fields import build, types_of
 
@@ -83,14 +82,7 @@ class HotFolder:
 
     def prepare(self) -> None:
         """Make the folder, readable by its owner only, or check the existing folder. Raises `LaunchError`."""
-        try:
-            self.path.mkdir(0o700)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise LaunchError(f"job directory {self.path}: cannot be made ({error.strerror})") from None
-        if why := not_ours(self.path):
-            raise LaunchError(f"job directory {self.path}: {why}")
+        make_job_directory(self.path, 0o700)
         # Only after the check, since chmod follows a link.
         with suppress(OSError):
             self.path.chmod(0o700)
@@ -121,13 +113,13 @@ class HotFolder:
         A claim fails if another block has this or a later term, or if the file cannot be written. One of several
         concurrent claims succeeds. Raises ValueError for a leader whose file would be invalid.
         """
-        text = json.dumps(asdict(leader) | {"array": self._array}).encode()
-        self._decoded(text, leader.term)
+        data = asdict(leader) | {"array": self._array}
+        self._decoded(data, leader.term)
         if self._later(leader.term - 1):
             return False
         path = self._file(leader.term)
         try:
-            won = create_small(path, text, 0o600)
+            won = create_small(path, json.dumps(data).encode(), 0o600)
         except OSError as error:
             self._say(f"{path} cannot be written ({error.strerror})")
             return False
@@ -169,14 +161,13 @@ class HotFolder:
     def announced(self) -> dict[str, Any] | None:
         """Return this job's last announcement; None for none, or if the file cannot be read, which is logged once."""
         try:
-            data = json.loads(read_small(self.path / COMING, MOST_COMING))
+            data = read_json(self.path / COMING, MOST_COMING)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             self._ignore(self.path / COMING, error)
             return None
-        ours = isinstance(data, dict) and data.get("array") == self._array
-        return data if ours else None
+        return data if data.get("array") == self._array else None
 
     def _terms(self) -> list[int]:
         """Return the terms of all leader files, the highest first."""
@@ -203,17 +194,14 @@ class HotFolder:
     def _read(self, term: int) -> Leader | None:
         path = self._file(term)
         try:
-            return self._decoded(read_small(path, MOST_BYTES), term)
+            return self._decoded(read_json(path, MOST_BYTES), term)
         except FileNotFoundError:  # pruned since
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             self._ignore(path, error)
             return None
 
-    def _decoded(self, text: bytes, term: int) -> Leader:
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("not a JSON object")
+    def _decoded(self, data: Mapping[str, Any], term: int) -> Leader:
         if data.get("array") != self._array or isinstance(data["array"], bool):
             raise ValueError(f"array: {data.get('array')!r:.40} is another job than {self._array}")
         leader = build(Leader, types_of(Leader), data)

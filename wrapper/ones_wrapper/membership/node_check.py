@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ones_wrapper.devices import streams
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.membership.connections import in_time
 from ones_wrapper.membership.meeting import is_peer_lost
@@ -157,9 +157,9 @@ class NodeCheck:
     def _read(self) -> list[NodeFigures]:
         found = []
         for path in islice(self._folder.glob("node-*.json"), _MOST_NODES):
-            with suppress(OSError, ValueError, RecursionError):
-                data = json.loads(read_small(path, _MOST_BYTES))
-                if isinstance(data, dict) and data.get("array") == self._array:
+            with suppress(OSError, ValueError):
+                data = read_json(path, _MOST_BYTES)
+                if data.get("array") == self._array:
                     found.append(build(NodeFigures, types_of(NodeFigures), data))
         return found
 

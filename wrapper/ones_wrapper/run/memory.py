@@ -16,9 +16,10 @@ from typing import NamedTuple
 import torch
 
 from ones_wrapper.files.job_directory import MEMORY
-from ones_wrapper.files.small_files import read_small, replace_small
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.process.exit_codes import OUT_OF_MEMORY
 from ones_wrapper.process.log import log
+from ones_wrapper.protocol.fields import value_of
 
 MOST_BYTES = 4096
 
@@ -72,19 +73,15 @@ def look_up(directory: Path, declared: int, device: str) -> LargestBatch | None:
     """
     path = directory / MEMORY
     try:
-        stored = json.loads(read_small(path, MOST_BYTES))
-        found = stored["found"]
-        if type(found) is not int or found < 1:
-            raise ValueError(f"found={found!r:.40} is not a batch")
-        if (stored["declared"], stored["device"]) != (declared, device):
-            return None
-        gpus = stored.get("gpus", 0)
-        if type(gpus) is not int or gpus < 0:
-            raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
-        return LargestBatch(min(found, declared), gpus)
+        stored = {"gpus": 0, **read_json(path, MOST_BYTES)}
+        found, gpus = (value_of(name, int, stored.get(name)) for name in ("found", "gpus"))
+        if not found:
+            raise ValueError("found=0 is not a batch")
+        alike = (stored.get("declared"), stored.get("device")) == (declared, device)
+        return LargestBatch(min(found, declared), gpus) if alike else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         log(f"{path} is ignored: {error}")
         return None
 

@@ -203,8 +203,7 @@ class FirstSteps:
     def _evaluates(self, model: torch.nn.Module, args: Any) -> None:
         if not model.training and self._evaluation is not None:
             self._evaluation.remove()
-            if source.by_rank():
-                self.say(TOGETHER.replace("{name}", "a forward pass of a model with buffers"))
+            self.together("a forward pass of a model with buffers")
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         self.touched = True
