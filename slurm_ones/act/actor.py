@@ -1,4 +1,4 @@
-"""Actor: begins planned resizes, advances open ones, and stores decisions. In advise mode it prints commands."""
+"""Actor: begins planned resizes, advances open ones, and stores decisions. In advise mode it only prints commands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_QUEUES: Mapping[int, Queue] = {}
 
 
 class Actor:
-    """Carries plans out. In advise mode the actor changes no job, and only prints the commands of each change."""
+    """Executor of plans. In advise mode it changes no job, and prints the commands for each change instead."""
 
     def __init__(
         self,
@@ -60,22 +60,22 @@ class Actor:
         self._guest_queues = guests_of(settings)
         self._say = say
         self._ordered: dict[int, tuple[int | None, int]] = {}
-        """Batch and number of the last batch order, by job id."""
+        """Batch and number of the last order that changed only the batch, by job id."""
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
         self.outcomes: dict[int, Reason] = {}
-        """Outcome of the last tick's decision, by job id."""
+        """Outcome of the last tick's decision for each job, by job id."""
 
     @property
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance each open resize as far as possible now; return how many stay open. Raises `Unreachable` and
+        """Advance each open resize as far as possible now; return how many remain open. Raises `Unreachable` and
         `NotLeader`.
 
-        Advise mode advances resizes too, since an acting companion may have left them half done. Resizes in other
-        states than `only` are neither advanced nor counted.
+        Advise mode advances resizes too, since an earlier companion in act mode may have left them open. Only resizes
+        in the states `only` are advanced and counted.
         """
         left = 0
         for resize in self._store.open_resizes():
@@ -95,9 +95,11 @@ class Actor:
     def act(
         self, plans: Sequence[PartitionPlan], seen: Observation, *, kept: Collection[int] = ()
     ) -> list[PlannedChange]:
-        """Begin the planned changes unless there is a stop file; return the changes begun (in advise mode: printed).
+        """Begin the planned changes unless there is a stop file. Return the changes that begin; in advise mode they are
+        only printed.
 
-        Then defer the jobs that must wait and the jobs `kept`, and release all others. Raises `Unreachable`.
+        Then defer the jobs that the plans park and the jobs `kept`, and release all other deferred jobs. Raises
+        `Unreachable`.
         """
         if self.acting and not self._settings.stopped:
             self._orders.mark()
@@ -123,7 +125,8 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store promises about deadlines before the plan is carried out; nothing is stored in advise mode."""
+        """Store which deadlines are promised or refused, before the plan is carried out. In advise mode nothing is
+        stored."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()
@@ -134,7 +137,8 @@ class Actor:
         )
 
     def _forget(self, seen: Observation) -> None:
-        """Drop advice, batch orders and spooled orders of ended jobs; deferrals and resizes end by themselves."""
+        """Drop what is remembered of ended jobs, and their orders in the spool. Their deferrals and resizes end by
+        themselves."""
         alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
@@ -238,7 +242,8 @@ class Actor:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
     def _write(self, one: PartitionPlan, made: ResizePlan) -> int | None:
-        """Store the partition's decision and return its id; None, storing nothing, if it equals the last decision."""
+        """Store the partition's decision and return its id. If it equals the last decision, store nothing and return
+        None."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
         # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
@@ -286,7 +291,7 @@ def _record(job: JobRules, schedule: Schedule, made: ResizePlan, acted: bool) ->
 
 
 def waiting_commands(job_id: int, defer_s: float) -> list[str]:
-    """Return shell lines that keep a waiting job from starting."""
+    """Return the shell lines that keep a waiting job from starting."""
     return [
         f"# it starts by itself after {defer_s:.0f} s, unless this is repeated:",
         shlex.join(defer_command(job_id, f"now+{defer_s:.0f}")),
@@ -301,8 +306,8 @@ def commands(
     *,
     queues: Mapping[int, Queue] = NO_QUEUES,
 ) -> list[str]:
-    """Return shell lines that carry the change out by hand, in order; comments name the events to wait for. `queues`
-    maps each guest block that joins to its queue."""
+    """Return the shell lines by which a person can carry out the change, in order. Comments say which events to wait
+    for. `queues` has the queue of each guest block that joins, by its task number."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:
@@ -334,7 +339,7 @@ def commands(
 
 
 def _moves(change: PlannedChange, moves: Moves, order: str, queues: Mapping[int, Queue]) -> list[str]:
-    """Return shell lines that let blocks join and leave while the job trains, in order."""
+    """Return the shell lines by which blocks join and leave while the job trains, in order."""
     job_id = change.job_id
     lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
     if moves.added and any(block.throttle for block in change.elastic.job.blocks):

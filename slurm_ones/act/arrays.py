@@ -1,7 +1,7 @@
-"""Jobs of blocks: read from Slurm, tasks left held cancelled, blocks that train apart ended, running guests held.
+"""Upkeep of jobs of blocks: cancels held tasks that are left over, ends blocks that train by themselves, holds guests.
 
-A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels the tasks that remain, also
-after a restart of the companion.
+A job that ends cancels its own waiting tasks if it can (`ones-run`). This module cancels those that remain, even after
+the companion has restarted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from slurm_ones.slurm.parse import setting
 log = logging.getLogger(__name__)
 
 SURE_S = 10.0
-"""Seconds from the end of a job's last block until the job is over; before, Slurm may requeue the block."""
+"""Seconds from the end of a job's last block until the job counts as over. Until then Slurm may requeue the block."""
 ENDS = frozenset({"finished", "stopped", "error"})
-"""End reasons in the last `protocol.Bye` by which a job is over."""
+"""Reasons in a job's last report (`protocol.Bye`) that mean that the job is over."""
 NO_TASKS: Mapping[int, Collection[int]] = {}
 APART_S = 300.0
-"""Seconds after which a running block that does not train with the others is ordered to end."""
+"""Seconds for which a running block may train apart from the others before it is ordered to end."""
 
 
 def is_alive(job: SlurmJob) -> bool:
-    """Tell whether the block runs, is ending, or may start without the companion (it waits in no hold)."""
+    """Tell whether the block runs, is ending, or waits without a hold, so that Slurm may start it."""
     return job.completing or not (job.ended or (job.pending and job.held))
 
 
@@ -47,8 +47,8 @@ def look_at(client: SlurmClient, job_id: int, term: int = 0, guests: Guests = NO
 
 
 def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
-    """Return a resize's job as Slurm shows it now. A pending job of blocks comes with the block that starts first, or
-    with all blocks if they change together. Raises `UnknownJob`."""
+    """Return a resize's job as Slurm shows it now. A pending job of blocks is returned with its first block only, or
+    with all blocks if all change together. Raises `UnknownJob`."""
     if resize.added:
         return WholeJob.of(client.job(Task(resize.job_id, resize.added[0][0])), resize.job_id)
     job = client.job(resize.job_id)
@@ -63,14 +63,14 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Return the tasks that open resizes by blocks add or drop, by job id."""
+    """Return the tasks that open resizes add or drop, by job id."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 
 
 def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
-    """Return the tasks of each job array by array id. Jobs without an opt-in count too: their owners may have opted out
-    while tasks were held."""
+    """Return the tasks of each job array, by the array's id. Arrays without an opt-in are included, since an owner may
+    have opted out while the companion held tasks."""
     found: dict[int, list[SlurmJob]] = {}
     for job in jobs:
         if job.array_id:
@@ -79,13 +79,14 @@ def arrays_of(jobs: Iterable[SlurmJob]) -> dict[int, list[SlurmJob]]:
 
 
 def waiting_arrays(arrays: Mapping[int, list[SlurmJob]]) -> dict[int, list[SlurmJob]]:
-    """Return the arrays with at least one task that waits in a hold."""
+    """Return the arrays that have a held task."""
     return {id_: jobs for id_, jobs in arrays.items() if any(job.pending and job.held for job in jobs)}
 
 
 @dataclass
 class Leftovers:
-    """Clears up after jobs of blocks once a tick: cancels held tasks, requeues preempted ones, ends lone ones."""
+    """Clean-up after jobs of blocks, once a tick. It cancels held tasks of jobs that are over, requeues preempted
+    blocks, and ends blocks that train apart."""
 
     client: SlurmClient
     store: Store
@@ -93,21 +94,22 @@ class Leftovers:
     orders: OrderWriter
     clock: Callable[[], float]
     _seen_over: dict[int, float] = field(default_factory=dict)
-    """Time at which each job was first seen over, by job id."""
+    """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Step at which the membership began after which one of a job's held tasks was released, by job id."""
+    """Number of steps at the start of the last membership when a held task was released to train on, by job id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    """Time at which each block was first seen to train apart, by job, task and restart."""
+    """Time at which each block was first found to train apart, by job id, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
-    """Blocks already ordered to end, each as (job, task, restart)."""
+    """Blocks that have been ordered to end, each as (job id, task, restart)."""
 
     def cancel_waiting(self, arrays: Mapping[int, Sequence[SlurmJob]]) -> None:
         """Cancel the held tasks of jobs that are over; raises `Unreachable`.
 
-        `arrays` holds each job's tasks from a snapshot. Slurm is queried again only for jobs that look over. A job is
-        not over while its owner holds a block that trained or was never held by us. If all blocks left without
-        reporting the job's end, one held task is released to train on from the last checkpoint. A companion that may
-        not resize does so too. It happens again only after progress.
+        `arrays` has each job's tasks from the tick's snapshot. Jobs that seem to be over are read from Slurm again. A
+        job is not over while its owner holds a block that has trained, or a block that the companion never held.
+
+        If all blocks left although the job did not report its end, one held task is released to train on from the last
+        checkpoint. This happens even if the companion may not resize, and again only after the job has made progress.
         """
         before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
@@ -130,8 +132,8 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether no block runs or may start, and every waiting task is in a hold of ours. The owner's holds count
-        as ours if the job reported its end."""
+        """Tell whether no block runs or may start, and the companion holds all waiting tasks. If the job reported its
+        end, tasks that its owner holds count as well."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
             return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
@@ -143,8 +145,8 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """Return the tasks of the last membership that no resize has held since. If such a task waits in a hold, the
-        hold is somebody else's."""
+        """Return the tasks of the last membership that no resize has held since. If one of them is held, somebody else
+        holds it."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
@@ -156,13 +158,13 @@ class Leftovers:
         return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[SlurmJob]) -> bool:
-        """Tell whether the last block ended over `SURE_S` ago, by Slurm's or our clock, whichever is earlier."""
+        """Tell whether the last block ended more than `SURE_S` ago, by Slurm's clock or the companion's."""
         now = self.clock()
         seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
         return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[SlurmJob]) -> MembershipRecord | None:
-        """Return the last membership if its blocks all left before the job ended, else None."""
+        """Return the last membership if all its blocks left before the job ended; else None."""
         members = self.store.membership(job_id)
         if members is None or members.report.step <= self._gone_on.get(job_id, -1):
             return None
@@ -185,9 +187,10 @@ class Leftovers:
         self._gone_on[job_id] = members.report.step
 
     def put_back(self, jobs: Iterable[Elastic], moving: Mapping[int, Collection[int]] = NO_TASKS) -> None:
-        """Requeue preempted blocks into our holds, so that Slurm does not forget them. Raises `Unreachable`.
+        """Requeue preempted blocks into a hold of the companion, so that Slurm does not forget them. Raises
+        `Unreachable`.
 
-        Blocks `moving` in a resize are left out. So are jobs with no block left, which `cancel_waiting` handles.
+        Tasks `moving` in an open resize are left out, and so are jobs without any live block (see `cancel_waiting`).
         """
         for one in jobs:
             job_id = one.job.job_id
@@ -206,8 +209,8 @@ class Leftovers:
                     log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
-        """Order running blocks to end if they have not trained with their job's others for `APART_S`. No job of `jobs`
-        is in a resize."""
+        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. None of
+        these `jobs` has an open resize."""
         now = self.clock()
         before, self._apart = self._apart, {}
         for elastic, members in jobs:
@@ -231,7 +234,7 @@ class Leftovers:
                 log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop the memory of jobs that are not in `alive`."""
+        """Drop what is remembered of all jobs but these."""
         self._gone_on = {id_: step for id_, step in self._gone_on.items() if id_ in alive}
         self._told = {key for key in self._told if key[0] in alive}
 
@@ -243,8 +246,8 @@ ASK_S = 300.0
 
 
 def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | None, modes: Mapping[str, str]) -> bool:
-    """Tell whether Slurm requeues the job on preemption, and leaves a hold on the job for its owner to release. `modes`
-    gives each QOS's PreemptMode."""
+    """Tell whether Slurm requeues this job when it preempts it, and lets the job's owner release a hold on it. `modes`
+    is the PreemptMode of each QOS."""
     if not job.requeue or not {setting(config, name) for name in EXITS} <= NOT_SET:
         return False
     by_qos = setting(config, "PreemptType").endswith("qos")
@@ -255,22 +258,25 @@ def comes_back(job: SlurmJob, config: Mapping[str, str], partition: Partition | 
 
 @dataclass
 class GuestHolds:
-    """Holds on running guests, at sites that requeue preempted jobs: a guest held while running waits held after that.
+    """Holds on running guests, at sites where Slurm requeues the jobs that it preempts. A guest that is held while it
+    runs is still held when it waits again.
 
-    Otherwise Slurm would start the guest again in GPUs that others wanted a moment ago. Each hold is stored before
-    Slurm is asked for it (`HeldTasks.take`), and owners may release it. Guests are not held in two cases: Slurm starts
-    them again, and they rejoin. With `RequeueExit` set, Slurm would turn our hold into its own, which owners cannot
-    release. In a job without a base block, all blocks could end up held.
+    Without the hold Slurm would start the guest again on GPUs that others just wanted. Each hold is stored before it is
+    requested from Slurm (`HeldTasks.take`), and an owner may release it.
+
+    In two cases guests are not held, so Slurm starts them again and they join again. With `RequeueExit` set, Slurm
+    would turn the hold into one that owners cannot release. In a job without a base block, all blocks might become
+    held.
     """
 
     client: SlurmClient
     held: HeldTasks
     clock: Callable[[], float]
     _site: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
-    """Slurm's settings, and each QOS's PreemptMode."""
+    """Slurm's settings, and the PreemptMode of each QOS."""
     _asked: float = -math.inf
     _put: dict[tuple[Task, int], float] = field(default_factory=dict)
-    """Time at which each guest was held, by task and restart: a guest whose owner released it is not held again."""
+    """Time at which each guest was held, by task and restart. If its owner released it, it is not held again."""
 
     def keep(
         self,
@@ -279,8 +285,11 @@ class GuestHolds:
         partitions: Mapping[str, Partition],
         moving: Mapping[int, Collection[int]] = NO_TASKS,
     ) -> None:
-        """Hold the running guests of `jobs`, and lift our holds on all other running blocks of `arrays` (a snapshot's
-        tasks). Tasks `moving` join or leave in an open resize and are left out. Raises `Unreachable`."""
+        """Hold the running guests of `jobs`. Release all other running blocks of `arrays` that the companion holds.
+
+        `arrays` has the tasks of each array in the tick's snapshot. Tasks `moving` in an open resize are left out.
+        Raises `Unreachable`.
+        """
         for job_id, tasks in arrays.items():
             wanted = self._wanted(jobs[job_id], partitions) if job_id in jobs else ()
             still = moving.get(job_id, ())
@@ -329,5 +338,5 @@ class GuestHolds:
             log.error("block %s: its hold could not be lifted: %s", task, error)
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop the memory of jobs that are not in `alive`."""
+        """Drop what is remembered of all jobs but these."""
         self._put = {key: time for key, time in self._put.items() if key[0].array in alive}

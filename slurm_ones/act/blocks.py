@@ -1,8 +1,8 @@
-"""Resizing a job of blocks while it trains: tasks are held, reshaped and released; then blocks join and leave.
+"""Resizes of jobs of blocks while they train. Tasks are held, reshaped and released; then blocks join and leave.
 
-No state of such a resize stops the job. The job trains on with its old blocks until all ordered blocks are ready, and
-then reports the new membership. So a companion may die in any state; the next one continues from the stored state. A
-dropped block ends by itself and is put back into a hold, to be used again.
+The job trains on with its old blocks until all ordered blocks are ready, and then reports its new membership. So no
+state of such a resize stops the job: if the companion dies, the next one continues from the stored state. A block that
+is dropped ends by itself, and its task is put back into a hold to be used again.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
 
 
 def guests_among(elastic: Elastic, moves: Moves, asked: int) -> tuple[int, ...]:
-    """Return the tasks of joining blocks that become guests: those beyond the GPUs that the user asked for. At least
-    one block of the job stays a base block."""
+    """Return the tasks of joining blocks that become guests, because they exceed the GPUs that the user asked for. At
+    least one block of the job remains a base block."""
     if not elastic.takes_guests:
         return ()
     staying = (job for job in elastic.job.running_blocks if task_of(job) not in moves.dropped)
@@ -101,10 +101,10 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Resiz
 
 
 def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[WholeJob, Reason | None]:
-    """Prepare the joining tasks: hold all waiting tasks, lift the throttle, set shapes.
+    """Prepare the tasks that will join: hold all waiting tasks, lift the array's throttle, and set shapes.
 
-    Return the job as Slurm then shows it, and a reason if a step failed. Each step may be repeated; none starts a task
-    or affects blocks that train.
+    Return the job as Slurm then shows it, and a reason if a step failed. A step can be repeated. None starts a task or
+    affects a block that trains.
     """
     steps: list[tuple[Step, Callable[[str], Reason]]] = [
         (_hold, lambda answer: reason("hold_refused", answer=answer)),
@@ -139,12 +139,13 @@ def _hold(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
 
 def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
     # Never before the holds: all tasks would start.
-    if _throttled(array) and not _unheld(resize, array) and not _let_go(array):
+    if _throttled(array) and not _unheld(resize, array) and not _released_by_owner(array):
         machine.client.throttle(resize.job_id, 0)
 
 
 def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task: int) -> None:
-    """Reshape a joining block, requeued if it ended, once all tasks are held and the throttle is lifted."""
+    """Set the shape of a joining block, after requeuing it if it has ended. All tasks must be held and the throttle
+    lifted before."""
     job = array.tasks[task]
     if _unheld(resize, array) or _throttled(array) or job.completing:
         return
@@ -155,8 +156,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
-    """Return the queue in which a joining block is released: the guests' queue, the base blocks' queue for a former
-    guest, or an empty one (no change)."""
+    """Return the queue into which a joining block is moved before its release: that of the guests, or that of the base
+    blocks if it was a guest before. An empty queue means no move."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -168,7 +169,8 @@ def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -
 
 
 def _home(machine: Machine, array: WholeJob) -> Queue:
-    """Return the queue of the job's base blocks: the stored one if all its tasks are guests by now."""
+    """Return the queue of the job's base blocks. If all its tasks are guests by now, it is the queue stored in the
+    database."""
     if array.is_guest(array.home):
         known = machine.store.jobs([array.job_id]).get(array.job_id)
         if known is not None:
@@ -177,8 +179,8 @@ def _home(machine: Machine, array: WholeJob) -> Queue:
 
 
 def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
-    """Return a guest's time limit in seconds: the base block's if that fits into `most_s`, else `most_s` less `wait_s`.
-    A limit that already fits stays."""
+    """Return a guest's time limit, in seconds. It is the base block's if that is at most `most_s`, else `most_s` less
+    `wait_s`. If the guest's present limit fits, it stays."""
     wanted = own.time_limit_s or math.inf
     if wanted <= most_s:
         return 0.0 if math.isinf(wanted) else wanted
@@ -188,7 +190,7 @@ def _limit_s(job: SlurmJob, own: Queue, most_s: float, wait_s: float) -> float:
 
 
 def _prepared(machine: Machine, resize: ResizeRecord, array: WholeJob) -> bool:
-    """Tell whether all waiting tasks are held, and the joining tasks have their shapes, kinds and queues."""
+    """Tell whether all waiting tasks are held, and the joining tasks have their shape, kind and queue."""
     if not resize.added:
         return True
     for task, shape in resize.added:
@@ -209,14 +211,14 @@ def _throttled(array: WholeJob) -> bool:
     return any(job.throttle for job in array.tasks.values())
 
 
-def _let_go(array: WholeJob) -> bool:
-    """Tell whether a task that never ran waits in no hold. Its owner released it since the plan, so it may start
-    without us."""
+def _released_by_owner(array: WholeJob) -> bool:
+    """Tell whether a task that never ran waits without a hold. Its owner has released it since the plan, so Slurm may
+    start it before its order."""
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
 def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return why a joining block cannot be prepared, or None if all can."""
+    """Return the reason why a joining block cannot be prepared; None if all can."""
     for task, _ in resize.added:
         job = array.tasks.get(task)
         if job is None:
@@ -229,7 +231,8 @@ def _unfit(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a joining block waits elsewhere than its job trains, as its owner moved it; else None."""
+    """Return a reason if a joining block waits in another partition than its job, because its owner moved it; else
+    None."""
     waiting = (job for task, _ in resize.added if (job := array.tasks.get(task)) is not None and job.pending)
     if all(job.shares_partition(array.home) or array.is_guest(job) for job in waiting):
         return None
@@ -237,7 +240,8 @@ def _elsewhere(resize: ResizeRecord, array: WholeJob) -> Reason | None:
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: WholeJob) -> set[int]:
-    """Return the tasks that others held between plan and first look at the resize; empty at later looks."""
+    """Return the tasks that somebody else has held between the plan and the first look at the resize. At later looks it
+    is empty."""
     if resize.id not in machine.new or resize.state != State.PREPARING.value:
         return set()
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
@@ -268,7 +272,7 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return a reason if a guest would join in place of a base block that ended since the plan; else None."""
+    """Return a reason if a guest would take the place of a base block that has ended since the plan; else None."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if resize.guests else None
     if known is None:
         return None
@@ -280,8 +284,9 @@ def _lacks_base(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reas
 
 
 def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Write the order to train with the job's new blocks, unless it is in force; return why it cannot be written, or
-    None. The order comes before held blocks are released: a block that starts reads whether it is wanted."""
+    """Write the order to train with the new blocks, unless it is written already. Return the reason if it cannot be
+    written, else None. It is written before the blocks are released, because a block that starts reads whether it is
+    wanted."""
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
@@ -302,12 +307,12 @@ def _joining_jobs(resize: ResizeRecord, array: WholeJob) -> list[tuple[int, Slur
 def _joining(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeRecord:
     if _joined(resize, array, _newest(machine, array)):
         return machine.move(resize, State.LEAVING)
-    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _in_vain(machine, resize, array)
+    why = machine.hindered(resize, array) or _elsewhere(resize, array) or _never_joins(machine, resize, array)
     return _turn(machine, resize, why) if why is not None else resize
 
 
-def _in_vain(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
-    """Return why the joining blocks will never train with the others, or None while they still may."""
+def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Reason | None:
+    """Return the reason why the joining blocks will never train with the others; None while they still may."""
     late, now = machine.late(resize), machine.clock()
     waiting, since = not resize.added, 0.0
     for task, _ in resize.added:
@@ -400,8 +405,8 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 
 
 def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
-    """Put tasks that no longer run back into a hold; return the tasks that still run. Tasks that failed or that Slurm
-    forgot are left out. A waiting task is not held if the job has no other block left."""
+    """Hold the tasks that no longer run; return the tasks that still run. A task that failed or that Slurm forgot is
+    left out. A waiting task is not held if the job has no other block left."""
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
@@ -431,9 +436,10 @@ def _newest(machine: Machine, array: WholeJob) -> Membership | None:
 
 
 def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> bool:
-    """Tell whether the ordered blocks train: all joining blocks run, and the newest membership shows the change.
+    """Tell whether the change has happened: all joining blocks run, and the job's newest membership shows the change.
 
-    It has them, with Slurm's restart counts, and no leaving block, or one of its leaving members has completed.
+    The membership must have the joining blocks, with Slurm's restart counts, and none of the leaving ones. It is also
+    enough that a leaving base block that was a member has completed.
     """
     if seen is None:
         return False
@@ -452,9 +458,9 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
 
 
 def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> set[int]:
-    """Return the tasks that train together: the newest membership's live tasks, without those that join by an earlier
-    start, else the running tasks that do not join. If no member runs since its report, as while all wait for a restart,
-    the running tasks are added."""
+    """Return the tasks that train together. They are the live tasks of the newest membership, but not a joining block
+    that Slurm has started again since. Without such a membership they are the running tasks that do not join. If no
+    member runs, as when all wait for a restart, the running tasks are added."""
     alive, running = {task: job for task, job in array.tasks.items() if is_alive(job)}, _running(array)
     starts = dict(zip(seen.blocks, seen.restarts, strict=False)) if seen is not None else {}
     same = {task for task in starts.keys() & alive if starts[task] == alive[task].restart}
@@ -483,7 +489,7 @@ def _order(
     batch: int | None,
     number: int,
 ) -> None:
-    """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
+    """Order the job to train with these blocks. On return the order is durable. Raises `OrderError`."""
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
     gain = machine.gains.get(resize.id) if number == resize.order_number else None
     order = Order(number, resize.restart, batch, blocks=array.base_first(blocks) or None, gain=gain)

@@ -1,8 +1,8 @@
-"""Deferrals: keeping pending jobs from starting for a while, never by a hold.
+"""Deferrals: pending jobs are kept from starting for a while, never by a hold.
 
-A deferral sets a job's earliest start a short time ahead, and is renewed for as long as the schedule parks the job. If
-the companion dies, Slurm starts the job when the deferral is over. The database stores each deferral, so that a new
-companion can tell deferrals from an owner's `--begin`.
+A deferral sets a job's earliest start a short time ahead. It is renewed as long as the schedule parks the job. If the
+companion dies, Slurm starts the job when the deferral is over. The database stores each deferral. So a new companion
+can tell it from a `--begin` of the owner.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Deferrals:
-    """Deferrals of pending jobs by this companion or one before it."""
+    """Deferrals of pending jobs, by this companion or an earlier one."""
 
     client: SlurmClient
     store: Store
     length_s: float
-    """Seconds that a deferral lasts unless renewed."""
+    """Length of a deferral in seconds; it may be renewed."""
     clock: Callable[[], float]
 
     def ours(self, job: SlurmJob | WholeJob) -> bool:
-        """Tell whether the companion set the job's earliest start; otherwise the owner or Slurm did."""
+        """Tell whether a companion set the job's earliest start, and not its owner or Slurm."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
 
     def all_ours(self, jobs: Iterable[WholeJob]) -> set[int]:
-        """Return the ids of the jobs whose earliest start the companion set (see `ours`)."""
+        """Return the ids of the jobs whose earliest start a companion set (see `ours`)."""
         known = self.store.deferrals()
         return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
     def defer(self, job: SlurmJob | WholeJob) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.
 
-        The database is written before Slurm is asked. If the companion dies in between, the earliest start that Slurm
-        still shows passes for the owner's, and comes in due time.
+        The database is written first. If the companion dies before it asks Slurm, the two differ. An older deferral
+        that Slurm still shows then counts as the owner's, and ends by itself.
         """
         until = float(math.ceil(self.clock() + self.length_s))
         self.store.set_deferral(job.job_id, until)
@@ -59,7 +59,8 @@ class Deferrals:
     ) -> None:
         """Keep the waiting jobs `parked` from starting, and release all other deferred jobs; raises `Unreachable`.
 
-        `jobs` are the jobs that Slurm knows. `busy` jobs are in a resize, which sees to their deferrals.
+        `jobs` are the jobs that Slurm knows. Jobs that are `busy` in a resize are left out, since the resize handles
+        them.
         """
         known = self.store.deferrals()
         for job_id in sorted({*parked, *known} - {*busy}):
@@ -85,7 +86,7 @@ class Deferrals:
         self.reconcile((), jobs, unread)
 
     def _renew(self, job: SlurmJob | WholeJob, ours: bool) -> None:
-        """Renew a job's deferral once half of it is over. A start set by the owner or Slurm stays."""
+        """Renew a job's deferral if less than half of it remains. A later start that the owner or Slurm set stays."""
         left = job.eligible_time - self.clock()
         if left > 0 and (not ours or left >= self.length_s / 2):
             return

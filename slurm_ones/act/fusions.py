@@ -1,9 +1,9 @@
 """Sweeps that are trained as one job: a carrier trains other jobs of its sweep, which are deferred meanwhile.
 
-No job is submitted or held. The first job of a sweep that starts becomes the carrier: it asks for others by a file in
-its directory. The others are deferred (`deferrals`), and the carrier gets an order that names them. Each of them starts
-later, finds its result in its own directory and ends with its own exit code. A job that starts earlier removes itself
-from the carrier, so no failure here loses a job (`ones_wrapper.launch.fused_start`).
+No job is submitted or held for this. The first job of a sweep that starts becomes the carrier, and asks for other jobs
+by a file in its directory. These jobs are deferred (`deferrals`), and the carrier gets an order that names them. Each
+of them starts later, finds its result in its own directory, and ends with its own exit code. A job that starts before
+that removes itself from the carrier. So no failure here loses a job (`ones_wrapper.launch.fused_start`).
 
 The jobs of a sweep belong to one user and opted in with the same `fuse=NAME`. Each has one GPU and may not grow. To
 Slurm they differ only in the values of their arguments.
@@ -28,46 +28,49 @@ from slurm_ones.untrusted_files import HasFiles, NotBelieved, job_directory, rea
 log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
-"""Seconds within which an answered carrier must report the jobs that it trains; also the pause before the same drop is
-ordered again."""
+"""Seconds within which a carrier must report the jobs that it trains after it was answered. Also the time before the
+same drop is ordered again."""
 
 ANSWERS = 8
-"""Most carriers that get their first answer in one tick: each answer queries Slurm about many jobs."""
+"""Largest number of carriers that get their first answer in one tick. For each answer Slurm is queried about many
+jobs."""
 MOST = 64
-"""Most jobs in one fusion, the carrier included."""
+"""Largest number of jobs in one fusion, the carrier included."""
 LOOKED_AT = 4 * MOST
-"""Most jobs about which one answer queries Slurm; the oldest are taken."""
+"""Largest number of jobs about which Slurm is queried for one answer; the oldest are taken."""
 QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
-"""Most characters of all members' arguments together: an order must hold them."""
+"""Largest number of characters in all members' arguments together, since they must fit one order."""
 
 
 @dataclass(frozen=True)
 class _Tick:
-    """State of one tick while jobs are assigned to carriers."""
+    """State of a tick while jobs are assigned to carriers."""
 
     seen: Observation
     busy: Collection[int]
-    """Jobs in a resize."""
+    """Ids of jobs with an open resize."""
     ours: Collection[int]
-    """Jobs that we deferred."""
+    """Ids of jobs that a companion has deferred."""
     taken: dict[int, int] = field(default_factory=dict)
-    """Carrier of each job already assigned, by job id."""
+    """Carrier of each job that is assigned already, by job id."""
 
 
 @dataclass
 class Fusions:
-    """Jobs trained within others (carriers). Nothing is stored: a new companion reads the jobs' own files."""
+    """Jobs that are trained within other jobs, their carriers. Nothing is stored: a new companion reads the jobs' own
+    files."""
 
     client: SlurmClient
     deferrals: Deferrals
     orders: OrderWriter
     clock: Callable[[], float]
     _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
-    """Time of the last answer and the jobs it named, by the carrier's id and restart."""
+    """Time of the last answer to each carrier and the jobs that it named, by the carrier's id and restart."""
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Return the carrier of each job that must wait, unless in a resize (`busy`). Raises `Unreachable`."""
+        """Return the carrier of each job that must wait because the carrier trains it. Jobs that are `busy` in a resize
+        are left out. Raises `Unreachable`."""
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
@@ -90,7 +93,7 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Answer a carrier that asks for others of its sweep; return the jobs that it may train."""
+        """Answer a carrier that asks for other jobs of its sweep; return the jobs that it may train."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -123,7 +126,7 @@ class Fusions:
         return frozenset(waits)
 
     def _defer(self, job: SlurmJob) -> bool:
-        """Defer the job; return False if Slurm refuses, as after the job has started."""
+        """Defer the job. Return False if Slurm refuses, for example because the job has started."""
         try:
             self.deferrals.defer(job)
         except Refused as error:
@@ -132,14 +135,14 @@ class Fusions:
         return True
 
     def _release(self, job_ids: Collection[int]) -> None:
-        """End these jobs' deferrals. Each job is read from Slurm again: this tick's snapshot is older than the
-        deferrals, which would pass for the owner's."""
+        """End the deferrals of these jobs. They are read from Slurm again, because this tick's snapshot is older than
+        the deferrals."""
         for job_id in job_ids:
             with suppress(Refused):  # it is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
-        """Return the jobs that the carrier reports to train and may train, without jobs of other carriers."""
+        """Return the jobs that the carrier reports to train, as far as it may train them and no other carrier does."""
         job = carrier.job
         jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
@@ -154,7 +157,7 @@ class Fusions:
         return waits
 
     def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
-        """Order the carrier to train only the jobs `left`, whose arguments it already knows."""
+        """Order the carrier to train only the jobs `left`. It knows their arguments already."""
         job = carrier.job
         named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
         try:
@@ -164,7 +167,7 @@ class Fusions:
 
 
 def read_fusion(job: HasFiles) -> Fusion | None:
-    """Return the job's report of its fusion, or None if there is no credible report."""
+    """Return what the job reports about its fusion; None if there is no valid report."""
     try:
         return decode_fusion(read_file(job_directory(job), job.uid, FUSION, MAX_SPEC + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
@@ -172,7 +175,7 @@ def read_fusion(job: HasFiles) -> Fusion | None:
 
 
 def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
-    """Return the observation in which each job of `fused` is refused, since its carrier trains it."""
+    """Return the observation with a refusal for each job in `fused`, because its carrier trains it."""
     if not fused:
         return seen
     elastic = dict(seen.elastic)
@@ -197,8 +200,9 @@ def carries(elastic: Elastic) -> bool:
 
 
 def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
-    """Return the `others` that the carrier may train: pending, never run, of equal requests; oldest first. Jobs with a
-    hold, a dependency or a begin time are left out, unless the begin time is our deferral (`ours`)."""
+    """Return those of `others` that the carrier may train, oldest first: pending jobs with the same request that have
+    never run. A job with a hold, a dependency or a begin time is left out, unless the begin time is a deferral
+    (`ours`)."""
     found = []
     for other in others:
         job = other.job.first
@@ -222,10 +226,10 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
 
 
 def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMember, ...]:
-    """Return the carrier and the jobs that may join it, by their submit lines; empty if no job may join.
+    """Return the carrier and the jobs that it may train, by their submit lines; empty if it may train none.
 
-    Members share the command up to the script, the number of arguments and the names of options. No two have the same
-    arguments: nothing would tell their results apart.
+    Their commands are equal up to the script, and have equally many arguments and the same names of options. No two
+    have the same arguments, since nothing would distinguish their results.
     """
     first = _line(carrier)
     if first is None:
@@ -248,8 +252,11 @@ def members(carrier: SlurmJob, others: Collection[SlurmJob]) -> tuple[FusedMembe
 
 
 def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return the submit line up to the script, and the arguments; None for a line that cannot be split reliably: Slurm
-    joins words by spaces. (The job itself compares the arguments that it gets with its own.)"""
+    """Return the submit line up to the script, and the arguments after it; None if the line cannot be split reliably.
+
+    Slurm joins the words by spaces, so a word that contains a space would look like two. (The job itself also compares
+    the arguments with its own.)
+    """
     line = job.submit_line
     if (
         not line.isascii()
@@ -265,5 +272,5 @@ def _line(job: SlurmJob) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
 
 
 def _option(word: str) -> str:
-    """Return the word up to "=" if it is an option, or an empty string for a value, such as -0.5."""
+    """Return an option's name: the word up to "=". Return "" for a value, such as -0.5."""
     return word.partition("=")[0] if word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "." else ""

@@ -1,13 +1,14 @@
-"""Ownership of holds: which held tasks and jobs the companion holds, and which somebody else.
+"""Ownership of holds: which tasks and jobs the companion holds, and which somebody else.
 
-Slurm shows a hold by the owner and one by us alike. So each hold of ours is stored with the resize that needs it first
-(`ResizeRecord.held`), and no other hold is ever released. Once a task is seen out of its hold (`ResizeRecord.let_go`),
-a later hold is not ours. If an owner releases and holds a task again between two ticks, that hold passes for ours.
+Slurm shows a hold by the job's owner and one by the companion alike. So each hold is first stored with the resize that
+needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task is seen without its hold
+(`ResizeRecord.let_go`), a later hold is somebody else's. If an owner releases a task and holds it again between two
+ticks, the hold still counts as the companion's.
 
-slurmctld saves its state a few seconds late; if it dies while saving, it restarts from an older state. A job that stood
-in our hold at that time then stands in it again, and nobody else would release the job. Slurm names the hold of a
-requeue (an owner's `scontrol requeuehold` of a waiting job looks the same). Any other hold looks like the owner's: it
-is ours only if slurmctld restarted shortly after our release, and the job was not held when last seen.
+slurmctld saves its state a few seconds late. If it dies in this time, it restarts from an older state. A job that the
+companion had held in that state is then held again, and nobody else would release it. Such a hold is recognised in two
+ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). Any other hold
+counts as the companion's if slurmctld restarted shortly after a release, and the job was not held when last seen.
 """
 
 from __future__ import annotations
@@ -27,19 +28,22 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Most seconds from a release to a restart of slurmctld that forgets it: slurmctld saves every few seconds."""
+"""Longest time, in seconds, from a release to a restart of slurmctld that forgets it. slurmctld saves every few
+seconds."""
 
 
 class HeldTasks:
-    """Tasks of jobs of blocks that wait in our holds, derived from the stored resizes."""
+    """Tasks that the companion holds, for jobs of blocks. They are derived from the stored resizes."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[int, tuple[ResizeRecord, frozenset[int]]] = {}
-        """Newest resize of each job, and the held tasks by all its resizes: only the newest record changes."""
+        """Newest resize of each job, and the tasks held by all its resizes. It is a cache: only the newest record
+        changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that the companion holds; a task of them that does not wait is in no hold."""
+        """Return the job's tasks that the companion holds. A task that does not wait may be among them; it has no
+        hold."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -47,11 +51,12 @@ class HeldTasks:
         return self._held[job_id][1]
 
     def ever(self, job_id: int) -> frozenset[int]:
-        """Return the tasks that we held at any time; empty for a job without a resize by blocks."""
+        """Return the tasks that the companion has ever held; empty for a job without a resize by blocks."""
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
-        """Store which of our held tasks have left their hold, by the job's `tasks` as Slurm shows them.
+        """Store which tasks that the companion held are held no longer. `tasks` are the job's tasks as Slurm shows
+        them.
 
         Tasks that an open resize holds, adds or drops are left out.
         """
@@ -68,8 +73,8 @@ class HeldTasks:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
-        """Store that we are about to hold these tasks outside of a resize. Return False, storing nothing, for a job
-        without a resize by blocks."""
+        """Store that the companion is about to hold these tasks without a resize. For a job without any resize by
+        blocks, store nothing and return False."""
         if not (known := self._by_blocks(job_id)):
             return False
         newest, taken = known[-1], {*tasks}
@@ -78,7 +83,7 @@ class HeldTasks:
         return True
 
     def forget(self, alive: Collection[int]) -> None:
-        """Drop the memory of jobs that are not in `alive`."""
+        """Drop what is remembered of all jobs but these."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
 
     def _by_blocks(self, job_id: int) -> list[ResizeRecord]:
@@ -86,18 +91,19 @@ class HeldTasks:
 
 
 def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
-    """Tell whether the job waits in the hold into which the resize requeued it. A second requeue would raise the
-    restart count, and a later hold changes the pending reason."""
+    """Tell whether the job waits in the hold into which this resize requeued it. A second requeue would have raised the
+    restart count, and a later hold would have changed the pending reason."""
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
 def may_be_ours(job: SlurmJob) -> bool:
-    """Tell whether the job waits in a hold that is neither an operator's nor Slurm's own."""
+    """Tell whether the job waits in a hold that neither an operator nor Slurm itself set."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:
-    """Tell whether slurmctld restarted within `FORGOTTEN_S` of the release, and so may have forgotten it."""
+    """Tell whether slurmctld restarted within `FORGOTTEN_S` after this release, so that it may have forgotten the
+    release."""
     return 0.0 < _began(client) - released <= FORGOTTEN_S
 
 
@@ -109,22 +115,22 @@ def _began(client: SlurmClient) -> float:
 
 
 class StaleHolds:
-    """Releases jobs whose resize is over, but whose release Slurm forgot."""
+    """Release of jobs that are held although their resize is over, because Slurm forgot their release."""
 
     def __init__(self, client: SlurmClient, store: Store, clock: Callable[[], float]) -> None:
         self._client = client
         self._store = store
         self._clock = clock
         self._known: set[JobKey] = set()
-        """Jobs seen held at the last tick whose hold is not stale."""
+        """Jobs that were held at the last tick by somebody else."""
         self._last = 0.0
         """Time of the last tick."""
 
     def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
-        """Release jobs of a snapshot that still stand in the hold of a resize that is over; raises `Unreachable`.
+        """Release jobs that are still in the hold of a resize that is over; raises `Unreachable`.
 
-        Each job comes with its record's id, and is in no open resize. `ours` are tasks that we hold for later use.
-        Slurm is queried again only for jobs whose hold looks stale.
+        Each job comes from the tick's snapshot, with the id of its record, and has no open resize. `ours` are tasks
+        that the companion holds for later use. Only jobs whose hold seems stale are read from Slurm again.
         """
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
@@ -141,21 +147,22 @@ class StaleHolds:
         self._last = now
 
     def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
-        """Tell whether the hold is ours: by a requeue, or by a release that slurmctld lost when it restarted at `began`
-        (0: it did not).
+        """Tell whether a companion set the hold: it requeued the job into it, or slurmctld forgot the release when it
+        restarted at `began` (0 if it did not restart).
 
-        All resizes of the job count: the last one may have given up because it found this hold.
+        All resizes of the job are checked, because the last one may have ended when it found this hold.
         """
         resizes = self._store.resizes_of(id_).values()
         requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
         return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
 
     def _requeued(self, resize: ResizeRecord) -> bool:
-        """Tell whether the resize requeued the job itself; otherwise another companion did."""
+        """Tell whether the job was requeued by this resize, and not by another companion."""
         return any(step.state == State.REQUEUING for step in self._store.resize_steps(resize.id))
 
     def _released(self, resize: ResizeRecord, job: SlurmJob) -> float:
-        """Return when the job was last seen out of the resize's hold; infinity without a hold or a release."""
+        """Return the time at which the job was last seen after its release by this resize; infinity without a hold or a
+        release."""
         steps, added = self._store.resize_steps(resize.id), dict(resize.added)
         if added and (not job.array_id or task_of(job) not in added):
             return math.inf

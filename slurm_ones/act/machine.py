@@ -1,4 +1,5 @@
-"""Base class of all resizes: client, database, the job's reports, and the only method that stores a state."""
+"""Base class of all resizes: Slurm's client, the database, the job's reports, and the only method that stores a
+state."""
 
 from __future__ import annotations
 
@@ -25,27 +26,28 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 10.0
-"""Seconds before an action without visible effect is repeated."""
+"""Seconds after which an action that has had no visible effect is repeated."""
 
 
 class ResizeReports(Protocol):
-    """Reports of a job that a resize waits for."""
+    """Reports for which a resize waits."""
 
     def drained(self, job: WholeJob, restart: int, order: int) -> float | None:
-        """Return when the job reported the durable checkpoint that the drain order asked for, or None before that."""
+        """Return when the job reported the checkpoint that this drain order asked for; None before that."""
 
     def restarted(self, job: WholeJob, after_restart: int) -> float | None:
-        """Return the training pause, s, once a run after `after_restart` has reported its start; else None."""
+        """Return the pause of training, in seconds, once a run later than `after_restart` has reported its start; else
+        None."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported, with `order` the newest that names its number."""
+        """Return the newest membership that the job reported, or with `order` the newest that names this order."""
 
 
 @dataclass
 class Machine:
     """Tools and memory that the actions of all resizes share.
 
-    Losing the memory in a crash does no harm: actions may be repeated, and deadlines are in the database.
+    A crash may lose this memory: actions can be repeated, and deadlines are in the database.
     """
 
     client: SlurmClient
@@ -56,41 +58,44 @@ class Machine:
     deferrals: Deferrals
     clock: Callable[[], float]
     wanted: Callable[[WholeJob], bool]
-    """Returns whether a job may still be resized: the owner has not opted out, and there is no stop file."""
-    rival: Callable[[WholeJob], int] = lambda job: 0
-    """Number of the newest order that another companion gave the job; 0 for none."""
-    told: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
-    """Returns the spec that the job reports, or None, and the problem in words if parts were not believed."""
+    """Function that tells whether a job may still be resized: its owner has not opted out, and there is no stop
+    file."""
+    other_order: Callable[[WholeJob], int] = lambda job: 0
+    """Function that returns the number of the newest order that another companion gave a job; 0 for none."""
+    read_spec: Callable[[WholeJob], tuple[Spec | None, str]] = lambda job: (None, "")
+    """Function that returns the spec that a job reports, or None, and a problem in words if parts of it are not
+    believed."""
     guests: Guests = field(default_factory=dict)
-    """Queue of the guests, by partition."""
+    """Queue of the guests in each partition."""
     whole_node_gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs per node of partitions allocated by whole nodes (see `Settings.whole_node_gpus`)."""
+    """GPUs per node in partitions for which Slurm shows none (see `Settings.whole_node_gpus`)."""
     taper: float = 1.0
     seen: Snapshot | None = None
     """Snapshot of the last tick; None before the first."""
     new: set[int] = field(default_factory=set)
-    """Ids of resizes that this companion began and has not advanced since. A task found held at the first look is held
-    by others."""
+    """Ids of the resizes that this companion began and has not looked at since. A task that is held at the first look
+    was held by somebody else."""
     gains: dict[int, float] = field(default_factory=dict)
-    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id; only for the job's log."""
+    """Expected gain (`Order.gain`) of each resize that this companion began, by resize id. It only serves the job's
+    log."""
     _ended: list[ResizeRecord] = field(default_factory=list, init=False)
     _asked: dict[tuple[int, Stage], float] = field(default_factory=dict, init=False)
-    """Time of the last action, by resize id and stage."""
+    """Time of the last action in each stage, by resize id and stage."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
-    """Time at which each resize's requeued job was first seen ready for release."""
+    """Time at which each requeued job was first seen ready for its release, by resize id."""
     _undrained: dict[int, float] = field(default_factory=dict, init=False)
-    """Time of the last look at which each resize's job had not drained yet."""
+    """Time at which each job was last seen not to have drained, by resize id."""
 
     def take_ended(self) -> list[ResizeRecord]:
-        """Return the resizes that ended since the last call."""
+        """Return the resizes that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     # -- when an action is due, and when it is too late ----------------------------------------------------------------
 
     def due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
-        """Tell whether the state's action is due: at the first call, again after `ASK_AGAIN_S` unless `once`, and after
-        a restart of the companion."""
+        """Tell whether the action of this state is to be done now: at the first call, and again after `ASK_AGAIN_S`
+        unless `once`. After a restart of the companion it is due again."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
         # A clock that was set back must not put it off.
@@ -100,7 +105,8 @@ class Machine:
         return True
 
     def late(self, resize: ResizeRecord) -> bool:
-        """Tell whether the state's deadline is past, or impossibly far ahead because the clock was set back."""
+        """Tell whether the deadline of this state is past. A deadline impossibly far ahead counts as past, since the
+        clock must have been set back."""
         if resize.deadline is None:
             return False
         longest = max(DRAIN_WAIT_S, *map(self._lasts, LASTS))
@@ -117,8 +123,8 @@ class Machine:
         """Tell whether the requeued job was first seen ready less than `settle_s` ago, so that it must not start yet.
 
         Slurm ends a job's processes on a node by the job's id. If the node's daemon does not answer, as during its
-        restart, Slurm repeats that a second later. A run of the same job that began meanwhile is killed too. Slurm's
-        own delay after a requeue prevents this.
+        restart, Slurm repeats the command a second later. A new run of the same job would then be killed too. Slurm's
+        own delay after a requeue, which `start_now` skips, prevents this.
         """
         if not (self.settings.start_now and job.pending and resize.restart >= 0):
             return False
@@ -126,8 +132,8 @@ class Machine:
         return 0.0 <= now - self._requeued.setdefault(resize.id, now) < self.settings.settle_s
 
     def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
-        """Return when the job reported the checkpoint of the resize's drain order, or None before that. A job's clock
-        may be behind ours, so the time is at least that of the last look without the report."""
+        """Return when the job reported the checkpoint of the resize's drain order; None before that. The job's clock
+        may be behind the companion's, so the result is at least the time of the last look without the report."""
         found = self.reports.drained(job, resize.restart, resize.order_number or 0)
         if found is None:
             self._undrained[resize.id] = self.clock()
@@ -137,25 +143,25 @@ class Machine:
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
     def is_another(self, job: WholeJob) -> bool:
-        """Tell whether Slurm has given the job's id to a new job, as it does after it lost its state."""
+        """Tell whether Slurm has given the job's id to a new job, as it may after it lost its state."""
         known = self.store.jobs([job.job_id]).get(job.job_id)
         # Of a requeue Slurm shows the new submission before it counts the restart.
         fresh = not any(block.restart or block.completing for block in job.blocks)
         return known is not None and fresh and job.submit_time > known.submit_time
 
     def hindered(self, resize: ResizeRecord, job: WholeJob) -> Reason | None:
-        """Return why a resize of a job at its old size must stop, or None. Raises `NoAnswer` if the job's files cannot
-        be read now and the deadline is ahead.
+        """Return the reason to stop this resize before the job has its new size; None if there is none.
 
-        The resize may be unwanted, the strategy unable to use the new size, or a reservation in the way of a new start.
-        Nothing stops a resize on its way back.
+        The resize may no longer be wanted, the strategy may be unable to use the new size, or a reservation may prevent
+        a new start. A resize that is being taken back is never stopped. Raises `NoAnswer` if the job's files cannot be
+        read now and the deadline is not past.
         """
         if resize.back:
             return None
         if not self.wanted(job):
             return reason("switched_off")
         try:
-            spec, problem = self.told(job)
+            spec, problem = self.read_spec(job)
         except NoAnswer as error:
             held = State(resize.state) in HOLDS_JOB
             if not held and resize.deadline is not None and not self.late(resize):
@@ -171,11 +177,11 @@ class Machine:
         return against
 
     def longest_s(self, partition: str, shape: Shape, reservation: str) -> float:
-        """Return the longest time limit, s, with which the shape may start before another's reservation."""
+        """Return the longest time limit, in seconds, with which this shape can start before a reservation of others."""
         return longest_run_s(self._snapshot(), partition, shape, reservation)
 
     def gpus_of(self, block: SlurmJob) -> int:
-        """Return the GPUs of a block: all GPUs of its nodes if Slurm allocates them whole."""
+        """Return the GPUs of a block; all GPUs of its nodes if Slurm allocates only whole nodes."""
         seen = self._snapshot()
         partition = seen.partitions.get(block.partition)
         full, whole = partition_gpus(partition, seen, self.whole_node_gpus) if partition is not None else (0, False)
@@ -187,7 +193,8 @@ class Machine:
         return self.seen
 
     def release(self, key: JobKey, *, now: bool) -> None:
-        """Release a job or task that we hold; with `now`, without Slurm's delay after a requeue. Raises `Refused`."""
+        """Release a job or task that the companion holds. With `now`, skip Slurm's delay after a requeue. Raises
+        `Refused`."""
         if now and self.settings.start_now:
             try:
                 self.client.release(key, start_now=True)
@@ -197,8 +204,8 @@ class Machine:
         self.client.release(key, start_now=False)
 
     def ask_for_few_switches(self, job: WholeJob, shape: Shape) -> None:
-        """Ask Slurm to prefer the fewest leaf switches for the shape; Slurm drops the preference after a while. A
-        refusal is only logged, and an owner's own preference stays."""
+        """Ask Slurm to prefer the fewest leaf switches for this shape; Slurm drops the preference after a while. A
+        refusal is only logged. A preference that the owner set stays."""
         if self.taper <= 1 or self.seen is None:
             return
         most = fewest_switches(self.seen, job.home.partition, shape.nodes)
@@ -224,8 +231,8 @@ class Machine:
         deadline: float | None = None,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the resize's next state, by default with the same direction and the deadline of `LASTS`. No other
-        method stores states. Raises `IllegalTransition`."""
+        """Store the resize's next state. By default the direction stays, and the deadline is as in `LASTS`. This is the
+        only method that stores states. Raises `IllegalTransition`."""
         after = Stage(state, not state.final and (resize.back if back is None else back))
         check_transition(Stage.of(resize), after)
         log.info("job %d: %s → %s%s", resize.job_id, resize.stage, after, f": {why}" if why else "")

@@ -1,7 +1,7 @@
-"""Orders to jobs: choosing their number, writing and removing them.
+"""Orders to jobs: choice of their number, writing and removal.
 
-An order goes into the job's own directory if the companion may write there (own jobs, or as root). Else it goes into
-the site's spool, a directory of the companion that every user can read.
+An order is written into the job's own directory if the companion may write there (the companion of its owner or of
+root). Otherwise it is written into the site's spool, a directory of the companion that every user can read.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ from slurm_ones.untrusted_files import (
 log = logging.getLogger(__name__)
 
 AHEAD_S = 86_400.0
-"""Largest plausible lead of an order's number over the clock, s."""
+"""Largest plausible number of seconds by which an order's number is ahead of the clock."""
 
 
 class OrderError(Exception):
-    """The order cannot reach the job; the message names the cause and the remedy."""
+    """Failure of an order to reach its job; the message names the cause and the remedy."""
 
 
 def order_path(job: HasFiles, spool: Path | None) -> Path:
-    """Return the path of the order: in the spool of a foreign job, else its directory. Raises `NotBelieved`."""
+    """Return the path of the job's order: in the spool for a foreign job, else in the job's directory. Raises
+    `NotBelieved`."""
     if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 
 
 def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
-    """Replace the job's order in force; durable on return. Raises `OrderError`."""
+    """Replace the job's present order. On return the new one is durable. Raises `OrderError`."""
     try:
         path = order_path(job, spool)
     except NotBelieved as error:
@@ -79,25 +80,26 @@ def write_order(job: HasFiles, order: Order, spool: Path | None) -> None:
 
 @dataclass
 class OrderWriter:
-    """Writes orders to jobs, and signals running jobs to read them."""
+    """Writer of orders to jobs, which also signals running jobs to read them."""
 
     client: SlurmClient
     spool: Path | None
     clock: Callable[[], float]
     check: Callable[[], None] = lambda: None
-    """Raises `NotLeader` if another companion leads; called before each order is written."""
+    """Function that raises `NotLeader` if another companion leads. It is called before each order is written."""
     _newest: int = field(default=0, init=False)
-    """Highest order number that this companion has written, over all jobs."""
+    """Highest order number that this companion has written to any job."""
 
     def next_number(self, job: HasFiles) -> int:
-        """Return the number of the job's next order: Unix time in milliseconds, or more if needed to exceed the order
-        in force. The number rises even if the clock was set back or a file system shows an older order."""
+        """Return the number for the job's next order: Unix time in milliseconds, or one more than the present order's
+        number if that is higher. So numbers rise even if the clock was set back, or a file system shows an older
+        order."""
         now = round(self.clock() * 1000)
         return max(now, self.last_number(job) + 1, self._newest + 1 if now < self._newest else 0)
 
     def last_number(self, job: HasFiles) -> int:
-        """Return the number of the job's order in force, or 0 if no order can be read. A user who forges a number
-        misleads only their own job."""
+        """Return the number of the job's present order; 0 if it cannot be read. A user who forges a number affects only
+        his own job."""
         last = 0
         for owner in {os.geteuid(), job.uid}:
             try:
@@ -110,7 +112,8 @@ class OrderWriter:
         return last
 
     def write(self, job: HasFiles, order: Order, *, wake: SlurmJob | None = None) -> None:
-        """Replace the order in force; a running block `wake` is signalled to read it. Raises `OrderError`."""
+        """Replace the job's present order. If the block `wake` runs, signal it to read the new one. Raises
+        `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         # A number far ahead follows one that the job's user forged, and must not raise other jobs' numbers.
@@ -122,7 +125,7 @@ class OrderWriter:
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
-        """Mark the spool as in use; companions of single owners then leave its readers to us."""
+        """Mark the spool as in use. Companions of single owners then yield on jobs that read this spool."""
         if self.spool is None:
             return
         self.check()
@@ -140,8 +143,8 @@ class OrderWriter:
                 remove(self.spool / SPOOL_MARK)
 
     def clear(self, alive: Container[int]) -> None:
-        """Remove orders to ended jobs from the spool, before new jobs with the same ids read them. A failed removal is
-        repeated at the next call."""
+        """Remove the orders of ended jobs from the spool, before new jobs with the same ids read them. If a removal
+        fails, the next call tries again."""
         if self.spool is None:
             return
         self.check()

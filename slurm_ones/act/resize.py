@@ -1,8 +1,8 @@
-"""Resizes: durable state machines, and the only code that changes jobs' shapes. This module has resizes by requeue.
+"""Resizes as durable state machines. Only they change jobs' shapes. This module has the resizes by a requeue.
 
-Each state is stored before its action is taken (transitions.py), and each action may be repeated. After a crash at any
-point, the machine reads the job from Slurm and continues. A job's own reports are trusted for one thing only: that its
-checkpoint is durable. A false report harms only its author.
+Each state is stored before its action is done (transitions.py), and each action can be repeated. After a crash at any
+moment the next companion reads the job from Slurm and continues. A job's own reports are trusted in one point only:
+that its checkpoint is durable. A false report harms only the job itself.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 AT_ONCE_S = 3.0
-"""Delay in seconds within which a parked job's earliest start counts as "at once" (as Slurm 22.05 sets it)."""
+"""Seconds by which a job's earliest start may be ahead and still count as "at once" (Slurm 22.05 sets it a little
+ahead)."""
 
 
 class ResizeMachine(Machine):
-    """Advances resizes by either mechanism. `advance` may be called at any time and any number of times."""
+    """Machine that advances resizes by both mechanisms. `advance` may be called at any time, as often as wanted."""
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         """Advance the resize as far as possible now; return its record. Raises `Unreachable`, never `Refused`."""
@@ -71,7 +72,7 @@ def _advance_requeue(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _is_held_again(machine: Machine, resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether the released job is held again because Slurm forgot the release."""
+    """Tell whether the released job is held again, because Slurm forgot its release."""
     if not may_be_ours(job.first):
         return False
     steps = machine.store.resize_steps(resize.id)
@@ -85,7 +86,7 @@ def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
     assert resize.order_number is not None
     if job.pending or job.restart != resize.restart:
         return _cancel_drain(machine, resize, job, reason("run_ended"))
-    if machine.rival(job) > resize.order_number:
+    if machine.other_order(job) > resize.order_number:
         return machine.move(resize, State.ABANDONED, reason("other_companion"))
     if (why := machine.hindered(resize, job)) is not None:
         return _cancel_drain(machine, resize, job, why)
@@ -136,15 +137,16 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
-    """Cancel the drain, so that the job trains on as before, at once rather than after a minute."""
-    if machine.rival(job) > (resize.order_number or 0):
+    """Cancel the drain. The job then trains on as before at once, and not only after a minute."""
+    if machine.other_order(job) > (resize.order_number or 0):
         return machine.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
     _order_batch(machine, job, resize.restart, resize.old_batch)
     return machine.move(resize, State.ABANDONED, why)
 
 
 def _order_batch(machine: Machine, job: WholeJob, restart: int, batch: int | None) -> None:
-    """Order this batch; a failure is only logged, since the job must not stay held for it."""
+    """Order this batch. If the order cannot be written this is only logged, since the job must not stay held because of
+    it."""
     try:
         machine.orders.write(job, Order(machine.orders.next_number(job), restart, batch), wake=job.first)
     except OrderError as error:
@@ -211,8 +213,8 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _reshape(machine: Machine, resize: ResizeRecord, job: WholeJob) -> None:
-    """Ask Slurm for the resize's target shape, and for the target kind of GPU if the kind changes. Raises `Refused`. On
-    the way back, order the old batch too."""
+    """Ask Slurm for the shape to which the resize leads, and for the kind of GPU if it changes. On the way back, also
+    order the old batch. Raises `Refused`."""
     if resize.back and resize.restart >= 0:
         _order_batch(machine, job, resize.restart + 1, resize.old_batch)
     kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
@@ -250,14 +252,14 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 
 
 def _handle_if_released(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
-    """Read the job again, and handle the resize's state at once if the job is in no hold now."""
+    """Read the job again. If it is no longer held, handle the resize's state at once."""
     fresh = job_of(machine.client, resize)
     return resize if fresh.held else HANDLERS[State(resize.state)](machine, resize, fresh)
 
 
 def _wait_at_old_shape(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    """Turn the resize of a job that waits for something other than room: Slurm does not show whether it would ever
-    start at the new shape. A hold on the job is not ours and stays."""
+    """Take back the resize of a job that waits for something other than room. Slurm does not show whether such a job
+    would ever start at the new shape. If the job is held, somebody else holds it, and the hold stays."""
     return machine.move(resize, State.WAITING, why, back=True)
 
 
@@ -341,7 +343,8 @@ def _finish(
     *,
     pause_s: float | None = None,
 ) -> ResizeRecord:
-    """End the resize: done if Slurm shows the new shape, else rolled back. `stands` makes the outcome's reason."""
+    """End the resize: done if Slurm shows the new shape, else rolled back. `stands` makes the reason for the
+    outcome."""
     # A job that was to be parked keeps its shape: if it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
@@ -362,8 +365,8 @@ def _at_old(resize: ResizeRecord, job: WholeJob) -> bool:
 
 
 def _to_put_back(resize: ResizeRecord, job: WholeJob) -> bool:
-    """Tell whether Slurm shows the resize's new shape or kind, so that the old ones must be put back. Any third shape
-    or kind was set by somebody else."""
+    """Tell whether Slurm shows the resize's new shape or kind, so that the old one must be set again. If it shows a
+    third, somebody else set it."""
     if _at_old(resize, job):
         return False
     if resize.old_kind == resize.new_kind:

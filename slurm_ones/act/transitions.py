@@ -1,12 +1,13 @@
-"""States of a resize: which may follow which and why, and how long each lasts.
+"""States of a resize: which may follow which and why, and how long each may last.
 
-A state is stored before its action is taken, so it reads "this is about to happen, or has". Only `Machine.move` stores
-states; a step outside the table raises `IllegalTransition`. The picture in docs/architecture.md is made from the table:
-``python -m slurm_ones.act.transitions``.
+A state is stored before its action is done, so it means "this is about to happen, or has happened". Only `Machine.move`
+stores states; a step that is not in the table raises `IllegalTransition`. The picture in docs/architecture.md is made
+from the table: ``python -m slurm_ones.act.transitions``.
 
-A resize turns if Slurm refuses, the owner opts out or the queue is too long. It then goes through the same states on
-its way back to the job's old shape (`ResizeRecord.back`). A job that others hold, or that waits for its earliest start,
-gets its old shape without another hold. Slurm does not show whether such a job would ever start at the new shape.
+A resize turns back if Slurm refuses it, the owner opts out or the job waits too long. It then goes through the same
+states on its way to the job's old shape (`ResizeRecord.back`). If somebody else holds the job, or it waits for its
+earliest start, it gets its old shape without another hold. Slurm does not show whether such a job would ever start at
+the new shape.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ class State(str, Enum):
     WAITING = "waiting"
     STARTING = "starting"
     PREPARING = "preparing"
-    """Blocks that will join are held and reshaped."""
+    """Blocks that will join are held, and get their shapes."""
     OPENING = "opening"
-    """The job gets the order to train with other blocks, and the joining blocks are released."""
+    """The job gets the order to train with the new blocks, and the joining blocks are released."""
     JOINING = "joining"
     """The job trains on until all joining blocks are ready, then reports the new membership."""
     LEAVING = "leaving"
-    """Blocks that left end and are put back into a hold. On the way back, the joining blocks are put back."""
+    """Blocks that left end, and their tasks are held again. On the way back this happens to the joining blocks."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
     """The job was left as it was."""
     ENDED = "ended"
-    """The job finished or was cancelled meanwhile."""
+    """The job ended while its resize was open."""
 
     @property
     def final(self) -> bool:
@@ -51,7 +52,7 @@ class State(str, Enum):
 
 
 class Direction(Enum):
-    """Direction of a resize before and after a step; each value lists pairs of `Stage.back`."""
+    """Direction of a resize before and after a step. Each value lists the possible pairs of `Stage.back`."""
 
     THERE = ((False, False),)
     BACK = ((True, True),)
@@ -61,7 +62,7 @@ class Direction(Enum):
 
 
 class Stage(NamedTuple):
-    """A state, and whether the resize is on its way back."""
+    """A state, and whether the resize is being taken back."""
 
     state: State
     back: bool = False
@@ -75,10 +76,10 @@ class Stage(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A transition that the table allows."""
+    """A transition that is allowed."""
 
     mechanism: str
-    """Mechanism that carries out the resize: `BLOCKS`, or `REQUEUE` (also for a job that waits)."""
+    """Mechanism of the resize: `BLOCKS`, or `REQUEUE` for a plain or a waiting job."""
     before: State
     direction: Direction
     after: State
@@ -128,7 +129,7 @@ EDGES = (
     Edge(BLOCKS, State.LEAVING, _BACK, State.ROLLED_BACK, "the order is called off, those to join are in our hold"),
     Edge(BLOCKS, State.LEAVING, _AFTER_ALL, State.LEAVING, "the order came through before it could be called off"),
 )
-"""All transitions except to `ended`, which may follow any state that is not final."""
+"""All allowed transitions, except those to `ended`, which may follow every state that is not final."""
 
 FINAL = frozenset(State) - {edge.before for edge in EDGES}
 
@@ -141,7 +142,7 @@ def _steps() -> Iterator[tuple[Stage, Stage]]:
 
 
 TRANSITIONS = {stage: frozenset(after for before, after in _steps() if before == stage) for stage, _ in _steps()}
-"""Stages that may follow each stage, for all stages that are not final."""
+"""Stages that may follow each stage that is not final."""
 
 LASTS = {
     State.DRAINING: "drain_timeout_s",
@@ -152,17 +153,18 @@ LASTS = {
     State.JOINING: "blocks_wait_s",
     State.LEAVING: "blocks_wait_s",
 }
-"""Setting of `config.ResizeSettings` with each state's longest duration in seconds."""
+"""Name of the setting in `config.ResizeSettings` that gives the longest time, in seconds, for each state."""
 
 HOLDS_JOB = frozenset({State.REQUEUING, State.PARKING, State.HOLDING, State.RESHAPING, State.RELEASING})
-"""States in which the job may stand in a hold of ours; such a resize is never given up before the release."""
+"""States in which the companion may hold the job. A resize in one of them is not given up before the job is
+released."""
 
 NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING}
-"""States in which a job or GPUs would stay idle without a companion; in others the job trains or will."""
+"""States in which a job or GPUs would stay idle if no companion ran. In all others the job trains, or will do so."""
 
 
 class IllegalTransition(Exception):
-    """A transition outside the table was attempted."""
+    """Attempt at a transition that is not in the table."""
 
 
 def first_state(mechanism: str, *, running: bool = True) -> State:
@@ -173,13 +175,14 @@ def first_state(mechanism: str, *, running: bool = True) -> State:
 
 
 def check_transition(before: Stage, after: Stage) -> None:
-    """Raises `IllegalTransition` for a step outside the table."""
+    """Raise `IllegalTransition` for a step that is not in the table."""
     if after not in TRANSITIONS.get(before, ()):
         raise IllegalTransition(f"a resize does not go from {before} to {after}")
 
 
 def picture() -> str:
-    """Return the table as a Mermaid state diagram, without `ended`, which every state that is not final leads to."""
+    """Return the table as a Mermaid state diagram. The state `ended` is left out, since every state that is not final
+    leads to it."""
     lines = [
         "stateDiagram-v2",
         f"    [*] --> {first_state(REQUEUE).value}: the job runs",

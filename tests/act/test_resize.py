@@ -838,7 +838,7 @@ def test_a_job_whose_files_do_not_answer(make_world: Make, state: str, lasts_s: 
         if event == f"after journal {state}":
             until = until or world.clock() + lasts_s
 
-    world.machine.told = told
+    world.machine.read_spec = told
     world.machine.reports.drained = drained  # type: ignore[method-assign]
     world.interrupt = fall_silent
     world.begin()

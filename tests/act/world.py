@@ -214,7 +214,7 @@ class World(Interrupted):
             clock=self.clock,
             wanted=self._wanted,
             deferrals=self.deferrals,
-            told=lambda job: self.told,
+            read_spec=lambda job: self.told,
         )
 
     def pass_time(self, seconds: float) -> None:

@@ -121,7 +121,7 @@ def released_unordered() -> Iterator[None]:
 
 def never_held() -> AbstractContextManager[Any]:
     """Tasks that wait behind the throttle of their array are not held before it is lifted, and all of them start."""
-    return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _let_go=lambda array: False)
+    return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _released_by_owner=lambda array: False)
 
 
 @contextmanager
