@@ -19,16 +19,16 @@ _NUMBER = re.compile(r"^\s*(?:\(?\s*)(0x[0-9a-fA-F]{6})\b", re.MULTILINE)
 
 
 class PluginError(Exception):
-    """Error of a build or installation; the message names the obstacle and the remedy."""
+    """Error while the plugin is built or installed. Its message says what is wrong and what to do."""
 
 
 def source(name: str) -> str:
-    """Text of one of the plugin's source files."""
+    """Return the text of one of the plugin's source files."""
     return files("slurm_ones.plugin").joinpath(name).read_text("utf-8")
 
 
 def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """Run a command and return its result; raises `PluginError` if it is missing or hangs."""
+    """Run a command and return its result. Raises `PluginError` if there is no such command or it hangs."""
     try:
         return subprocess.run(
             command, input=text, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
@@ -40,7 +40,7 @@ def run(*command: str, text: str = "", seconds: float = SECONDS) -> subprocess.C
 
 
 def compiler() -> list[str]:
-    """Command of the C compiler: $CC, else cc, gcc or clang; raises `PluginError` if there is none."""
+    """Return the command of the C compiler: $CC, cc, gcc or clang. Raises `PluginError` if there is none."""
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
         return chosen
@@ -55,7 +55,7 @@ def _flags(include: Path | None) -> list[str]:
 
 
 def headers(include: Path | None = None) -> str:
-    """Release of Slurm whose headers are found, such as 26.05; raises `PluginError` without headers."""
+    """Return the release of Slurm's headers, such as 26.05. Raises `PluginError` if there are no headers."""
     asked = "#include <slurm/spank.h>\n#include <slurm/slurm_version.h>\nSLURM_VERSION_NUMBER\n"
     # Before 22.05 the version was in slurm.h.
     older = "#include <slurm/slurm.h>\n#include <slurm/spank.h>\nSLURM_VERSION_NUMBER\n"
@@ -73,7 +73,7 @@ def headers(include: Path | None = None) -> str:
 
 
 def running() -> str:
-    """Release of the installed Slurm, such as 26.05; raises `PluginError` without Slurm."""
+    """Return the release of the installed Slurm, such as 26.05. Raises `PluginError` if there is no Slurm."""
     match = re.match(r"slurm\S* (\d+)\.(\d+)", run("sbatch", "--version").stdout)
     if match is None:
         raise PluginError("sbatch --version does not say which Slurm this is")
@@ -81,7 +81,8 @@ def running() -> str:
 
 
 def require_headers(include: Path | None = None) -> None:
-    """Raise `PluginError` unless the headers match the installed Slurm, which loads no plugin of another release."""
+    """Raise `PluginError` if Slurm's headers are of another release than the installed Slurm. It would not load the
+    plugin."""
     compiled, here = headers(include), running()
     if compiled != here:
         raise PluginError(
@@ -91,7 +92,10 @@ def require_headers(include: Path | None = None) -> None:
 
 
 def compile_spank(to: Path, include: Path | None = None) -> Path:
-    """Compile the SPANK plugin, put it atomically into the folder `to`, and return its path; raises `PluginError`."""
+    """Compile the SPANK plugin into the folder `to`, and return its path. Raises `PluginError`.
+
+    An older plugin there is replaced atomically.
+    """
     require_headers(include)
     to.mkdir(parents=True, exist_ok=True)
     with (

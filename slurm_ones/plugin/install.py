@@ -1,6 +1,7 @@
-"""Installs the plugin's files into a folder, each atomically, and lists the lines that Slurm's configuration needs.
+"""Writes the plugin's files into a folder, and lists the lines to add to Slurm's configuration.
 
-Slurm's own files are not changed. A trial checks by `sbatch --test-only` that the plugin is loaded and works.
+Slurm's own files are not changed. A trial with `sbatch --test-only` checks that Slurm loads the plugin and that it
+works.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ JOB_SUBMIT = "job_submit.lua"
 CLI_FILTER = "cli_filter.lua"
 OURS = "Written by slurm-ones plugin install."
 WRONG = "2-1"
-"""Range of GPUs that the plugin must refuse."""
+"""Range of GPUs that the plugin must refuse, since 2 is more than 1."""
 _PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
 
 
 @dataclass(frozen=True)
 class PluginSite:
-    """Parts of Slurm's configuration that concern the plugin; empty if unset."""
+    """Settings of Slurm that concern the plugin; empty if they are not set."""
 
     conf: str
     """Path of slurm.conf."""
@@ -35,7 +36,7 @@ class PluginSite:
 
 
 def look() -> PluginSite:
-    """Read Slurm's configuration; raises `PluginError` if Slurm does not answer."""
+    """Read these settings from Slurm. Raises `PluginError` if Slurm does not answer."""
     done = run("scontrol", "show", "config")
     pairs = (line.partition("=") for line in done.stdout.splitlines())
     found = {key.strip().lower(): value.strip() for key, _, value in pairs}
@@ -47,7 +48,7 @@ def look() -> PluginSite:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file's text atomically."""
+    """Replace a file atomically."""
     handle, name = tempfile.mkstemp(prefix=".slurm-ones-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -62,7 +63,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _folder(to: Path) -> Path:
-    """Create the folder; return its absolute path. Raises `PluginError` for one that Slurm's files cannot name."""
+    """Create a folder and return its absolute path. Raises `PluginError` if Slurm's files cannot contain this path."""
     to = to.resolve()
     if _PATH.fullmatch(str(to)) is None:
         raise PluginError(f"{to}: choose a folder whose path is made of letters, digits and ._+@:/-")
@@ -74,7 +75,8 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """True if a file of that name exists that `install` did not write; raises `PluginError` if it cannot be read."""
+    """Return True if there is such a file, and `install` did not write it. Raises `PluginError` if it cannot be
+    read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
@@ -91,7 +93,7 @@ def _files(to: Path, names: tuple[str, ...]) -> list[Path]:
 
 
 def names_lua(plugins: str) -> bool:
-    """True if a list of Slurm's plugins names lua, which may follow the plugins' kind, as in job_submit/lua."""
+    """Return True if a list of Slurm's plugins has lua, as `lua` or as in `job_submit/lua`."""
     return "lua" in [name.rpartition("/")[2] for name in plugins.split(",")]
 
 
@@ -100,10 +102,10 @@ def _and_lua(plugins: str) -> str:
 
 
 def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | None) -> tuple[list[Path], list[str]]:
-    """Write the files for a whole site into `to`, the folder of slurm.conf. Returns the files, and the steps left to
-    do.
+    """Write the files for a site into `to`, the folder of slurm.conf. Return the files, and sentences on what is left
+    to do.
 
-    The site's own job_submit.lua or cli_filter.lua is not changed. Raises `PluginError`.
+    If the site has its own job_submit.lua or cli_filter.lua, that file is not changed. Raises `PluginError`.
     """
     to = _folder(to)
     foreign = [name for name in (JOB_SUBMIT, CLI_FILTER) if _is_foreign(to / name)]
@@ -139,10 +141,10 @@ def write_site(to: Path, include: Path | None, spank: bool, site: PluginSite | N
 
 
 def write_own(to: Path, include: Path | None, site: PluginSite) -> tuple[list[Path], list[str]]:
-    """Write into `to` the files for one user at a site without the plugin. Returns the files, and the steps left to do.
+    """Write the files for one user into `to`, at a site without the plugin. Return the files, and what is left to do.
 
-    A slurm.conf in `to` includes the site's, and adds filter and options for this user's commands. Raises
-    `PluginError`, also if the site has a filter of its own, which would not run.
+    The slurm.conf in `to` includes the site's, and adds filter and options for this user's commands. Raises
+    `PluginError`, also if the site has its own filter: Slurm would run only one of the two.
     """
     if not site.conf:
         raise PluginError("Slurm does not say where its slurm.conf is")
@@ -184,13 +186,13 @@ class TrialFinding:
 
 
 def _submission(*options: str) -> tuple[bool, str]:
-    """Test by `sbatch --test-only` whether Slurm accepts a trivial job. Returns the result and sbatch's message."""
+    """Let `sbatch --test-only` try a trivial job. Return True if Slurm accepts it, and the text that sbatch prints."""
     done = run("sbatch", "--test-only", *options, "--wrap", "true")
     return done.returncode == 0, (done.stderr + done.stdout).strip()
 
 
 def trial(site: PluginSite) -> tuple[TrialFinding, ...]:
-    """Check the installed plugin as the present user; raises `PluginError` if Slurm is missing."""
+    """Check the installed plugin as this user. Raises `PluginError` if there is no Slurm."""
     taken, said = _submission()
     # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
     text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
