@@ -1,6 +1,6 @@
-"""`slurm-ones demo`: real trainings on this machine and simulated jobs, both resized by a real companion.
+"""`slurm-ones demo`: real trainings on this machine, and simulated jobs. A real companion resizes both.
 
-A simulated Slurm in real time has two partitions. Jobs of one run as local processes (`processes`), jobs of the other
-are simulated. Companion and live page are the programs of a real site, each in its own process; the companion reaches
-this Slurm through `remote`.
+The demo's Slurm is simulated, but in real time. It has two partitions: jobs of one run as processes here, jobs of the
+other are simulated. The companion and the live page are the same programs as at a real site, each in its own process.
+The companion reaches the demo's Slurm through `remote`.
 """

@@ -1,4 +1,4 @@
-"""Jobs of both demos, on a cluster (real or simulated) and on this machine, and the companion's settings."""
+"""Jobs of both demos, `make demo` on a cluster and `slurm-ones demo` on this machine; and the companion's settings."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from slurm_ones.simulate.workloads.profiles import Workload
 
 CLUSTER = "demo"
 HERE, SIMULATED = "this-machine", "simulated"
-"""Names of the two partitions; `SIMULATED` is also the user of the simulated jobs."""
+"""Names of the two partitions. `SIMULATED` is also the name of the simulated jobs' user."""
 SLOTS = 4
-"""Emulated GPUs of this machine: ranks that it runs at once."""
+"""Number of GPUs that this machine pretends to have: it runs that many ranks at once."""
 NODES, GPUS = 4, 4
 """Number of simulated nodes, and GPUs of each."""
 BLOCKS = 8
-"""Tasks of each job array, as in the templates."""
+"""Number of tasks in each job array. It is the number in our sbatch templates."""
 SCRIPT = "spirals.py"
-"""Training script in `scripts/`, run by each rank; needs torch."""
+"""Training script in `scripts/` that each rank runs. It needs torch."""
 BASE_BATCH, MOST_GPUS = 32, 8
-"""Base batch of each GPU, and the most GPUs of a job."""
+"""Base batch per GPU, and most GPUs of a job."""
 PACE_MS = {"spirals": 5.0, "cnn": 10.0, "transformer": 12.0}
-"""Emulated compute time of a rank: sleep per sample of its local batch, ms, and twice that per step. Jobs on a cluster
-sleep longer, since a real step takes 5 to 10 ms of CPU and 16 ranks may share two CPUs."""
+"""Milliseconds that a rank sleeps per sample of its local batch, in place of computing; it sleeps twice that per step.
+Jobs on a cluster sleep longer. A real step takes 5 to 10 ms of CPU, and 16 ranks may share two CPUs."""
 SAMPLES, NOISE, PARAMETERS = 1437, 180.0, 8_000
-"""About what the cluster's models report: training samples, gradient noise scale in samples, parameters."""
+"""Approximate figures of the models on the cluster: training samples, gradient noise scale in samples, parameters."""
 EXCHANGE_S = {"cnn": 0.002, "transformer": 0.004}
-"""Emulated communication time of a step, s: this for each rank, and once more."""
+"""Seconds that a step takes for communication: this per rank, and once more."""
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """A job of a demo, submitted `at` seconds after the first one, for which its user asks for `gpus` GPUs."""
+    """A job of a demo. It is submitted `at` seconds after the first job, and its user requests `gpus` GPUs."""
 
     name: str
     at: float
@@ -46,10 +46,11 @@ class DemoJob:
     model: str = "spirals"
     user: str = ""
     samples: int = 1536
-    """Samples of an epoch; only the spirals use it."""
+    """Samples of an epoch. Only the spirals' script uses this."""
 
     def options(self, most: int) -> list[str]:
-        """Arguments of the training script; the batches follow from its GPUs and from `most`, the most it may get."""
+        """Return the arguments of the training script. The batches are in proportion to the job's GPUs, and to `most`,
+        its maximum."""
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -61,7 +62,7 @@ class DemoJob:
 
 
 def comment(most: int) -> str:
-    """Comment that opts a demo's job in: up to `most` GPUs, each with the base batch."""
+    """Return the comment by which a demo's job opts in: up to `most` GPUs, with the base batch on each."""
     return f"ones: gpus=1-{most} batch={BASE_BATCH}-{BASE_BATCH * most} array=blocks"
 
 
@@ -77,23 +78,24 @@ ON_CLUSTER = (
     DemoJob("cnn-5", 86, 4, 1, "cnn", "bob"),
     DemoJob("vit-5", 100, 8, 4, "transformer", "bob"),
 )
-"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. They resemble those of users who
-know neither the queue nor their model's scaling. Most ask for one GPU and few for many, as in the Philly trace; larger
-ones train longer."""
+"""Jobs of `make demo` on a real Slurm, and of `slurm-ones demo` on a simulated one. Their users know neither the queue
+nor how their models scale. As in the Philly trace, most request one GPU and a few request many. Jobs with more GPUs
+train longer."""
 SHORTER = 0.4
-"""Factor on submission times and epochs in `slurm-ones demo`, which should last 90 s."""
+"""Factor on the times of submission and the epochs, so that `slurm-ones demo` takes 90 s."""
 SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * job.epochs)) for job in ON_CLUSTER)
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings here. The first grows, shrinks for the others (`LocalSlurm.grown`), and grows back."""
+"""Real trainings on this machine. The first one grows, shrinks when the others come (`LocalSlurm.grown`), and grows
+again."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
-"""Real trainings in tests."""
+"""Real trainings on this machine, in tests."""
 
 
 @dataclass(frozen=True)
 class Paced:
-    """Speed model of the emulated GPU: compute time is proportional to the local batch."""
+    """Speed of the pretended GPU. Compute time is in proportion to the local batch."""
 
     model: str
 
@@ -103,7 +105,8 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Workload of these jobs for a simulated Slurm, which end by progress: inefficient batches take longer."""
+    """Return these jobs as a workload for a simulated Slurm. They end by progress, so inefficient batches take
+    longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),
@@ -134,7 +137,7 @@ CLUSTER_SETTINGS = ClusterSettings(
     requeue_delay_s=1.0, schedule_s=0.3, backfill_s=2.0, ending_s=0.3, report_s=1.0, first_report_s=1.0
 )
 START_S = 3.0
-"""Start time of a simulated job, s."""
+"""Seconds that a simulated job takes to start."""
 
 SETTINGS = """\
 cluster = "{cluster}"
@@ -158,7 +161,7 @@ near_end_s = 5
 
 
 def write_settings(folder: Path, database: str) -> Path:
-    """Write the companion's settings file into the demo's folder, and return its path."""
+    """Write the companion's settings into the demo's folder, and return the file's path."""
     path = folder / "ones.toml"
     path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder, database=database), encoding="utf-8")
     return path

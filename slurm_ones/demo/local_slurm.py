@@ -1,4 +1,4 @@
-"""Slurm of this machine: the simulated one in real time, whose first partition runs real processes."""
+"""A simulated Slurm in real time for this machine. Jobs of its first partition run as real processes."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from slurm_ones.simulate.world import World
 from slurm_ones.slurm.model import JobKey, Task
 
 SHIMS = ("scontrol", "squeue", "srun")
-"""Commands of Slurm replaced by failing scripts, so that no demo job id reaches a real Slurm."""
+"""Commands of Slurm that are replaced by failing scripts. So no demo's job id reaches a real Slurm."""
 FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
 ASKED = "cancelled"
 CANCEL = f"""#!/bin/sh
 for last; do :; done
 echo "$last" >> "$(dirname "$0")/{ASKED}"
 """
-"""Script in place of `scancel --state=PENDING ARRAY`, the only cancellation by a job: it records the array's id."""
+"""Script in place of `scancel`. Jobs call it only as `scancel --state=PENDING ARRAY`; it records the array's id."""
 
 ANNOUNCE = 'echo "+$$"; exec "$@" >&2'
-"""Shell script that reports its process group to the reaper through stdout, then execs the command. So the reaper knows
-every process, even if the demo is killed while it starts one."""
+"""Shell script that writes its process group to stdout, which the reaper reads, and then runs the command. So the
+reaper knows all processes, even if the demo is killed while it starts one."""
 
 
 class Processes:
-    """Context manager of a demo's processes; at its end it ends them all."""
+    """Context that holds a demo's processes. At its end all of them are ended."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", reaper.__file__]
@@ -66,8 +66,8 @@ class Processes:
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Thread that starts processes: Ctrl-C interrupts only the main thread, so no start is cut off before its
-        process is registered."""
+        """Thread that starts processes. Ctrl-C interrupts only the main thread, so a started process is always
+        recorded."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
@@ -78,7 +78,7 @@ class Processes:
         self.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in `folder`, shielded from the terminal's Ctrl-C; its output is appended to `log`.
+        """Start a process in `folder`. Its output is appended to `log`, and the terminal's Ctrl-C does not reach it.
 
         Raises RuntimeError after `close`.
         """
@@ -96,7 +96,7 @@ class Processes:
         return process
 
     def poll(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Return the process's exit code (128+n after signal n); None while it runs."""
+        """Return the exit code of a process (128+n after signal n); None while it runs."""
         code = process.poll()
         if code is None:
             return None
@@ -105,7 +105,7 @@ class Processes:
         return 128 - code if code < 0 else code
 
     def end(self, *processes: subprocess.Popen[bytes]) -> None:
-        """End these processes, and return once they are gone."""
+        """End these processes, and wait for their end."""
         for process in processes:
             if self.poll(process) is None:
                 reaper.signal_group(process.pid, signal.SIGTERM)
@@ -134,13 +134,13 @@ class Processes:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without variables of a surrounding job."""
+    """Return this process's environment without the variables of a Slurm job in which the demo may run."""
     stale = ("SLURM_", "ONES_", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
     return {name: value for name, value in os.environ.items() if not name.startswith(stale)}
 
 
 def make_shims(folder: Path) -> str:
-    """Write the scripts that replace Slurm's commands into `folder`, and return a PATH that begins with it."""
+    """Write the scripts that replace Slurm's commands into `folder`. Return a PATH in which they come first."""
     folder.mkdir()
     for name, text in {**dict.fromkeys(SHIMS, FAILS), "scancel": CANCEL}.items():
         (folder / name).write_text(text)
@@ -149,7 +149,7 @@ def make_shims(folder: Path) -> str:
 
 
 def cancelled(folder: Path) -> list[int]:
-    """Ids of arrays whose pending tasks were cancelled by the `scancel` of `make_shims`; each is returned once."""
+    """Return the ids of arrays that were cancelled by the script `CANCEL` since the last call."""
     asked = folder / ASKED
     if not asked.exists():
         return []
@@ -159,14 +159,15 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """A simulated job's block (`simulated_job.Program`) that runs `ones-run` on this machine at each start."""
+    """Program of a simulated job's block (`simulated_job.Program`). At each start it runs `ones-run` on this
+    machine."""
 
     task: Task
     command: Callable[[int], Sequence[str]]
-    """Returns the `ones-run` command for a number of ranks."""
+    """Function that returns the `ones-run` command for a number of ranks."""
     env: Mapping[str, str]
     folder: Path
-    """Directory of the job's submission; output files are written there under Slurm's names."""
+    """Directory from which the job was submitted. Its output files are written there, under Slurm's names for them."""
     processes: Processes
     batch: int = 0
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -187,7 +188,7 @@ class ProcessProgram:
         self._process = self.processes.start(command, {**self.env, **slurm}, self.folder, log)
 
     def stop(self, *, killed: bool = False) -> float:
-        """See `Program`. Returns once the processes are gone."""
+        """See `Program`. Waits until the processes have ended."""
         process, self._process = self._process, None
         if process is not None and killed:
             reaper.signal_group(process.pid, signal.SIGKILL)
@@ -196,7 +197,7 @@ class ProcessProgram:
         return 0.0
 
     def ended(self) -> int | None:
-        """Exit code of a start that ended by itself, returned once; None otherwise."""
+        """Return the exit code if the processes have ended by themselves since the last call; None otherwise."""
         code = self.processes.poll(self._process) if self._process is not None else None
         if code is not None:
             self._process = None
@@ -204,7 +205,7 @@ class ProcessProgram:
 
 
 GROWN_S = 60.0
-"""Longest wait of the second training for the first one to grow, s since the start."""
+"""Seconds after the start at which the second training is submitted, even if the first one has not grown."""
 
 
 class _SimulatedNodes(ClusterSpec):
@@ -217,7 +218,7 @@ class _SimulatedNodes(ClusterSpec):
 
 
 class _SimulatedJobs(World):
-    """Simulated jobs, with `SIMULATED` as their partition and user."""
+    """Simulated jobs. `SIMULATED` is their partition and their user."""
 
     def _request(self, submission: Submission, app: Application) -> Request:
         return replace(super()._request(submission, app), user=SIMULATED, partition=SIMULATED)
@@ -225,7 +226,7 @@ class _SimulatedJobs(World):
 
 @dataclass
 class Submitted:
-    """A real training that has been submitted on this machine."""
+    """A real training that was submitted on this machine."""
 
     job: DemoJob
     job_id: int
@@ -233,17 +234,19 @@ class Submitted:
 
 
 class LocalSlurm:
-    """Simulated Slurm with real processes, advanced by each call of `look`. Every change is made under `lock`."""
+    """Simulated Slurm that also runs real processes. Each call of `look` advances it. All changes are made under
+    `lock`."""
 
     def __init__(
         self, folder: Path, processes: Processes, jobs: Sequence[DemoJob], simulated: int = len(SIMULATED_JOBS)
     ) -> None:
-        """`simulated` is the number of simulated jobs."""
+        """Prepare the real trainings `jobs`, and the first `simulated` of the simulated jobs."""
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self.grown = False
-        """True once a training has grown; set by the reader of the job database. The other trainings are then
-        submitted, so that the first shrinks, however slow the machine is. After `GROWN_S` they are submitted anyway."""
+        """True once a training has grown, as the reader of the job database reports. Then the other trainings are
+        submitted, so that the first one shrinks, even on a slow machine. After `GROWN_S` seconds they are submitted
+        anyway."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
@@ -267,7 +270,8 @@ class LocalSlurm:
         return not self._upcoming and self.world.done
 
     def look(self) -> None:
-        """Advance to the present time: collect ended processes, submit due jobs, and advance the simulated ones."""
+        """Advance to the present time: note which processes have ended, submit jobs that are due, and advance simulated
+        jobs."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:
@@ -312,7 +316,7 @@ class LocalSlurm:
 
     @staticmethod
     def _environment(path: str) -> dict[str, str]:
-        """Environment of the trainings: CPUs only, network traffic over the loopback only."""
+        """Return the environment of the trainings. They use CPUs only, and only the loopback network."""
         return {
             **clean_environment(),
             "PATH": path,

@@ -1,7 +1,7 @@
-"""Program that ends a demo's processes after the demo died: it waits for the end of its standard input.
+"""Program that ends a demo's processes if the demo dies. It notices that by the end of its standard input.
 
-It needs only the standard library, so that it starts in milliseconds and uses little memory. A line `+PID` registers a
-process group's leader, `-PID` removes it.
+It needs only the standard library, so that it starts in milliseconds and uses little memory. It reads lines: `+PID`
+adds a process group, given its leader, and `-PID` removes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOK_S = 0.05
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; return False if none of its processes are left."""
+    """Send a signal to a process group. Return False if all its processes have ended."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # the latter is how macOS names what has ended
@@ -27,7 +27,7 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def end(groups: Iterable[int], grace_s: float = GRACE_S) -> None:
-    """End these process groups by SIGTERM, and after `grace_s` seconds by SIGKILL."""
+    """End these process groups by SIGTERM, then by SIGKILL `grace_s` seconds later."""
     left = [group for group in groups if signal_group(group, signal.SIGTERM)]
     until = time.monotonic() + grace_s
     while left and time.monotonic() < until:
@@ -38,7 +38,7 @@ def end(groups: Iterable[int], grace_s: float = GRACE_S) -> None:
 
 
 def main() -> None:
-    """Read lines until the end of input, when the writer is gone; then end all registered groups."""
+    """Read lines until the demo has ended or died, then end all process groups that are left."""
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))

@@ -1,6 +1,6 @@
-"""Client by which the companion's process reaches a demo's simulated Slurm: each call goes through a socket.
+"""Client by which the companion's process uses the demo's simulated Slurm. Calls go through a socket.
 
-Both ends run as the same user, and authenticate each other by the demo's key before any call.
+Both ends run as the same user. Each proves by the demo's key that it is the demo's, before any call.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
 
 DOOR = "SLURM_ONES_DEMO"
-"""Environment variable with the port and the key; on a command line everybody could read the key."""
+"""Environment variable with port and key. On a command line, all users of the machine could read the key."""
 CALLS = frozenset(name for name in vars(SlurmClient) if not name.startswith("_")) - {"name"}
-"""Methods of `SlurmClient` that may be called."""
+"""Methods of `SlurmClient` that can be called."""
 
 
 class Served:
-    """Server that answers calls with a client, in its own threads; it holds `lock` during each call."""
+    """Server that answers calls by calling a client, in threads of its own. It holds `lock` during each call."""
 
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock
@@ -34,7 +34,7 @@ class Served:
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment variables that `RemoteClient` needs."""
+        """Environment variables for the process that has the `RemoteClient`."""
         return {DOOR: f"{self._listener.address[1]} {self._key.hex()}"}
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Served:
 
 
 class RemoteClient:
-    """`SlurmClient` that forwards each call to the demo that started this process."""
+    """`SlurmClient` that sends each call to the demo, which has started this process."""
 
     name = "the demo's own Slurm"
 

@@ -1,4 +1,4 @@
-"""Run of one demo, from start to end: processes, monitoring, messages about its jobs, and cleanup."""
+"""A demo from start to end: its processes, messages about its jobs, and its cleanup."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from slurm_ones.text import plain, seconds
 LOOK_S = 0.1
 """Seconds between two checks of processes and simulated jobs."""
 DATABASE_S = 1.0
-"""Seconds between two reads of the database."""
+"""Seconds between two reads of the job database."""
 SETTLE_S = 20.0
-"""Longest wait for the companion to notice the last job's end, s."""
+"""Most seconds to wait until the companion has noticed the last job's end."""
 LONGEST_S = 240.0
-"""Time limit of a demo, s."""
+"""Seconds after which a demo is ended."""
 START_S = 30.0
-"""Longest wait for the page to start, s."""
+"""Most seconds to wait until the page answers."""
 UNFIT = frozenset('?#%"\\')
 
 Say = Callable[[float, str], None]
 
 
 class DemoFailed(Refused):
-    """Error after which the demo cannot go on; the message says why."""
+    """Error that ends the demo. Its message says why."""
 
 
 def torch_version() -> str:
-    """Version of the installed torch; empty if there is none."""
+    """Return the version of the installed torch; empty if there is none."""
     if find_spec("torch") is None:
         return ""
     try:
@@ -55,7 +55,7 @@ def torch_version() -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Create the demo's folder. Raises `DemoFailed` if it exists and is not empty."""
+    """Create the demo's folder. Raises `DemoFailed` if it exists with files in it."""
     if not UNFIT.isdisjoint(str(folder)) or not str(folder).isprintable():
         raise DemoFailed(f"{folder!s:.200}: a database's address cannot have ? # % \" \\ in it; name another folder")
     try:
@@ -68,14 +68,16 @@ def prepare(folder: Path) -> None:
 
 
 def address_in(log: str) -> str:
-    """Find the live page's URL in the output of `slurm-ones web`; empty if it is not there yet."""
+    """Return the live page's URL that `slurm-ones web` has printed; empty if it has not yet."""
     found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
     return found[1] if found else ""
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """Write a file that redirects a browser to the address, readable only by this user. On the browser's command line,
-    everybody on the machine could read the token in the address."""
+    """Write a file that sends a browser to the address. Only this user can read it.
+
+    The address has a token. On the browser's command line, all users of the machine could read it.
+    """
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         to = escape(address)
@@ -89,23 +91,24 @@ SIMULATED_EVERY_S = 10.0
 
 
 class DemoProgress:
-    """Reads the job database and reports changes, a line each."""
+    """Reader of the job database that reports each change in a line."""
 
     def __init__(self, say: Callable[[float, str], None], began: float) -> None:
         self._say, self._began = say, began
         self._sizes: dict[int, int] = {}
-        """GPUs of each training by job id, as last reported."""
-        self._told: dict[int, int] = {}
-        """Number of memberships of each training that were already read, by job id."""
+        """GPUs of each training when it was last reported, by job id."""
+        self._reported: dict[int, int] = {}
+        """Number of memberships of each training that are already reported, by job id."""
         self._ended: set[int] = set()
         self.states: dict[int, str] = {}
-        """Last seen state of each job, by job id."""
+        """State of each job when it was last read, by job id."""
         self._next = SIMULATED_EVERY_S
         self.grown = False
-        """True once a training has grown to more GPUs while it trained."""
+        """True once a training has grown without a restart."""
 
     def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
-        """Report all changes until `now` (Unix seconds); return all jobs that the companion knows."""
+        """Report the changes since the last call. Return all jobs that the companion knows. `now` is in Unix
+        seconds."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
@@ -121,8 +124,8 @@ class DemoProgress:
 
     def _changes(self, store: Store, job: JobSummary) -> None:
         name = plain(job.name, 40)
-        told = [record for record in reversed(store.memberships(job.job_id)) if record.report.world]
-        for record in told[self._told.get(job.job_id, 0) :]:
+        found = [record for record in reversed(store.memberships(job.job_id)) if record.report.world]
+        for record in found[self._reported.get(job.job_id, 0) :]:
             before, now = self._sizes.get(job.job_id, 0), record.report.world
             if not before:
                 self._say(record.time, f"{name} trains on {now} GPU{'s' * (now > 1)}")
@@ -135,7 +138,7 @@ class DemoProgress:
                     f"a pause of {record.report.pause_s:.2f} s",
                 )
             self._sizes[job.job_id] = now
-        self._told[job.job_id] = len(told)
+        self._reported[job.job_id] = len(found)
         if job.end_time is not None and job.job_id not in self._ended:
             self._ended.add(job.job_id)
             accuracy = f", accuracy {job.accuracy:.3f}" if job.accuracy is not None else ""
@@ -152,7 +155,10 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Check by the ranks' traces that each sample was used once an epoch; return the result and a sentence."""
+    """Check that a training used each sample of an epoch once. Return True if so, and a sentence.
+
+    Each rank has written the samples that it used to a trace file.
+    """
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
@@ -174,10 +180,11 @@ def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
 
 
 class Demo:
-    """Context manager of a running demo; at its end only the demo's folder is left."""
+    """Context in which a demo runs. At its end nothing but the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """Prepare a demo with `simulated` simulated jobs; `say` is called with a time (Unix seconds) and a line."""
+        """Prepare a demo with the trainings `jobs` and `simulated` simulated jobs. `say` is called with Unix time and a
+        line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -207,11 +214,12 @@ class Demo:
 
     @property
     def submitted(self) -> list[Submitted]:
-        """Real trainings that have been submitted so far."""
+        """Real trainings submitted so far."""
         return self.slurm.submitted
 
     def serve_page(self, port: int = 0) -> str:
-        """Start the live page (port 0: any free one), and return its address once it answers. Jobs go on meanwhile."""
+        """Start the live page, and return its address once it answers. Jobs continue meanwhile. Port 0 is any free
+        port."""
         self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
@@ -223,7 +231,7 @@ class Demo:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 
     def run(self) -> bool:
-        """Run until every job has ended and the companion knows it; return False after the time limit."""
+        """Run until the companion has noticed that all jobs have ended. Return False if the time limit came first."""
         began, over_since, database_at = time.monotonic(), 0.0, 0.0
         while time.monotonic() - began < LONGEST_S:
             self._look()
@@ -242,7 +250,7 @@ class Demo:
         return False
 
     def wait(self, seconds: float) -> None:
-        """Keep the demo running for this many seconds, so that the page can be viewed."""
+        """Keep the demo for this many seconds, so that the page can be looked at."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()

@@ -1,4 +1,5 @@
-"""Training of `slurm-ones demo`: a small network learns which of three spirals a point is on. It needs only torch."""
+"""Training script of `slurm-ones demo`: a small network learns on which of three spirals a point is. It needs only
+torch."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def options() -> argparse.Namespace:
 
 
 def spirals(samples: int, seed: int) -> TensorDataset:
-    """Data set of points in the plane, each labelled with its spiral."""
+    """Return a data set of points in the plane. The label of each is its spiral."""
     random = torch.Generator().manual_seed(seed)
     arm = torch.arange(samples) % 3
     out = torch.rand(samples, generator=random)
