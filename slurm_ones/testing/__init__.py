@@ -1,10 +1,10 @@
-"""Contract suites for policies and Slurm clients of other authors, each used by one line of pytest.
+"""Test suites for policies and Slurm clients that others write. One line of pytest runs a suite.
 
     from slurm_ones.testing import policy_contract
 
     TestMine = policy_contract(MyPolicy)
 
-`client_contract` takes a test cluster, a `slurm_ones.testing.site.Site`.
+`client_contract` takes a cluster for tests, a `slurm_ones.testing.site.Site`.
 
 The suites need pytest and hypothesis: `pip install slurm-ones[testing]`.
 """

@@ -1,11 +1,12 @@
-"""Contract of all Slurm clients (`slurm_ones.slurm.client.SlurmClient`): reads, changes, reshapes and refusals.
+"""Tests that every Slurm client must pass (`slurm_ones.slurm.client.SlurmClient`): reads, changes, reshapes and
+refusals.
 
     from slurm_ones.testing import client_contract
 
     TestMine = client_contract(MySite)
 
-`MySite` is a `slurm_ones.testing.site.Site`, a cluster for tests. Features that need an administrator's commands
-(drained nodes, reservations) are not tested.
+`MySite` is a `slurm_ones.testing.site.Site`, a cluster for tests. Nothing is tested for which an admin must change the
+cluster, such as drained nodes or reservations.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8",
 
 
 class ReshapeContract:
-    """Contract of reshapes. Each test takes a fixture `site`."""
+    """Tests of reshapes. Each takes a fixture `site`."""
 
     @both
     def test_up_and_down_across_nodes(self, site: Site, user: str) -> None:
@@ -47,7 +48,8 @@ class ReshapeContract:
         assert site.owner.job(job_id).restart == 2
 
     def test_few_switches_are_a_wish(self, site: Site) -> None:
-        """A preference for few switches is shown, kept and withdrawn; a job that prefers one switch starts at once."""
+        """A preference for few switches is shown and kept, and can be withdrawn. A job that prefers one switch starts
+        at once."""
         job_id = site.held(*ELASTIC)
         for most in (2, 0, 1):
             site.owner.few_switches(job_id, most)
@@ -61,7 +63,7 @@ class ReshapeContract:
 
     @both
     def test_it_waits_in_another_queue(self, site: Site, user: str) -> None:
-        """Partition and time limit change in one update with the shape; the partition can be changed back."""
+        """One update changes shape, partition and time limit. The partition can be changed back."""
         job_id = site.held("--nodes=1", "--time=30")
         client = site.as_(user)
         client.reshape(job_id, Shape(2, 1), queue=Queue("whole", time_limit_s=600.0))
@@ -81,7 +83,8 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_several_times_while_held(self, site: Site) -> None:
-        """Each reshape of a held job is what Slurm holds, although 22.05 still shows the last run's nodes."""
+        """A held job can be reshaped several times, and Slurm then has the newest shape. Slurm 22.05 still shows the
+        last run's nodes."""
         job_id = site.requeued("--nodes=2", "--gres=gpu:1")
         for wanted in (Shape(4, 4), Shape(3, 1), Shape(1, 4), Shape(2, 1)):
             site.owner.reshape(job_id, wanted)
@@ -90,7 +93,7 @@ class ReshapeContract:
 
     @both
     def test_fewer_gpus_come_with_fewer_cpus(self, site: Site, user: str) -> None:
-        """CPUs shrink with the GPUs; on 22.05 the job would keep its last run's number of CPUs."""
+        """A job with fewer GPUs gets fewer CPUs. By itself, Slurm 22.05 would keep the last run's number."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:4", "--cpus-per-gpu=4")
         site.as_(user).reshape(job_id, Shape(1, 1))
         site.owner.release(job_id)
@@ -98,7 +101,8 @@ class ReshapeContract:
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
     def test_more_gpus_come_with_more_cpus(self, site: Site) -> None:
-        """Each GPU has the CPUs that were asked for; on 22.05 all GPUs of a node would share those of one."""
+        """Each GPU gets the CPUs that were requested for it. By itself, Slurm 22.05 would let a node's GPUs share those
+        of one."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=2")
         site.owner.reshape(job_id, Shape(2, 4))
         site.owner.release(job_id)
@@ -113,7 +117,7 @@ class ReshapeContract:
         assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
 
     def test_whole_nodes(self, site: Site) -> None:
-        """The shape of a whole-node job is its number of nodes, since Slurm knows no GPUs there."""
+        """The shape of a job on whole nodes is its number of nodes, because Slurm does not count GPUs there."""
         job_id = site.requeued("--partition=whole", "--nodes=2")
         site.owner.reshape(job_id, Shape(3, 4))
         assert site.owner.job(job_id).nodes == 3
@@ -123,13 +127,14 @@ class ReshapeContract:
         assert (job.nodes, len(job.node_list)) == (1, 1)
 
     def test_the_shape_it_has(self, site: Site) -> None:
-        """A reshape to the present shape has no effect, so it can be repeated after a crash."""
+        """A reshape to the present shape changes nothing. So it can be repeated after a crash."""
         job_id = site.held(*ELASTIC)
         site.owner.reshape(job_id, Shape(1, 1))
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_running_job_is_refused(self, site: Site) -> None:
-        """A running job cannot be reshaped: Slurm would shrink it and kill its processes on the released nodes."""
+        """A reshape of a running job is refused. Slurm would shrink the job, and kill its processes on nodes that it
+        loses."""
         job_id = site.running("--nodes=2", "--gres=gpu:1")
         for user in (OWNER, OPERATOR):
             with pytest.raises(NotResizable, match="RUNNING"):
@@ -140,7 +145,8 @@ class ReshapeContract:
     @pytest.mark.parametrize("counts", TASK_COUNTS)
     @both
     def test_a_job_with_task_counts_is_refused(self, site: Site, user: str, counts: tuple[str, ...]) -> None:
-        """A job with task counts cannot be reshaped: 22.05 accepts the update, and the job ends in BadConstraints."""
+        """A reshape of a job with task counts is refused. Slurm 22.05 would accept it, and the job would end in
+        BadConstraints."""
         job_id = site.held(*counts, "--gres=gpu:4", "--cpus-per-gpu=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable, match="task counts"):
@@ -148,8 +154,8 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_task_counts_in_the_script_alone(self, site: Site) -> None:
-        """`#SBATCH --ntasks=1` in a script is invisible on 22.05, which adapts it to the nodes; 26.05 keeps it and
-        refuses."""
+        """Slurm 22.05 does not show `#SBATCH --ntasks=1` in a script, and adapts the count to the nodes. Slurm 26.05
+        keeps the count, so the reshape is refused."""
         text = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH --gres=gpu:1\nsleep 300\n"
         job_id = site.held(text=text)
         if site.is_old:
@@ -161,7 +167,7 @@ class ReshapeContract:
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_job_that_asks_for_gpus_per_job_is_refused(self, site: Site) -> None:
-        """A job with `--gpus` cannot be reshaped to a number of GPUs per node."""
+        """A reshape of a job with `--gpus` to GPUs per node is refused."""
         job_id = site.held("--nodes=1", "--gpus=2")
         with pytest.raises(NotResizable, match="--gpus"):
             site.owner.reshape(job_id, Shape(2, 2))
@@ -169,7 +175,7 @@ class ReshapeContract:
 
     @pytest.mark.parametrize("wanted", [Shape(2, 0), Shape(0, 2)])
     def test_a_shape_of_nothing_is_refused(self, site: Site, wanted: Shape) -> None:
-        """A shape without nodes or GPUs is refused; 22.05 would silently remove the job's GPUs."""
+        """A shape without nodes or GPUs is refused. Slurm 22.05 would remove the job's GPUs and report no error."""
         job_id = site.held(*ELASTIC)
         with pytest.raises(NotResizable):
             site.owner.reshape(job_id, wanted)
@@ -193,8 +199,10 @@ JOB_CHANGING: Mapping[str, Call] = {
 
 
 def client_contract(make: Callable[[], Site] | None = None) -> type:
-    """Return a pytest class with the contract's tests. `make` makes the site, once per class; without it, a fixture
-    `site` must exist."""
+    """Return a pytest class with the tests of every client.
+
+    `make` makes the site, once for the class. Without it, there must be a fixture `site`.
+    """
     if make is None:
         return type("ClientTests", (ClientContract,), {})
     made_by = make
@@ -209,7 +217,7 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
         @pytest.fixture
         def site(self, whole_site: Site) -> Iterator[Site]:
-            """Site for one test, whose jobs end with it."""
+            """Site for one test. The test's jobs end with it."""
             yield whole_site
             whole_site.clear()
 
@@ -217,10 +225,10 @@ def client_contract(make: Callable[[], Site] | None = None) -> type:
 
 
 class ReadingContract:
-    """Contract of the reads of every client."""
+    """Tests of what clients read."""
 
     def test_a_snapshot_shows_jobs_and_the_gpus_they_use(self, site: Site) -> None:
-        """A snapshot has each job's nodes and GPUs, and each node's used GPUs, from which schedules follow."""
+        """A snapshot has the nodes and GPUs of each job, and the used GPUs of each node."""
         two = site.running("--nodes=2", "--gres=gpu:3", "--cpus-per-gpu=1")
         held = site.held("--nodes=1-2", "--gres=gpu:1")
         seen = site.owner.snapshot()
@@ -237,13 +245,13 @@ class ReadingContract:
         assert (waiting.nodes, waiting.max_nodes, waiting.node_list, waiting.start_time) == (1, 2, (), 0.0)
 
     def test_gpus_of_jobs_in_every_form_are_used(self, site: Site) -> None:
-        """GPUs requested by `--gpus`, which names no number per node, count as used too."""
+        """GPUs requested by `--gpus` count as used too, although the request names no number per node."""
         job = site.owner.job(site.running("--gpus=3", "--nodes=1"))
         assert job.gpus_per_node == 0
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """A partition without GRES is a whole-node one, and the default partition is marked."""
+        """A partition without GRES is one of whole nodes. The default partition is marked."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
@@ -252,7 +260,7 @@ class ReadingContract:
         assert whole.node_names == ("w1", "w2", "w3", "w4")
 
     def test_a_job_on_whole_nodes_leaves_nothing_of_them_idle(self, site: Site) -> None:
-        """Whole nodes have no GPUs in Slurm, so only their idle flag shows whether they are free."""
+        """Slurm counts no GPUs on whole nodes. Only their idle flag shows if they are free."""
         job = site.owner.job(site.running("--partition=whole", "--nodes=2"))
         nodes = site.owner.snapshot().nodes
         assert {name for name in nodes if name.startswith("w") and not nodes[name].idle} == set(job.node_list)
@@ -260,7 +268,7 @@ class ReadingContract:
         assert (job.nodes, job.gpus_per_node, job.gpus_total, job.task_counts) == (2, 0, 0, False)
 
     def test_everybody_sees_the_same_job(self, site: Site) -> None:
-        """`job` and `snapshot` agree for owner, operator and stranger."""
+        """`job` and `snapshot` show the same to the owner, to an operator and to another user."""
         job_id = site.held("--nodes=2", "--gres=gpu:2", "--time=90", "--job-name=grüße", "--comment=ones: gpus=1-8")
         job = site.owner.job(job_id)
         for user in (OWNER, STRANGER, OPERATOR):
@@ -271,7 +279,7 @@ class ReadingContract:
         assert (job.batch, job.requeue, job.array, job.restart) == (True, True, False, 0)
 
     def test_what_users_write_cannot_pass_for_a_field(self, site: Site) -> None:
-        """Names and comments that imitate Slurm's output do not change any parsed field."""
+        """A name or comment that looks like Slurm's output changes no parsed field."""
         name = "x NodeName=n1 State=DOWN\nReservationName=r"
         job_id = site.held("--nodes=1", f"--job-name={name}", "--comment=JobId=1 Restarts=9\x1b[31m")
         seen = site.owner.snapshot()
@@ -282,26 +290,26 @@ class ReadingContract:
         assert all(node.usable for node in seen.nodes.values())
 
     def test_how_a_job_ended(self, site: Site) -> None:
-        """Exit codes are those of the scripts, in every release's notation."""
+        """Exit codes are those of the scripts, however a release of Slurm writes them."""
         ids = {site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n"): text for text in ENDS}
         for job_id, text in ids.items():
             job = site.wait(job_id, lambda job: job.ended, "ended")
             assert (job.state, job.exit_code) == ENDS[text], text
             assert job.end_time >= job.start_time > 0
 
-    def test_task_counts_are_told(self, site: Site) -> None:
-        """Task counts are recognised, since a job with them cannot be resized and must not be drained."""
+    def test_task_counts_are_shown(self, site: Site) -> None:
+        """Task counts are found. A job with them cannot be resized, and must not be drained."""
         for options in (["--ntasks=4"], ["--ntasks-per-node=1"], ["--nodes=2", "--ntasks-per-node=2"]):
             assert site.owner.job(site.held(*options)).task_counts, options
 
-    def test_task_counts_in_the_script_are_told(self, site: Site) -> None:
-        """Task counts are recognised in the script too, besides the command line."""
+    def test_task_counts_in_the_script_are_shown(self, site: Site) -> None:
+        """Task counts are found in the script too, not only on the command line."""
         text = SCRIPT.format("--ntasks=4")
         assert site.owner.job(site.held(text=text)).task_counts
         assert not site.owner.job(site.held("--nodes=2", "--gres=gpu:1")).task_counts
 
     def test_details_are_those_of_each_job(self, site: Site) -> None:
-        """`details` of several jobs equals each job read by itself; unknown jobs are left out."""
+        """`details` of several jobs are the same as each job's own. Unknown jobs are left out."""
         ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
         found = site.owner.details([*ids, 999_999])
         assert found.keys() == ids
@@ -311,7 +319,7 @@ class ReadingContract:
 
 
 class ChangingContract:
-    """Contract of the changes by every client: submit, requeue into a hold, hold, release, defer."""
+    """Tests of changes by clients: submit, requeue with a hold, hold, release, defer."""
 
     def test_submit_takes_options_and_a_directory(self, site: Site) -> None:
         """A submitted job has sbatch's options and runs in the given directory."""
@@ -321,13 +329,14 @@ class ChangingContract:
         assert (job.work_dir, job.comment, job.time_limit_s, job.user) == ("/tmp", "ones: gpus=1-4", 300.0, OWNER)
 
     def test_submit_says_what_sbatch_had_against_it(self, site: Site) -> None:
-        """`Refused` has sbatch's own message."""
+        """The error `Refused` has sbatch's own message."""
         with pytest.raises(Refused, match="nowhere"):
             site.owner.submit(site.script("#!/bin/bash\n"), ["--partition=nowhere"])
 
     @both
     def test_a_requeued_job_is_held_for_its_owner(self, site: Site, user: str) -> None:
-        """A requeued job keeps its id, its restart count rises, and its owner can release it, whoever requeued it."""
+        """A requeued job keeps its id, and its restart count rises. Its owner can release it, even if another user
+        requeued it."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         first = site.owner.job(job_id)
         site.as_(user).requeue_hold(job_id)
@@ -343,8 +352,8 @@ class ChangingContract:
         assert again.start_time >= first.start_time
 
     def test_a_requeued_job_is_seen_until_its_processes_are_gone(self, site: Site) -> None:
-        """A requeued job is completing until its last run's processes are gone; the JSON of 22.05 shows that in place
-        of the state."""
+        """A requeued job is shown as completing until the last run's processes have ended. Slurm 22.05's JSON shows
+        only that, not the state."""
         stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
         job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
         restart = 0
@@ -364,7 +373,7 @@ class ChangingContract:
             assert (job.running, job.ended, job.restart) == (False, False, restart)
 
     def test_requeueing_a_job_that_has_ended_leaves_it_ended(self, site: Site) -> None:
-        """A job that its user cancelled just before the requeue stays cancelled."""
+        """A job that was cancelled just before the requeue stays cancelled."""
         job_id = site.running("--nodes=1")
         site.cancel(job_id)
         site.wait(job_id, lambda job: job.ended, "ended")
@@ -373,7 +382,7 @@ class ChangingContract:
 
     @both
     def test_a_held_job_can_be_released_by_its_owner(self, site: Site, user: str) -> None:
-        """An owner can release a hold by an operator too, since the companion's hold is always a user hold."""
+        """A job's owner can release a hold by an operator, because clients always use a user hold."""
         job_id = site.submit("--nodes=1", "--begin=now+1hour")
         site.as_(user).hold(job_id)
         job = site.owner.job(job_id)
@@ -384,7 +393,7 @@ class ChangingContract:
 
     @both
     def test_start_now_skips_the_delay(self, site: Site, user: str) -> None:
-        """A released job waits for its begin time unless `start_now` is set."""
+        """A released job waits for its begin time, but not with `start_now`."""
         job_id = site.held("--nodes=1", "--begin=now+1hour")
         site.as_(user).release(job_id, start_now=False)
         job = site.owner.job(job_id)
@@ -394,7 +403,7 @@ class ChangingContract:
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_a_snapshot_is_of_this_moment(self, site: Site) -> None:
-        """A snapshot is not cached: it shows a change made just before."""
+        """A snapshot is not cached. It shows a change that was just made."""
         job_id = site.held("--nodes=1")
         before = site.now()
         site.owner.release(job_id)
@@ -404,7 +413,7 @@ class ChangingContract:
 
     @both
     def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
-        """A deferred job is not held, shows its start time to the second, and starts at that time, or at once if it is
+        """A deferred job is not held. It shows its start time to the second, and starts then, or at once if the time is
         past."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         assert site.owner.job(job_id).eligible_time == 0
@@ -425,7 +434,7 @@ class ChangingContract:
         site.wait(waiting, lambda job: job.running, "RUNNING")
 
     def test_a_deferral_outlives_a_hold_and_a_reshape(self, site: Site) -> None:
-        """A deferral survives a hold, a reshape and a release."""
+        """A job stays deferred through a hold, a reshape and a release."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1")
         later = math.ceil(site.now() + 1000)
         site.owner.defer(job_id, later)
@@ -440,7 +449,7 @@ class ChangingContract:
         site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_only_the_pending_jobs_of_ones_own_can_be_deferred(self, site: Site) -> None:
-        """Deferring a running, ended or foreign job is refused."""
+        """A running job, an ended job, and another user's job cannot be deferred."""
         job_id = site.running("--nodes=1")
         with pytest.raises(Refused, match="no longer pending"):
             site.owner.defer(job_id, site.now() + 100)
@@ -453,7 +462,7 @@ class ChangingContract:
 
 
 class RefusalContract:
-    """Contract of typed errors: strangers, unknown jobs, requests that Slurm refuses."""
+    """Tests of errors: another user's jobs, unknown jobs, and requests that Slurm refuses."""
 
     def test_a_stranger_changes_nothing_of_a_waiting_job(self, site: Site) -> None:
         """Bob's companion cannot change Alice's waiting job."""
@@ -465,7 +474,7 @@ class RefusalContract:
             assert site.owner.job(job_id) == before, name
 
     def test_a_stranger_changes_nothing_of_a_running_job(self, site: Site) -> None:
-        """Bob's companion cannot change Alice's running job, which Slurm lets nobody reshape."""
+        """Bob's companion cannot change Alice's running job. Slurm lets nobody reshape it."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         before = site.owner.job(job_id)
         for name, call in JOB_CHANGING.items():
@@ -474,7 +483,7 @@ class RefusalContract:
         assert site.owner.job(job_id) == before
 
     def test_a_job_that_never_was(self, site: Site) -> None:
-        """Every call raises `UnknownJob`."""
+        """Every call raises `UnknownJob` for a job that does not exist."""
         for call in JOB_CHANGING.values():
             with pytest.raises(UnknownJob):
                 call(site.owner, 999_999)
@@ -482,11 +491,11 @@ class RefusalContract:
             site.owner.job(999_999)
 
     def test_a_wrong_signal_is_a_plain_error(self, site: Site) -> None:
-        """An error without a type of its own still has Slurm's message."""
+        """An error that has no class of its own still has Slurm's message."""
         with pytest.raises(Refused, match="FOO") as wrong:
             site.owner.signal(site.held("--nodes=1"), "FOO")
         assert type(wrong.value) is Refused
 
 
 class ClientContract(ReadingContract, ChangingContract, RefusalContract, ReshapeContract, TaskContract):
-    """Contract of every client. Each test takes a fixture `site`."""
+    """All tests of clients. Each takes a fixture `site`."""

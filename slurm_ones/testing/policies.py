@@ -1,4 +1,4 @@
-"""Contract of all policies, and the rules that a schedule must keep.
+"""Tests that every policy must pass, and the rules that a schedule must keep.
 
 from slurm_ones.testing import policy_contract
 
@@ -31,7 +31,7 @@ from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 
 def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
-    """Raise AssertionError unless the schedule keeps the contract of `Policy`."""
+    """Raise AssertionError if the schedule breaks a rule of `Policy`."""
     by_id = {j.job_id: j for j in jobs}
     assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
@@ -78,8 +78,7 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
-    """True if the job keeps its nodes. In a view with spread shapes (not uniform), an equal number of GPUs is
-    enough."""
+    """Return True if the job keeps its shape. If shapes are not uniform, the same number of GPUs suffices."""
     if got.kind and j.shape is not None and view.kinds_held(j) != (got.kind,):
         return False
     if view.uniform or j.shape is None:
@@ -88,7 +87,7 @@ def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
-    """True if the schedule fits the nodes with unchanged jobs in place, by exhaustive search."""
+    """Return True if the schedule fits on the nodes while unchanged jobs stay in place. All placements are tried."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
     of_kind: dict[str, list[Shape]] = {}
@@ -137,19 +136,19 @@ def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
 
 
 def seeded(seed: int = 0) -> np.random.Generator:
-    """Random generator for one decision."""
+    """Return a random generator for one decision."""
     return np.random.default_rng(seed)
 
 
 ABSURD = (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300)
-"""Absurd figures that a job may report."""
+"""Absurd numbers that a job may report."""
 
 
 def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True) -> type:
-    """Return a pytest class with the contract's tests; `make` makes a new policy.
+    """Return a pytest class with the tests of every policy. `make` returns a new policy.
 
-    Hypothesis draws the number of rounds of its profile. `starts_what_fits=False` is for a policy that may leave jobs
-    waiting next to free GPUs.
+    The number of random rounds is that of hypothesis' profile. Set `starts_what_fits=False` for a policy that may let
+    jobs wait although GPUs are free.
     """
     unhurried = [HealthCheck.too_slow]
 
@@ -159,8 +158,8 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0])
         )
         def test_schedules_can_be_had(self, history: list[Round], seed: int, later: float) -> None:
-            """No schedule breaks limits, shapes, fixed jobs, running jobs or nodes, even with memory of another
-            round."""
+            """No schedule breaks a limit, a shape, a fixed job or a running job, or needs more nodes than there are.
+            This holds after earlier rounds too."""
             policy, rng = make(), seeded(seed)
             for number, (view, jobs) in enumerate(history):
                 check(view, jobs, policy.decide(view, jobs, number * later, rng))
@@ -168,7 +167,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
         @settings(deadline=None, suppress_health_check=unhurried)
         @given(rounds(), st.integers(0, 9))
         def test_equal_seeds_give_equal_schedules(self, drawn: Round, seed: int) -> None:
-            """Equal inputs and seeds give equal allocations, reasons and scores, so that decisions can be replayed."""
+            """Equal inputs and seeds give equal allocations, reasons and scores. So decisions can be replayed."""
             view, jobs = drawn
             found = []
             for _ in range(2):
@@ -177,7 +176,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert found[0] == found[1]
 
         def test_nothing_to_decide(self) -> None:
-            """A decision without jobs, without nodes, or without either is valid."""
+            """A policy can decide without jobs, without nodes, and without both."""
             policy = make()
             assert not policy.decide(cluster(), [], 0.0, seeded()).allocations
             assert not policy.decide(cluster(0), [], 0.0, seeded()).allocations
@@ -187,7 +186,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
 
         @pytest.mark.parametrize("figure", ABSURD)
         def test_absurd_figures_never_crash(self, figure: float) -> None:
-            """Absurd reports of one job break neither the tick nor the other jobs' schedule."""
+            """Absurd numbers from one job cause no error, and other jobs still get a schedule."""
             view = cluster(2)
             absurd = job(
                 1,
@@ -205,8 +204,8 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
                 assert 3 in schedule.allocations or not starts_what_fits
 
         def test_jobs_on_nodes_that_are_gone_stay_as_they_are(self) -> None:
-            """A job on a drained node, or with inconsistent figures in Slurm, keeps its shape and affects no other
-            job."""
+            """A job on a drained node keeps its shape, and so does a job whose data from Slurm contradict each other.
+            Other jobs are not affected."""
             view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
             elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
             unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})
@@ -217,7 +216,7 @@ def policy_contract(make: Callable[[], Policy], *, starts_what_fits: bool = True
             assert 4 in schedule.allocations or not starts_what_fits
 
         def test_inputs_are_left_as_they_are(self) -> None:
-            """A policy does not change its inputs, so that they can be given to another one."""
+            """A policy does not change its inputs, because another policy may be given the same."""
             view, jobs = cluster(2), [job(1, {"n1": 4}, epochs=4), job(2), job(3)]
             before = repr((view, jobs))
             make().decide(view, jobs, 0.0, seeded())

@@ -1,4 +1,4 @@
-"""Synthetic clusters and jobs as policies see them: simple ones, and random ones by Hypothesis."""
+"""Made-up clusters and jobs, as policies see them: simple ones, and random ones for hypothesis."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ HELD = Reason("held")
 
 @dataclass(frozen=True)
 class Power:
-    """Throughput model with n GPUs: per_gpu · n^exponent samples/s, times `across` on several nodes; `table` overrides
-    it."""
+    """Throughput model. On n GPUs it is `per_gpu` × n^`exponent` samples/s, times `across` on several nodes.
+
+    For numbers of GPUs in `table`, the table has the throughput.
+    """
 
     per_gpu: float = 100.0
     exponent: float = 0.9
     table: Mapping[int, float] = field(default_factory=dict)
     across: float = 1.0
     doubt: float = 0.0
-    """Relative standard deviation of the throughput."""
+    """Standard deviation of the throughput, divided by the throughput."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
@@ -56,7 +58,8 @@ class Power:
 def cluster(
     nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
 ) -> ClusterView:
-    """Cluster of nodes n1, n2, … with `gpus` GPUs each; `free` are the GPUs of each node without rigid jobs."""
+    """Return a cluster of nodes n1, n2, … with `gpus` GPUs each. `free` has the GPUs that rigid jobs leave on each
+    node."""
     views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
     return ClusterView(tuple(views), whole, gpus, uniform)
 
@@ -70,8 +73,10 @@ def job(
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
     **values: object,
 ) -> JobView:
-    """Job that runs on `nodes`, or waits without them; `epochs` of 1000 samples are done and `to_come` more
-    expected."""
+    """Return a job that runs on `nodes`, or waits if there are none.
+
+    It has trained `epochs` epochs of 1000 samples, and is expected to train `to_come` more.
+    """
     held = dict(nodes or {})
     made = JobView(
         job_id=job_id,
@@ -112,9 +117,10 @@ across = st.sampled_from([1.0, 0.6])
 
 @st.composite
 def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
-    """Draw a cluster of up to 4 nodes, whole-node or not, with rigid jobs on some GPUs and elastic jobs in any state.
+    """Draw a cluster of at most 4 nodes, with rigid jobs on some GPUs and elastic jobs in any state.
 
-    Shapes are `uniform` if given so, else as drawn. Measurements, losses and forecasts may be absurd.
+    It may be one of whole nodes. Its shapes are `uniform` or not, at random if that is None. Measurements, losses and
+    forecasts may be absurd.
     """
     if uniform is None:
         uniform = draw(st.booleans())
@@ -175,8 +181,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """Draw rules of a training strategy: allowed numbers of GPUs, groups that share a node, replicas, and batch
-    limits."""
+    """Draw the rules of a training strategy: numbers of GPUs, replicas, limits of the batch, and groups that share a
+    node."""
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []
     for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):
@@ -188,7 +194,7 @@ def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
 
 
 def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]) -> Limits:
-    """Limits of a job with a training strategy's rules, as the companion makes them."""
+    """Return a job's limits with the rules of a training strategy added, as the companion does."""
     if not rules:
         return limits
     low, high = min(limits.gpus, default=1), max(limits.gpus, default=0)

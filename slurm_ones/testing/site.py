@@ -1,4 +1,4 @@
-"""Cluster for the contract of Slurm clients, where tests submit and watch jobs that end with each test."""
+"""Cluster on which Slurm clients are tested. Jobs that a test submits end with the test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slurm_ones.slurm.model import JobKey, SlurmJob, Task
 
 WAIT_S = 60.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
-UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
-"""Batch script that exits with status 0 at SIGUSR1, which `Site.finish` sends."""
+UNTIL_FINISHED = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
+"""Batch script that exits with code 0 at SIGUSR1, which `Site.finish` sends."""
 OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
-"""Users of the clients: the jobs' owner, another user, and an operator who may change all jobs."""
+"""Users: the owner of the jobs, another user, and an operator, who may change all jobs."""
 
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
@@ -36,7 +36,7 @@ CHANGING: Mapping[str, Call] = {
     "release later": lambda client, job: client.release(job, start_now=False),
     "signal": lambda client, job: client.signal(job, "KILL"),
 }
-"""Changes of a job or task, by name; each is called with a client and the job's key."""
+"""Changes of a job or task, by name. Each is a function of a client and the job's key."""
 
 
 def shape(job: SlurmJob) -> Shape:
@@ -44,7 +44,7 @@ def shape(job: SlurmJob) -> Shape:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Poll until `holds()` is true; AssertionError with `what` after `WAIT_S`."""
+    """Check again and again until `holds()` is true. Raises AssertionError with `what` after `WAIT_S` seconds."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
@@ -52,50 +52,50 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 class Site(ABC):
-    """Cluster for tests, with one kind of client.
+    """Cluster for tests, and clients for it.
 
-    It has two partitions and no other jobs. `gpu`, the default, has nodes n1 to n4 with 4 GPUs each (GRES), and a time
-    limit of one day. `whole` has nodes w1 to w4, allocated whole, without GRES. If time is simulated, override `until`,
-    `now` and `pass_time`.
+    It has two partitions and no other jobs. `gpu` is the default; its nodes n1 to n4 have 4 GPUs each (GRES), and its
+    time limit is one day. `whole` has nodes w1 to w4 without GRES, which are allocated whole. If its time is simulated,
+    override `until`, `now` and `pass_time`.
     """
 
     is_old = False
-    """True for Slurm 22.05, which does not see task counts in a script."""
+    """True for Slurm 22.05, which does not show task counts in a script."""
 
     def __init__(self) -> None:
         self._jobs: list[int] = []
 
     @abstractmethod
     def as_(self, user: str) -> SlurmClient:
-        """Client of `OWNER`, `STRANGER` or `OPERATOR`."""
+        """Return the client of `OWNER`, `STRANGER` or `OPERATOR`."""
 
     @abstractmethod
     def script(self, text: str) -> Path:
-        """Write a batch script that everybody in the cluster can read, and return its path."""
+        """Write a batch script that all users of the cluster can read, and return its path."""
 
     @abstractmethod
     def cancel(self, *job_ids: int) -> None:
-        """Cancel the jobs as an administrator."""
+        """Cancel these jobs as an admin."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the clients, and stop a cluster that was started for the tests."""
+        """Close the clients, and stop the cluster if the tests have started it."""
 
     @property
     def directory(self) -> Path:
-        """Directory that jobs are submitted from."""
+        """Directory from which jobs are submitted."""
         return Path("/scratch")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until `holds()` is true; AssertionError with `what` after `WAIT_S`."""
+        """Wait until `holds()` is true. Raises AssertionError with `what` after `WAIT_S` seconds."""
         until(holds, what)
 
     def now(self) -> float:
-        """Time in the cluster, Unix seconds."""
+        """Return the cluster's time in Unix seconds."""
         return time.time()
 
     def pass_time(self, seconds: float) -> None:
-        """Wait this many seconds of the cluster's time."""
+        """Wait until this many seconds of the cluster's time have passed."""
         time.sleep(seconds)
 
     @property
@@ -104,12 +104,12 @@ class Site(ABC):
         return self.as_(OWNER)
 
     def submit(self, *arguments: str, text: str = SLEEP, client: SlurmClient | None = None) -> int:
-        """Submit a job of the owner (or of `client`'s user), cancelled after the test; return its id."""
+        """Submit a job of the owner, or of `client`'s user, and return its id. It is cancelled after the test."""
         options = ["--output=/dev/null", *arguments]
         return self.adopt((client or self.owner).submit(self.script(text), options, directory=self.directory))
 
     def adopt(self, job_id: int) -> int:
-        """Cancel this job after the test too; return its id."""
+        """Return this id. The job is cancelled after the test."""
         self._jobs.append(job_id)
         return job_id
 
@@ -120,32 +120,31 @@ class Site(ABC):
         return job_id
 
     def held(self, *arguments: str, text: str = SLEEP) -> int:
-        """Submit a job of the owner in a user hold; it has never run. Returns its id."""
+        """Submit a job of the owner with a user hold, so that it never runs; return its id."""
         return self.submit("--hold", *arguments, text=text)
 
     def requeued(self, *arguments: str, text: str = SLEEP) -> int:
-        """Return the id of a job of the owner that ran and was requeued into a hold."""
+        """Return the id of a job of the owner that has run, and was then requeued with a hold."""
         job_id = self.running(*arguments, text=text)
         self.owner.requeue_hold(job_id)
         self.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         return job_id
 
     def blocks(self, *arguments: str) -> int:
-        """Submit a job array of the owner with `arguments`, and return its id once task 0 runs. Tasks end on request
-        (`finish`)."""
-        array_id = self.submit(*arguments, text=UNTIL_TOLD)
+        """Submit a job array of the owner, and return its id once task 0 runs. `finish` ends a task."""
+        array_id = self.submit(*arguments, text=UNTIL_FINISHED)
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id
 
     def started(self, job_id: JobKey) -> None:
-        """Wait until the script of a running job has set its signal trap, shortly after Slurm shows the job as running.
+        """Wait until the script of a running job can receive its signal. Slurm shows the job as running shortly before.
 
-        Override it if the trap can be observed.
+        Override it if the cluster can show that the script is ready.
         """
         self.pass_time(0.5)
 
     def finish(self, job_id: JobKey) -> SlurmJob:
-        """End a running job of the script `UNTIL_TOLD`, and return the ended job."""
+        """End a running job that has the script `UNTIL_FINISHED`, and return the ended job."""
         self.started(job_id)
         self.owner.signal(job_id, "USR1", batch=True)
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")

@@ -1,4 +1,4 @@
-"""Contract of all clients for tasks of a job array: held until needed, reshaped, and used again."""
+"""Tests that every client must pass for tasks of an array: tasks are held until needed, reshaped, and used again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from ones_db.shape import Shape
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import JobState, SlurmJob, Task
-from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_TOLD, Call, Site, both, shape
+from slurm_ones.testing.site import CHANGING, ELASTIC, STRANGER, UNTIL_FINISHED, Call, Site, both, shape
 
 BLOCKS = ("--array=0-5%1", *ELASTIC)
 APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,254,277,301,326,352,379,407,436"
-"""Task ids without a regular step, which Slurm cannot abbreviate."""
+"""Task numbers with unequal distances, which Slurm cannot abbreviate."""
 
 TASK_CHANGING: Mapping[str, Call] = {**CHANGING, "defer": lambda client, task: client.defer(task, 2e9)}
 
 
 def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
-    """Pending tasks by number."""
+    """Return the pending tasks by number."""
     return {job.array_tasks[0]: job for job in site.owner.tasks(array_id) if job.pending}
 
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
-    """Tasks without the fields that even a refused change alters, since Slurm splits the task off its array's
+    """Return the tasks without some fields. Even a refused change alters these, because Slurm gives the task its own
     record."""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
@@ -39,10 +39,10 @@ def gone(job: SlurmJob) -> bool:
 
 
 class TaskContract:
-    """Contract of array tasks. Each test takes a fixture `site`."""
+    """Tests of array tasks. Each takes a fixture `site`."""
 
     def test_each_task_is_a_job_of_its_own(self, site: Site) -> None:
-        """Each task is returned once, although Slurm keeps pending ones in one record."""
+        """Each task is returned once, although Slurm has one record for all pending ones."""
         array_id = site.blocks(*BLOCKS)
         tasks = site.owner.tasks(array_id)
         assert [job.key for job in tasks] == [Task(array_id, task) for task in range(6)]
@@ -57,7 +57,8 @@ class TaskContract:
 
     @both
     def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
-        """A snapshot has each task once: running ones, pending ones in one record, and one with a shape of its own."""
+        """A snapshot has each task once: those that run, those that wait in one record, and one that has its
+        own shape."""
         array_id = site.blocks(*BLOCKS)
         site.as_(user).hold_waiting(array_id)
         site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
@@ -71,14 +72,14 @@ class TaskContract:
         assert all(job.array for job in jobs)
 
     def test_no_task_of_a_long_list_is_left_out(self, site: Site) -> None:
-        """A long list of task ids is complete, although Slurm by default cuts it after 64 characters."""
+        """A long list of task numbers is complete. By default Slurm cuts it after 64 characters."""
         array_id = site.held(f"--array={APART}%1", "--nodes=1")
         wanted = [int(task) for task in APART.split(",")]
         assert [job.array_tasks for job in site.owner.tasks(array_id)] == [(task,) for task in wanted]
         assert list(site.owner.snapshot().jobs[array_id].array_tasks) == wanted
 
     def test_a_job_that_is_no_array_has_no_tasks(self, site: Site) -> None:
-        """A job without an array has no tasks and is known only by its id."""
+        """A job that is no array has no tasks. Only its own id names it."""
         job_id = site.held("--nodes=1")
         assert site.owner.tasks(job_id) == ()
         job = site.owner.job(job_id)
@@ -88,8 +89,8 @@ class TaskContract:
 
     @both
     def test_the_waiting_tasks_are_held_and_what_runs_is_not(self, site: Site, user: str) -> None:
-        """`hold_waiting` holds the pending tasks, but not the running one as a hold by the array's id would. Repeating
-        it is harmless."""
+        """`hold_waiting` holds the pending tasks. The running task is not held, as it would be by the array's id.
+        Repeating the call changes nothing."""
         array_id = site.blocks(*BLOCKS)
         for _ in range(2):
             site.as_(user).hold_waiting(array_id)
@@ -99,15 +100,16 @@ class TaskContract:
             assert len(others) == 5
 
     def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
-        """`hold_waiting` with task numbers holds just these; the others stay pending without a hold, as do requeued
-        tasks."""
+        """`hold_waiting` with task numbers holds only these tasks. The others stay pending without a hold, even if
+        requeued."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id, (0, 2, 3))
         assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
 
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
-        """A block is held, reshaped and released next to task 0; it completes, is reused, and runs at a third shape."""
+        """While task 0 runs, a block is held, reshaped and released. It completes, is used again, and runs at a third
+        shape."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 3)
@@ -138,7 +140,7 @@ class TaskContract:
         assert first.running and first.restart == 0
 
     def test_whole_nodes(self, site: Site) -> None:
-        """The shape of a whole-node block is its number of nodes, since Slurm knows no GPUs there."""
+        """The shape of a block on whole nodes is its number of nodes, because Slurm does not count GPUs there."""
         array_id = site.blocks("--array=0-2%1", "--nodes=1", "--partition=whole")
         block = Task(array_id, 1)
         site.owner.hold_waiting(array_id)
@@ -154,7 +156,7 @@ class TaskContract:
                 site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
 
     def test_a_throttle_keeps_the_others_waiting_until_it_is_raised(self, site: Site) -> None:
-        """A throttle given at submission keeps tasks pending that nobody holds, until it is raised."""
+        """A throttle given at submission keeps tasks pending without a hold, until it is raised."""
         array_id = site.blocks(*BLOCKS)
         site.pass_time(2.5)  # two rounds of the scheduler
         assert waiting(site, array_id).keys() == {1, 2, 3, 4, 5}
@@ -164,7 +166,7 @@ class TaskContract:
 
     @both
     def test_a_throttle_changes_after_a_task_has_ended(self, site: Site, user: str) -> None:
-        """A throttle takes effect after a task has ended, although Slurm reports an error for that task."""
+        """A throttle can be changed after a task has ended, although Slurm reports an error for that task."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id)
         site.finish(Task(array_id, 0))
@@ -173,7 +175,7 @@ class TaskContract:
             assert {job.throttle for job in waiting(site, array_id).values()} == {most}
 
     def test_a_block_that_runs_is_requeued_alone(self, site: Site) -> None:
-        """Requeueing one block leaves the others held, so no other task takes its place."""
+        """A requeue of one block leaves the others held. So no other task takes its place."""
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 0)
         site.owner.hold_waiting(array_id)
@@ -185,7 +187,7 @@ class TaskContract:
         assert site.wait(block, lambda job: job.running, "RUNNING again").restart == 1
 
     def test_a_task_is_deferred_alone(self, site: Site) -> None:
-        """A deferral changes one task's earliest start and leaves the others' as they are."""
+        """A deferral changes the earliest start of one task, and of no other."""
         array_id = site.held(*BLOCKS)
         later = float(int(site.now()) + 1000)
         site.owner.defer(Task(array_id, 2), later)
@@ -193,7 +195,7 @@ class TaskContract:
         assert times.pop(2) == later and set(times.values()) == {0.0}
 
     def test_only_what_ended_by_itself_is_used_again(self, site: Site) -> None:
-        """`reuse` refuses a running task, which it would kill, and a task that its owner cancelled."""
+        """`reuse` refuses a running task, which it would kill, and a task that was cancelled."""
         array_id = site.blocks(*BLOCKS)
         with pytest.raises(Refused):
             site.owner.reuse(Task(array_id, 0))
@@ -210,8 +212,8 @@ class TaskContract:
 
     @both
     def test_what_waits_is_cancelled_and_what_runs_goes_on(self, site: Site, user: str) -> None:
-        """`cancel_waiting` cancels pending tasks, whether held, reshaped or used before. It may be repeated, even after
-        the array's end."""
+        """`cancel_waiting` cancels all pending tasks: those held, those reshaped and those used before. Repeating the
+        call changes nothing, even after the array's end."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         client.hold_waiting(array_id)
@@ -233,8 +235,8 @@ class TaskContract:
         client.cancel_waiting(array_id)
 
     def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
-        """A reshape by the array's id changes all pending tasks, which stay one record, so that none is ahead of
-        another."""
+        """A reshape by the array's id changes all pending tasks. They stay in one record, so that no task gets ahead of
+        others."""
         array_id = site.held(*BLOCKS)
         site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
@@ -245,7 +247,7 @@ class TaskContract:
         assert not any(job.held for job in site.owner.tasks(array_id))
 
     def test_tasks_of_which_one_runs_are_not_reshaped_at_once(self, site: Site) -> None:
-        """A reshape by the array's id is refused while a task runs, since it would change the running task too."""
+        """A reshape by the array's id is refused while a task runs, because it would change the running task too."""
         array_id = site.blocks("--array=0-3%1", *ELASTIC)
         site.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         with pytest.raises(NotResizable):
@@ -253,7 +255,7 @@ class TaskContract:
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
 
     def test_a_stranger_changes_nothing_of_an_array(self, site: Site) -> None:
-        """A stranger can change neither the array nor a pending, running or ended task."""
+        """Another user can change neither the array nor a task of it, whether the task waits, runs or has ended."""
         array_id = site.blocks("--array=0-3%2", *ELASTIC)
         site.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
         stranger = site.as_(STRANGER)
@@ -277,8 +279,8 @@ class TaskContract:
 
     @pytest.mark.parametrize("known", [True, False])
     def test_a_task_that_never_was(self, site: Site, known: bool) -> None:
-        """Every call raises `UnknownJob` for an unknown task, whether its array exists or not."""
-        task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_TOLD) if known else 999_999, 77)
+        """Every call raises `UnknownJob` for an unknown task, even if its array exists."""
+        task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_FINISHED) if known else 999_999, 77)
         for call in TASK_CHANGING.values():
             with pytest.raises(UnknownJob):
                 call(site.owner, task)
@@ -288,7 +290,7 @@ class TaskContract:
             site.owner.job(task)
 
     def test_an_array_that_never_was(self, site: Site) -> None:
-        """Calls on an unknown array raise `UnknownJob`, except `cancel_waiting`, as nothing of the array waits."""
+        """Calls for an unknown array raise `UnknownJob`. `cancel_waiting` does not, because nothing waits."""
         calls: list[Callable[[int], object]] = [site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)]
         for call in calls:
             with pytest.raises(UnknownJob):

@@ -25,7 +25,7 @@ DEAR = frozenset(
         "test_blocks_come_and_go_beside_what_runs",
         "test_up_and_down_across_nodes",
         "test_a_signal_reaches_the_steps_and_the_script_on_demand",
-        "test_task_counts_are_told",
+        "test_task_counts_are_shown",
         "test_a_stranger_changes_nothing_of_an_array",
         "test_what_slurm_takes_in_part_is_rolled_back",
         "test_a_block_that_runs_is_requeued_alone",
