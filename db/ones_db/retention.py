@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, exists, func, or_, select, text
 from ones_db.engine import Transactions, add_or_replace, reading
 from ones_db.history import NOISES, SPEEDS
 from ones_db.jobs import among
+from ones_db.reports import MOST
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, ROLLUPS, RUNS, STEPS, THROUGHPUT
 from ones_db.views import IDLE_USE, MEASURED, SAMPLES, spelled
 
@@ -34,11 +35,9 @@ without noise, or with idle, busy and unknown GPUs: so sums over only some of th
 
 
 def _mean(value: str, weight: str) -> str:
-    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero. Tiny numbers
-    count as zero, since PostgreSQL refuses products that are too small."""
-    total = f"SUM(CASE WHEN {weight} > 1e-99 AND abs({value}) > 1e-99 THEN {value} * {weight} ELSE 0.0 END)"
-    weights = f"SUM(CASE WHEN {weight} > 1e-99 AND {value} IS NOT NULL THEN {weight} END)"
-    return f"COALESCE({total} / {weights}, AVG({value}))"
+    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero."""
+    weights = f"SUM(CASE WHEN {weight} > 0 AND {value} IS NOT NULL THEN {weight} END)"
+    return f"COALESCE(SUM({value} * {weight}) / {weights}, AVG({value}))"
 
 
 _GROUPS = f"""
@@ -55,9 +54,9 @@ _GROUPS = f"""
             PARTITION BY batch, nodes, gpus_per_node, world, timed ORDER BY number DESC)) THEN number END AS single
         FROM s
     ), g AS (
-        SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count, SUM(samples) AS all_samples,
-            SUM(seconds) AS all_seconds, {_mean("loss", "finite")} AS mean_loss,
-            {_mean("noise", "seconds")} AS mean_noise, SUM(nonfinite) AS all_nonfinite,
+        SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count,
+            whole(earliest(SUM(1.0 * samples), {MOST}.0)) AS all_samples, SUM(seconds) AS all_seconds,
+            {_mean("loss", "finite")} AS mean_loss, {_mean("noise", "seconds")} AS mean_noise, SUM(nonfinite) AS all_nonfinite,
             {_mean("gpu_use", "seconds")} AS mean_gpu_use, MAX(gpu_memory) AS most_gpu_memory
         FROM (SELECT k.*, ROW_NUMBER() OVER (ORDER BY number)
             - ROW_NUMBER() OVER (PARTITION BY {_KIND} ORDER BY number) AS island FROM k) n

@@ -28,7 +28,7 @@ TOGETHER = frozenset(
         "test_one_open_resize_a_job",
         "test_stopped_in_the_middle",
         "test_the_companion_goes_on_writing",
-        "test_tiny_numbers_stop_nothing",
+        "test_odd_numbers_stop_nothing",
         "test_what_a_job_reports_breaks_no_view",
     }
 )

@@ -17,6 +17,7 @@ from ones_db import ReportLine, RunReports, Store, retention
 from ones_db.retention import Ages, maintain
 from ones_db.tables import THROUGHPUT
 from ones_wrapper.protocol import Membership
+from ones_wrapper.protocol.fields import TINY
 from slurm_ones.learn.learner import Learner
 from tests.db.make import SPEC, decision, epoch, hello, job, line, report, resize, run, said, throughput
 
@@ -181,11 +182,12 @@ def test_a_rolled_up_sample(store: Store) -> None:
     assert alone["number"] == 5 and len(newest) == retention.KEPT
 
 
-def test_tiny_numbers_stop_nothing(store: Store) -> None:
-    """Protects maintenance from a job's numbers whose products and quotients are too small for PostgreSQL."""
+@pytest.mark.parametrize(("odd", "many"), [(TINY, 1), (2.0**53, 2**53)])
+def test_odd_numbers_stop_nothing(store: Store, odd: float, many: int) -> None:
+    """Protects maintenance from a job's numbers whose products, quotients and sums are too small or too large."""
     store.record_jobs([job(1)])
-    tiny = [throughput(n, time=5e-324, seconds=5e-324, loss=5e-324, noise=5e-324) for n in range(2, 40)]
-    report(store, 1, 0, hello=hello(), throughput=tiny, offset=9, number=50)
+    odds = [throughput(n, time=1.0, seconds=odd, loss=odd, noise=odd, samples=many) for n in range(2, 1200)]
+    report(store, 1, 0, hello=hello(), throughput=odds, offset=9, number=1200)
     store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     assert maintain(store, HOURS, now=NOW, sleep=lambda _: None).removed > 0
 

@@ -16,6 +16,7 @@ from ones_db.query import Reader, view_query
 from ones_db.shape import Shape
 from ones_db.views import VIEWS, spelled
 from ones_wrapper.protocol import Checkpoint, Membership
+from ones_wrapper.protocol.fields import TINY
 from ones_wrapper.protocol.limits import SizeLimits, StrategyLimits
 from tests.db.make import (
     SPEC,
@@ -310,14 +311,14 @@ def test_one_job_is_found_through_indexes(store: Store, url: str) -> None:
                 assert not re.search(r"Seq Scan on (?!clusters)", "\n".join(plan)), plan
 
 
-@pytest.mark.parametrize("odd", [5e-324, 2.0**53])
+@pytest.mark.parametrize("odd", [TINY, 2.0**53])
 def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -> None:
     """Protects everybody's answers from one job that reports numbers at the ends of what is taken, in 1970."""
     fill(store)
     before = {name: len(rows(url, name)) for name in VIEWS}
     store.record_jobs([job(66, submit_time=DAY)])
     reported = [
-        throughput(n, time=0.0, seconds=odd, noise=odd, progress=odd, samples=2**53 - n, batch=2**53 - 1)
+        throughput(n, time=0.0, seconds=odd, noise=odd, progress=odd, gpu_use=odd, samples=2**53 - n, batch=2**53 - 1)
         for n in range(2, 1200)
     ]
     started = hello(time=0.0, launch_s=odd, queue_s=odd, nodes=2**53, gpus_per_node=2**53, batch=2**53 - 1)

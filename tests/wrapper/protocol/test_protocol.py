@@ -31,11 +31,12 @@ from ones_wrapper.protocol import (
     encode,
     encode_report,
 )
+from ones_wrapper.protocol.fields import TINY
 from ones_wrapper.protocol.limits import MAX_NOTES, SizeLimits, StrategyLimits
 
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
 COUNTS = st.integers(0, MAX_INT)
-MEASURED = st.floats(0, MAX_INT, allow_nan=False)
+MEASURED = st.floats(TINY, MAX_INT, allow_nan=False) | st.just(0.0)
 SIGNED = ("loss", "exit_code")
 TASKS = st.lists(COUNTS, max_size=20).map(tuple)
 BYTES = dict.fromkeys(("fixed_bytes", "sample_bytes", "replica_bytes", "data_bytes"), COUNTS)
@@ -111,6 +112,15 @@ def test_every_report_is_read_as_it_was_written(number: int, time: float, report
 def test_spec_and_order_are_read_as_they_were_written(spec: Spec, order: Order) -> None:
     assert decode_spec(encode(spec)) == spec
     assert decode_order(encode(order)) == order
+
+
+def test_a_number_next_to_zero_is_zero() -> None:
+    """Protects views from products that PostgreSQL refuses."""
+    line = b'{"n":1,"t":1.0,"kind":"epoch","epoch":1,"step":1,"samples":1,"loss":%s}'
+    losses = [
+        decode_report(line % loss)[2].loss for loss in (b"5e-324", b"-5e-324", b"1e-99", b"-1e-99", b"0")
+    ]
+    assert losses == [0.0, 0.0, 1e-99, -1e-99, 0.0]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 2.6e28])

@@ -17,6 +17,8 @@ MAX_BLOCKS = 512
 """Most blocks of a job."""
 MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
+TINY = 1e-99
+"""Numbers closer to zero are read as zero: PostgreSQL refuses products that are too small for a float."""
 MAX_ROWS = 256
 """Most items of a list whose items are not numbers."""
 
@@ -67,7 +69,7 @@ def value_of(name: str, kind: Any, value: Any) -> Any:
     """Return `value` once checked: of the field's type, finite, not negative, of bounded length. Unprintable characters
     become question marks."""
     if kind is float or kind is int:  # most of all values by far
-        return value if type(value) is kind and 0 <= value <= MAX_INT else _number(name, kind, value)
+        return value if type(value) is kind and TINY <= value <= MAX_INT else _number(name, kind, value)
     if kind is str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
@@ -92,7 +94,7 @@ def _number(name: str, kind: type[int] | type[float], value: Any) -> int | float
         raise ProtocolError(f"{name}: {value!r:.40} is not finite or too large")
     if value < 0 and name not in ("loss", "exit_code"):
         raise ProtocolError(f"{name}: {value!r:.40} is negative")
-    return kind(value)
+    return kind(value) if abs(value) >= TINY else kind(0)
 
 
 def _items(name: str, kind: Any, values: Any) -> tuple[Any, ...]:
