@@ -241,7 +241,7 @@ def renewed(frame: FrameType, name: str) -> bool:
 
 
 @cache
-def _assigned(path: str) -> list[tuple[int, str]]:
+def _kept_lines(path: str) -> list[tuple[int, str]]:
     """Return lines of a file and the names that they count up, or store a best value in; `.n` of attributes. Left out
     are counts that each turn of a loop begins again."""
     nodes = [*ast.walk(_tree(path))]
@@ -260,4 +260,4 @@ def _assigned(path: str) -> list[tuple[int, str]]:
 def kept(code: CodeType) -> list[str]:
     """Return the names that code counts up (`n += 1`, `n = n + 1`), or stores a best value in; `.n` of attributes."""
     lines = {number for *_, number in code.co_lines()}
-    return [name for number, name in _assigned(code.co_filename) if number in lines]
+    return [name for number, name in _kept_lines(code.co_filename) if number in lines]
