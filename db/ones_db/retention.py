@@ -56,8 +56,9 @@ _GROUPS = f"""
     ), g AS (
         SELECT MIN(number) AS first, MAX(number) AS last, COUNT(*) AS count,
             whole(earliest(SUM(1.0 * samples), {MOST}.0)) AS all_samples, SUM(seconds) AS all_seconds,
-            {_mean("loss", "finite")} AS mean_loss, {_mean("noise", "seconds")} AS mean_noise, SUM(nonfinite) AS all_nonfinite,
-            {_mean("gpu_use", "seconds")} AS mean_gpu_use, MAX(gpu_memory) AS most_gpu_memory
+            {_mean("loss", "finite")} AS mean_loss, {_mean("noise", "seconds")} AS mean_noise,
+            SUM(nonfinite) AS all_nonfinite, {_mean("gpu_use", "seconds")} AS mean_gpu_use,
+            MAX(gpu_memory) AS most_gpu_memory
         FROM (SELECT k.*, ROW_NUMBER() OVER (ORDER BY number)
             - ROW_NUMBER() OVER (PARTITION BY {_KIND} ORDER BY number) AS island FROM k) n
         GROUP BY {_KIND}, island HAVING COUNT(*) > 1
