@@ -117,9 +117,7 @@ def test_spec_and_order_are_read_as_they_were_written(spec: Spec, order: Order) 
 def test_a_number_next_to_zero_is_zero() -> None:
     """Protects views from products that PostgreSQL refuses."""
     line = b'{"n":1,"t":1.0,"kind":"epoch","epoch":1,"step":1,"samples":1,"loss":%s}'
-    losses = [
-        decode_report(line % loss)[2].loss for loss in (b"5e-324", b"-5e-324", b"1e-99", b"-1e-99", b"0")
-    ]
+    losses = [decode_report(line % loss)[2].loss for loss in (b"5e-324", b"-5e-324", b"1e-99", b"-1e-99", b"0")]
     assert losses == [0.0, 0.0, 1e-99, -1e-99, 0.0]
 
 
