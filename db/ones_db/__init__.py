@@ -1,4 +1,4 @@
-"""Database with the history of a cluster's jobs, and the store that reads and writes this database.
+"""Database with the history of a cluster's jobs, and the store that reads and writes it.
 
 The package works without the companion, for example in a notebook::
 
@@ -8,8 +8,8 @@ The package works without the companion, for example in a notebook::
         for row in store.job_summaries():
             print(row.job_id, row.jct_s, row.accuracy)
 
-or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/database.md shows what can be asked.
-`ones_db.migrate` creates and upgrades databases; `ones_db.tables` defines the tables.
+With pandas there is also `ones_db.connect("sqlite:///ones.sqlite").job_summary()`. docs/database.md shows what else can
+be asked. `ones_db.migrate` creates and upgrades databases; `ones_db.tables` defines the tables.
 """
 
 import sys

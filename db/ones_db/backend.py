@@ -1,4 +1,4 @@
-"""Interface of each kind of database for what SQLAlchemy does not cover, and the package's errors."""
+"""Interface of each kind of database, for what SQLAlchemy does not do itself; and the errors of this package."""
 
 from __future__ import annotations
 
@@ -12,96 +12,104 @@ from sqlalchemy.exc import DBAPIError
 
 
 class StoreError(Exception):
-    """A call to the database failed, and nothing of the call was stored. The message says why."""
+    """Error: a call to the database failed, and stored nothing. The message says why."""
 
 
 class SchemaError(StoreError):
-    """The database is absent, another program's, or of another schema. The message says what to run."""
+    """Error: the database does not exist, is another program's, or has another schema. The message says what to run."""
 
 
 class StoreBusy(StoreError):
-    """Another process kept the database locked for longer than `BUSY_S`; the call may be repeated."""
+    """Error: another process kept the database locked for longer than `BUSY_S`. The call may be repeated."""
 
 
 class StoreLost(StoreError):
-    """The server cannot be reached, or went away during the call. The call may be repeated: the store connects again,
-    and stores nothing twice if the lost call was durable already."""
+    """Error: the server cannot be reached, or was lost during the call. The call may be repeated.
+
+    The store then connects again. If the lost call did store its rows, they are not stored twice.
+    """
 
 
 class NotLeader(StoreError):
-    """Another companion of the cluster leads, or may lead by now; the caller must not act."""
+    """Error: another companion of the cluster may lead by now, so the caller must not act."""
 
 
 class UnknownRecord(StoreError):
-    """The job, run, decision or resize that the call names is not in the store."""
+    """Error: the job, run, decision or resize that a call names is not in the store."""
 
 
 class ResizeConflict(StoreError):
-    """The job has another open resize, or the resize that the call names has ended."""
+    """Error: the job already has an open resize, or the resize that a call names has ended."""
 
 
 BUSY_S = 30.0
-"""Longest wait of a call for another process's write to end, seconds."""
+"""Seconds for which a call waits while another process writes."""
 
 UPGRADE = "slurm-ones db upgrade"
 
 Mode = Literal["read", "watch", "write", "upgrade"]
-"""Purpose of an engine's connections: read once, read repeatedly, write, or change the schema."""
+"""Use of an engine's connections: read once, read repeatedly, write, or change the schema."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
 
 def this_process() -> str:
-    """Return the name under which this process leads: host:process id."""
+    """Return the name of this process in the table of leaders, host:process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Backend(Protocol):
-    """One database of one kind, made by `ones_db.engine.backend_of`; no other function knows which kinds exist. Bodies
-    are those of a kind that needs nothing there."""
+    """One database of one kind. `ones_db.engine.backend_of` makes it; other code does not know which kinds there are.
+
+    Methods with a body do what suits a kind of database that needs nothing special.
+    """
 
     place: str
-    """Place of the database for messages: a path, or a URL without the password."""
+    """Path of the database, or its URL without the password, for messages."""
 
     def prepare(self) -> None:
-        """Create what a new database needs, such as a directory; raises `StoreError` if the place is unusable."""
+        """Create what a new database needs, such as a directory. Raises `StoreError` if that is impossible."""
 
     def exists(self) -> bool:
-        """Tell whether the database exists, with tables or without; a server that is away says so when it is asked."""
+        """Return True if the database exists, even without tables. A server that cannot be reached counts as
+        existing."""
         return True
 
     def stamp(self) -> object:
-        """Return, without a query, a value that changes with each write; None if only a query could show a write."""
+        """Return a value that changes with each write, without a query; None if only a query could show that."""
         return None
 
     def engine(self, mode: Mode) -> Engine:
-        """Return an engine for this purpose; its connections have the settings that `Store`'s contract needs."""
+        """Return an engine for this use. Its connections have the settings that the contract of `Store` needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Return SQLAlchemy's execution options for a transaction that writes or only reads."""
+        """Return SQLAlchemy's execution options for a transaction. It writes if `write`, else it only reads."""
         return {}
 
     def explained(self, error: DBAPIError) -> StoreError:
-        """Return the driver's error as a `StoreError` that says what to do."""
+        """Return an error of the driver as a `StoreError` whose message says what to do."""
 
     def back_up(self, revision: str) -> str | None:
-        """Copy the whole database before an upgrade from this revision, and return the place of the copy; None if
-        copies are the administrator's business."""
+        """Copy the whole database before an upgrade from this schema revision. Return the place of the copy.
+
+        None means that no copy is made, because that is the admin's task.
+        """
         return None
 
     def orphans(self, connection: Connection) -> list[str]:
-        """Return rows whose parents are missing; empty if the database enforced foreign keys in this transaction."""
+        """Return rows whose parent rows are missing; empty if the database checks foreign keys itself."""
         return []
 
     def insert(self, table: Table) -> Any:
-        """Return an INSERT with the dialect's own `on_conflict` clauses."""
+        """Return an INSERT statement that has the database's own `on_conflict` clauses."""
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Insert many rows as fast as the driver can; rows whose key is stored already stay as they are.
+        """Insert many rows as fast as the driver can. If a row's key is stored already, the stored row stays.
 
         Each row has a value for every column of the table, in the table's order.
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Let the table generate keys above the highest stored key, after rows were inserted with keys of their own."""
+        """Make the table generate keys above the largest stored one. This is needed after rows were inserted with their
+        keys."""
         return

@@ -1,7 +1,7 @@
-"""Copy all rows of one database into another of any kind, and verify the copy, to move a site.
+"""Copies all rows of one database into another of any kind, and checks the copy. So a site can move its database.
 
-Source and target are read in pages by their keys, and equal pages are left alone. So a copy that was killed goes on
-where it ended, and a second copy, after the companion has stopped, adds only new rows.
+Both databases are read in pages by their keys, and only pages that differ are copied. So a copy that was killed can be
+continued. A second copy, after the companion has stopped, adds only new rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ones_db.engine import (
 from ones_db.tables import METADATA, SCHEMA_REVISION
 
 PAGE = 20_000
-"""Rows of a page, which are compared at once and copied in one transaction."""
+"""Number of rows that are compared together, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Callback of progress: the action (compared, copied or verified), the table, rows done and rows in all."""
+"""Callback for progress: (action, table, rows done, rows in all). The action is "compared", "copied" or "verified"."""
 
 Row = tuple[Any, ...]
 
@@ -44,16 +44,16 @@ class Moved:
 
     table: str
     rows: int
-    """Rows in both databases."""
+    """Number of rows in either database."""
     copied: int
-    """Rows that this call stored; the target had the others."""
+    """Number of rows that this call stored. The target already had the others."""
     checksum: str
     """SHA-256 of all rows in the order of their keys."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """Rows of a table whose key is above `after` and at most `last`; None stands for no bound."""
+    """Rows of a table with keys above `after` and at most `last`. None means no limit."""
 
     table: Table
     after: Row | None
@@ -66,7 +66,8 @@ class _Page:
         return query if self.last is None else query.where(key <= self.last)
 
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
-        """Return the rows in the order of their keys, with text in the form in which this version stores text."""
+        """Return the rows in the order of their keys. Their text has the form in which this version stores it
+        (`SafeText`)."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
         words = {
             i: column.type.bind_processor(connection.dialect) or (lambda value: value)
@@ -82,10 +83,10 @@ def copy(
 ) -> list[Moved]:
     """Copy every row of the source into the target, then compare all tables row by row.
 
-    The source is read as of one moment, and may be written meanwhile. An absent target is created. The target may hold
-    rows of an earlier copy of this source, also of a killed copy, and no others: raises `StoreError`, with nothing
-    changed, if the target has a row that the source lacks. No store opens a target whose copy is unfinished. Raises
-    `SchemaError` if source or target has another schema than this version's.
+    The source is read as of one moment, and may be written meanwhile. The target is created if it does not exist. It
+    may hold rows of an earlier copy of this source, even an unfinished one, but no other rows. Until the copy is
+    complete, no store opens the target. Raises `StoreError` if the target has a row that the source lacks; nothing is
+    changed then. Raises `SchemaError` if source or target does not have this version's schema.
     """
     if backend_of(source).place == backend_of(target).place:
         raise StoreError(f"{backend_of(source).place}: source and target are the same database")
@@ -120,7 +121,7 @@ def _mark(connection: Connection, revision: str) -> None:
 
 
 def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_Page, list[Row]]]:
-    """Yield the table's pages by key, each with its rows; the last page has no upper bound."""
+    """Yield the table in pages by key, each with its rows. The last page has no upper limit."""
     places = [list(table.columns).index(column) for column in table.primary_key]
     after: Row | None = None
     while True:
@@ -134,7 +135,7 @@ def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_P
 
 class _Compared(NamedTuple):
     differ: list[tuple[_Page, bool]]
-    """Pages that differ, each with True if the target has rows in the page."""
+    """Pages that differ. With each is True if the target has rows in it."""
     rows: int
     checksum: str
     """SHA-256 of the source's rows."""
@@ -161,7 +162,7 @@ def _compared(
 def _refuse_others(
     table: Table, rows: Sequence[Row], there: Sequence[Row], source: Connection, target: Connection
 ) -> None:
-    """Raise `StoreError` if this page of the target has a row whose keys are in no row of the source."""
+    """Raise `StoreError` if this page of the target has a row with keys that the source does not have."""
     indexes = [index for index in table.indexes if index.unique]
     uniques = [constraint for constraint in table.constraints if isinstance(constraint, UniqueConstraint)]
     keys: list[Any] = [table.primary_key, *uniques, *indexes]
@@ -180,7 +181,7 @@ def _refuse_others(
 def _fill(
     table: Table, pages: Sequence[tuple[_Page, bool]], source: Connection, target: Engine, progress: Progress
 ) -> int:
-    """Copy these pages, one transaction each; return the number of rows stored."""
+    """Copy these pages, each in a transaction, and return the number of rows stored."""
     parent = any(key.column.table is table for other in METADATA.tables.values() for key in other.foreign_keys)
     names = [column.name for column in table.columns]
     keys = [column.name for column in table.primary_key]

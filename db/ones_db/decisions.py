@@ -1,5 +1,7 @@
-"""Decisions with a reason for each job, and resizes with all their states. Each step of a resize is stored before the
-companion carries the step out (WAL)."""
+"""Decisions with a reason for each job, and resizes with all their states.
+
+Each step of a resize is stored before the companion takes it (write-ahead logging).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def _newest_decisions(cluster: int) -> Select[Any]:
 
 @cache
 def _decided_until(cluster: int) -> Select[Any]:
-    """Return the query of what changes whenever `newest_decisions` does: last decision, last and count of open jobs."""
+    """Return a query whose result changes whenever that of `newest_decisions` does.
+
+    It returns the id of the last decision, the key of the last open job, and the number of open jobs.
+    """
     last = select(func.max(DECISIONS.c.id)).scalar_subquery()
     return select(last, func.max(JOBS.c.id), func.count()).where(
         JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)
@@ -43,7 +48,7 @@ def _decided_until(cluster: int) -> Select[Any]:
 
 
 def _first(lines: Select[Any], most: int) -> Select[Any]:
-    """Return the query of at most `most` jobs of each decision, those with a new size first."""
+    """Return a query that keeps at most `most` jobs of each decision. Jobs with a new size come first."""
     pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
     changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
     order = (case((changes, 0), else_=1), JOBS.c.job_id)
@@ -55,7 +60,8 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """Return the alternatives that these decisions weighed for these jobs (jobs.id) or all, by decision and job."""
+    """Return the alternatives that these decisions considered, by decision and job. `jobs` limits them to some
+    (jobs.id)."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -70,11 +76,12 @@ class DecisionStore(Transactions):
     """Part of a `Store`: decisions and resizes."""
 
     _newest_decided: tuple[tuple[Any, ...], dict[int, DecisionJobRecord]] = (), {}
-    """Answer to `_decided_until`, and the result of `newest_decisions` then."""
+    """Last result of the query `_decided_until`, and the result of `newest_decisions` at that time."""
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs; return its id. A second call with equal time and policy stores nothing."""
+        """Store a decision with its jobs, and return its id. If the same time and policy are stored already, store
+        nothing."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -105,7 +112,7 @@ class DecisionStore(Transactions):
 
     @reading
     def decisions(self, connection: Connection, job_id: int, limit: int = 20) -> list[DecisionRecord]:
-        """Return the newest decisions on a job, newest first, each with only this job."""
+        """Return the newest decisions about a job, newest first. Each has only this job in it."""
         job = key_of(connection, self._cluster, job_id)
         query = (
             select(DECISIONS, DECISION_JOBS)
@@ -129,8 +136,10 @@ class DecisionStore(Transactions):
 
     @reading
     def newest_decisions(self, connection: Connection) -> dict[int, DecisionJobRecord]:
-        """Return the newest decision on each job that has not ended, without its alternatives. They are read again only
-        after a decision, a submission or an end."""
+        """Return the newest decision about each job that has not ended, without its alternatives.
+
+        They are read again only after a decision, a submission or a job's end.
+        """
         newest = tuple(connection.execute(_decided_until(self._cluster)).one())
         if self._newest_decided[0] != newest:
             found = connection.execute(_newest_decisions(self._cluster))
@@ -152,7 +161,7 @@ class DecisionStore(Transactions):
     ) -> list[DecisionRecord]:
         """Return the newest decisions, newest first, each with its jobs.
 
-        `before` selects decisions with lower ids, `user` only that user's jobs, and `changes` only changes that were
+        `before` selects decisions with lower ids, `user` the jobs of one user, and `changes` only changes that were
         carried out. `most` limits the jobs of each decision; jobs that get another size come first.
         """
         query = (
@@ -190,7 +199,8 @@ class DecisionStore(Transactions):
 
     @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
-        """Store a resize before it begins; return it with its id. Raises `ResizeConflict` if the job has one open."""
+        """Store a resize before it begins, and return it with its id. Raises `ResizeConflict` if the job has an open
+        one."""
         job = key_of(connection, self._cluster, record.job_id)
         values = {**row_of(record), "job_id": job}
         del values["id"]
@@ -223,9 +233,9 @@ class DecisionStore(Transactions):
         order_number: int | None = None,
         deadline: float | None = None,
     ) -> ResizeRecord:
-        """Store the state that a resize enters, before the state's action is taken; return the resize.
+        """Store the state that a resize enters, before that state's action is taken. Return the resize.
 
-        `deadline` is the new state's deadline, or None; the number of the order stays unless another number is given.
+        `deadline` is the deadline of the new state, if it has one. If no order number is given, the number stays.
         """
         before = self._resize(connection, resize_id)
         if before.ended is not None:
@@ -244,7 +254,7 @@ class DecisionStore(Transactions):
         time: float,
         pause_s: float | None = None,
     ) -> ResizeRecord:
-        """Store the end of a resize; return the resize. The state `RESIZE_DONE` means that the resize took effect."""
+        """Store the end of a resize, and return the resize. The state is `RESIZE_DONE` if it took effect."""
         before = self._resize(connection, resize_id)
         if before.ended is not None:
             if (before.state, before.ended) == (state, time):
@@ -257,13 +267,13 @@ class DecisionStore(Transactions):
 
     @noting
     def note_held(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks the companion is about to hold for a resize; return the resize."""
+        """Store which tasks of a job of blocks the companion is about to hold for a resize. Return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, held=tuple(tasks)))
 
     @noting
     def note_let_go(self, connection: Connection, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
-        """Store which tasks of a job of blocks have left the companion's hold since a resize; return the resize."""
+        """Store which tasks of a job of blocks are no longer held for a resize. Return the resize."""
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, let_go=tuple(tasks)))
 
@@ -271,13 +281,15 @@ class DecisionStore(Transactions):
     def note_preempted(
         self, connection: Connection, resize_id: int, tasks: Sequence[int], let_go: Sequence[int]
     ) -> ResizeRecord:
-        """Store the tasks of a job of blocks that the companion holds after a resize, since Slurm preempted these tasks
-        or may do so. `let_go` are the tasks that are still out of the hold. Return the resize."""
+        """Store which tasks of a job of blocks are held after a resize, because Slurm has preempted them or may do so.
+
+        `let_go` are the tasks that are still not held. Return the resize.
+        """
         before = self._resize(connection, resize_id)
         return self._changed(connection, before, replace(before, preempted=tuple(tasks), let_go=tuple(let_go)))
 
     def open_resizes(self) -> list[ResizeRecord]:
-        """Return the open resizes, oldest first; a starting companion finishes or rolls back each of these."""
+        """Return the open resizes, oldest first. A companion that starts must finish each or roll it back."""
         return sorted(self._open_resizes().values(), key=lambda one: one.id)
 
     @remembering("open resizes")
@@ -289,7 +301,7 @@ class DecisionStore(Transactions):
         return known.get(resize_id) or _found(connection, self._cluster, resize_id)
 
     def _noted(self, record: ResizeRecord) -> ResizeRecord:
-        """Put a stored resize into the cache; return the resize."""
+        """Put a stored resize into the cache, and return it."""
         if (known := self._remembered("open resizes").get(())) is not None:
             known[record.id] = record
             if record.ended is not None:
@@ -301,7 +313,7 @@ class DecisionStore(Transactions):
     def _changed(
         self, connection: Connection, before: ResizeRecord, after: ResizeRecord, step: ResizeStepRecord | None = None
     ) -> ResizeRecord:
-        """Store the changed fields of a resize, and a step; return the changed resize."""
+        """Store the fields of a resize that have changed, and a step. Return the changed resize."""
         was, now = row_of(before), row_of(after)
         values = {name: value for name, value in now.items() if value != was[name]}
         change_rows(connection, RESIZES, tuple(values), [{**values, "key": after.id}])
@@ -311,8 +323,10 @@ class DecisionStore(Transactions):
 
     @remembering("resizes")
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
-        """Return a job's resizes by id, in the order of their begin; empty for an unknown job. The dictionary belongs
-        to the store's cache: callers must not change it."""
+        """Return a job's resizes by id, in the order in which they began; empty for an unknown job.
+
+        The result is the cache's own. Callers must not change it.
+        """
         query = (
             with_job(RESIZES, self._cluster)
             .where(latest(self._cluster), JOBS.c.job_id == job_id)
@@ -324,7 +338,8 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first; with `decisions` only those for these."""
+        """Return the resizes of a job or of all jobs, oldest first. `decisions` limits them to those of some
+        decisions."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))
@@ -334,15 +349,17 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_steps(self, connection: Connection, resize_id: int) -> list[ResizeStepRecord]:
-        """Return the states that a resize went through, in order."""
+        """Return the states of a resize in order."""
         _found(connection, self._cluster, resize_id)
         query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
         return [record_of(ResizeStepRecord, row) for row in connection.execute(query).mappings()]
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Return the seconds of each phase of these resizes, by the resize's id and the phase's column in
-        `resize_cost`. Unknown phases are left out."""
+        """Return the seconds of each phase, by the resize's id and then the phase's column in the view `resize_cost`.
+
+        Unknown phases are left out.
+        """
         query = text(
             f"SELECT {', '.join(PHASES)} FROM resize_cost "
             "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
@@ -356,10 +373,10 @@ class DecisionStore(Transactions):
 
 
 _MEANT = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
-"""Columns with the aim of a resize, which are equal if a call stores the same resize again."""
+"""Columns that say what a resize is to do. They are equal if the same resize is stored a second time."""
 
 PHASES = tuple(one.name for one in RESIZE_COST.columns if one.name.endswith("_s") and one.name != "total_s")
-"""Columns of the view `resize_cost` with the seconds of a phase."""
+"""Columns of the view `resize_cost` that are seconds of a phase."""
 
 
 @cache
@@ -387,7 +404,7 @@ def _has_ended(resize: ResizeRecord) -> ResizeConflict:
 
 
 def _next_step(connection: Connection, step: ResizeStepRecord) -> None:
-    """Store the step unless the last stored step is equal, so that a call repeated after a crash changes nothing."""
+    """Store a step, unless it equals the last stored one. So a call that is repeated after a crash changes nothing."""
     last = record_of(ResizeStepRecord, connection.execute(_LAST_STEP, {"key": step.resize_id}).mappings().one())
     if replace(last, sequence=0) != step:
         _step(connection, replace(step, sequence=last.sequence + 1))

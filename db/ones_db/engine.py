@@ -1,6 +1,8 @@
-"""Transactions over the database at a URL, inserts and updates of rows, the schema check, and the base of a store.
+"""Transactions over the database at a URL, statements that insert and update, the schema check, and the base of a
+store.
 
-A store's writes are fenced by the term of a leader. Nothing here imports alembic, so that commands start quickly.
+A leader's term fences the store's writes: a write in an older term fails. alembic is not imported here, so that
+commands start fast.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ FORMS = "write sqlite:///PATH (sqlite:////PATH from the root) or postgresql://US
 
 
 def backend_of(url: str) -> Backend:
-    """Return the database that a URL names; raises `StoreError` for any other text."""
+    """Return the database that a URL names. Raises `StoreError` if the text is no such URL."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # its port is no number
@@ -40,7 +42,7 @@ def backend_of(url: str) -> Backend:
 
 
 def names_password(url: str) -> bool:
-    """Tell whether the URL contains a password, which lists of processes and shells' histories would show."""
+    """Return True if the URL has a password. Lists of processes and shell histories would show it."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -64,7 +66,7 @@ def _existing(url: str) -> Backend:
 
 @contextmanager
 def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
-    """Context with an engine for the database at a URL. Raises `SchemaError` if it is to be read and absent."""
+    """Context with an engine for the database at a URL. Raises `SchemaError` if it must exist but does not."""
     backend = _existing(url) if mode == "read" else backend_of(url)
     engine = backend.engine(mode)
     try:
@@ -74,8 +76,8 @@ def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
 
 
 def checked(url: str) -> Engine:
-    """Return an engine for reading the database at a URL. Raises `SchemaError`, with nothing left open, unless the
-    database has this version's schema."""
+    """Return an engine that reads the database at a URL. Raises `SchemaError` if it has another schema than this
+    version."""
     engine = _existing(url).engine("read")
     try:
         with transaction(engine) as connection:
@@ -88,9 +90,10 @@ def checked(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
-    """Context of one transaction: durable when the context is left, rolled back if the context raises.
+    """Context of a transaction. At its end the changes are durable; if it raises an error, they are undone.
 
-    A reading transaction sees the database of one moment. Writers take turns; readers do not wait for writers.
+    A transaction that reads sees the database of one moment. Writers wait for each other; readers do not wait for
+    writers.
     """
     backend = backend_behind(engine)
     try:
@@ -104,18 +107,18 @@ def transaction(engine: Engine, *, write: bool = False) -> Iterator[Connection]:
 
 
 OF_JOBS = ("positions", "reported", "members", "histories", "resizes")
-"""Names of the queries whose results a store caches by job."""
+"""Names of the queries whose results are cached for each job."""
 Known = TypeVar("Known", bound=Hashable)
 Found = TypeVar("Found")
 UNFINISHED = " copying"
-"""Suffix of the schema revision in a database whose copy by `ones_db.copy` was not finished."""
+"""Suffix of the schema revision while a copy by `ones_db.copy` is not finished."""
 
 
 def revision_of(connection: Connection, *, unfinished: bool = False) -> str | None:
-    """Return the schema revision of the database; None for an empty database.
+    """Return the schema revision of the database; None if the database is empty.
 
-    Raises `SchemaError` for a database with only tables of other programs. Raises it for an unfinished copy too, except
-    with `unfinished`.
+    Raises `SchemaError` if all its tables are another program's, or if it is an unfinished copy. With `unfinished`,
+    such a copy is accepted.
     """
     place = backend_behind(connection).place
     tables = inspect(connection).get_table_names()
@@ -130,7 +133,7 @@ def revision_of(connection: Connection, *, unfinished: bool = False) -> str | No
 
 
 def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
-    """Raise `SchemaError`, which says what to run, unless the database has this version's schema."""
+    """Raise `SchemaError` if the database does not have this version's schema. The message says what to run."""
     place, found = backend_behind(connection).place, revision_of(connection, unfinished=unfinished)
     if found is None:
         raise SchemaError(f"{place}: an empty database; run `{UPGRADE}`")
@@ -147,7 +150,7 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
 
 
 def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows whose keys are new; existing rows stay as they are. One statement serves any number of rows."""
+    """Insert the rows whose keys are new. Existing rows stay as they are."""
     if rows:
         connection.execute(_adding(backend_behind(connection).insert, table), rows)
 
@@ -158,12 +161,12 @@ def _adding(insert: Callable[[Table], Any], table: Table) -> Any:
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    """`add_new` for many rows, each with a value for every column of the table in the table's order."""
+    """Do the same as `add_new` for many rows, faster. Each has a value for every column, in the table's order."""
     backend_behind(connection).add_rows(connection, table, rows)
 
 
 def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, and update stored rows with the same key. All rows name the same columns."""
+    """Insert rows, and update those whose key is stored already. All rows must have the same columns."""
     if rows:
         connection.execute(_replacing(backend_behind(connection).insert, table, tuple(key), tuple(rows[0])), rows)
 
@@ -176,7 +179,8 @@ def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str],
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update the named columns of rows, each a mapping with its id under `key`; both may be empty."""
+    """Update columns `names` of rows. Each row is a mapping with the row's id under "key". Names and rows may
+    be empty."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -187,7 +191,7 @@ def _changing(table: Table, names: Sequence[str]) -> Any:
 
 
 class LeaderRecord(NamedTuple):
-    """The companion that leads a cluster, or led the cluster last; a row of the table `leaders`."""
+    """Row of the table `leaders`: the companion that leads a cluster, or that led it last."""
 
     term: int
     holder: str
@@ -196,7 +200,7 @@ class LeaderRecord(NamedTuple):
 
 
 def leader_of(connection: Connection, cluster: int) -> LeaderRecord | None:
-    """Return the companion that leads the cluster (clusters.id) or led last; None if no companion ever led."""
+    """Return the companion that leads the cluster (clusters.id) or led it last; None if there was never one."""
     row = connection.execute(_LEADER, {"cluster": cluster}).one_or_none()
     return None if row is None else LeaderRecord(*row)
 
@@ -207,10 +211,10 @@ _LEADER = select(*(LEADERS.c[name] for name in LeaderRecord._fields)).where(
 
 
 def check_term(connection: Connection, cluster: int, term: int) -> None:
-    """Raise `NotLeader` unless this term is the cluster's newest.
+    """Raise `NotLeader` if there is a newer term of the cluster than this.
 
-    Writers take turns, and whoever begins a term writes too. So a transaction of an older term is either committed
-    before the new term begins, or fails here.
+    To begin a term is a write, and writers wait for each other. So a transaction in an older term is committed before
+    the new term begins, or fails here.
     """
     found = leader_of(connection, cluster)
     if found is None or found.term != term:
@@ -220,7 +224,7 @@ def check_term(connection: Connection, cluster: int, term: int) -> None:
 
 
 class Transactions:
-    """Base of every part of a `Store`: transactions over one cluster's data, and the cache of results."""
+    """Base of all parts of a `Store`: transactions over one cluster's data, and the cache of query results."""
 
     def __init__(
         self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
@@ -231,16 +235,16 @@ class Transactions:
         self._cluster = cluster_key
         self._term = term
         self._thread = local()
-        """Open connection of each thread that reads, as its attribute `connection`."""
+        """Open connection of each thread that reads, under the attribute `connection`."""
         self._memory: dict[str, dict[Any, Any]] | None = None
-        """Cached results by query name and arguments; None for a store without a cache."""
+        """Cached results by the query's name, and then by its arguments. None if this store has no cache."""
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Context in which all reads of this thread see the database of one moment, over one connection."""
+        """Context in which all reads of this thread see the database of one moment."""
         if getattr(self._thread, "connection", None) is not None:
             yield
             return
@@ -271,14 +275,17 @@ class Transactions:
             raise
 
     def remember(self) -> None:
-        """Cache results from now on; writes of this store update the cache, and a failed write empties it. Only the
-        leader may call this: from then on one thread uses the store, and no other process writes."""
+        """Cache results from now on. Only the leader may call this, since no other process may write.
+
+        Only one thread may use the store then. Its own writes update the cache, and a write that fails empties it.
+        """
         self._memory = {}
 
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the result for each key that has one, cached or read by one call of `ask` and cached."""
+        """Return the result for each key in `about` that has one. Results that are not cached are read by one call of
+        `ask`."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:
@@ -286,12 +293,15 @@ class Transactions:
         return {one: known[one] for one in about if one in known}
 
     def _remembered(self, question: str) -> dict[Any, Any]:
-        """Return the cached results of a query; whoever writes the query's rows updates this dictionary in place."""
+        """Return the cached results of a query. Methods that write the query's rows must update this dictionary."""
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Drop cached results of these queries, or of all; with `of`, only results of jobs for whose id `of` is true.
-        Keys of the cache are job ids, or tuples that begin with a job id."""
+        """Drop cached results of these queries, or of all queries. `of` limits this to the jobs for whose id it is
+        true.
+
+        Keys of the cache are job ids, or tuples that begin with a job id.
+        """
         for question in questions or tuple(self._memory or ()):
             known = self._remembered(question)
             for one in [one for one in known if of is None or of(one[0] if isinstance(one, tuple) else one)]:
@@ -307,7 +317,7 @@ Answered: TypeAlias = Callable[Concatenate[Part, Given], Found]
 
 
 def reading(method: Asked[Part, Given, Found], *, write: bool = False) -> Answered[Part, Given, Found]:
-    """Decorate a method: its connection, which callers do not give, is that of one reading transaction."""
+    """Decorate a method that reads. A call opens a transaction and passes its connection as the first argument."""
 
     @wraps(method)
     def call(self: Part, /, *given: Given.args, **named: Given.kwargs) -> Found:
@@ -318,12 +328,12 @@ def reading(method: Asked[Part, Given, Found], *, write: bool = False) -> Answer
 
 
 def noting(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
-    """Decorate a method like `reading`, for one writing transaction; the method updates the cache itself."""
+    """Decorate a method that writes, as `reading` does. The method must update the cache itself."""
     return reading(method, write=True)
 
 
 def remembering(question: str) -> Callable[[Asked[Part, Given, Found]], Answered[Part, Given, Found]]:
-    """Decorate a method like `reading`, and let a store cache the results under this query's name."""
+    """Decorate a method that reads, as `reading` does. A store may cache its results under this name."""
 
     def remembered(method: Asked[Part, Given, Found]) -> Answered[Part, Given, Found]:
         @wraps(method)

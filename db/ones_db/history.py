@@ -1,8 +1,8 @@
-"""Jobs' histories for learning, read by a constant number of queries.
+"""Histories of jobs for learning, read by a constant number of queries.
 
 Reports are only ever added, and their numbers rise within a run. So a store caches the reports of each run, and reads
-only newer reports: a tick costs as much in a job's last hour as in its first. All cached data follow from the database,
-and to clear the cache costs only time.
+only newer ones. A tick then costs as much in a job's last hour as in its first. The cache can be emptied at any time,
+since all of it can be read again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ from ones_db.shape import PARKED, Shape
 from ones_db.tables import BATCHES, BLOCKS, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 SPEEDS = 5
-"""Number of newest throughput samples kept of each shape and batch (ONES §3.2)."""
+"""Number of newest throughput samples that are kept for each shape and batch (ONES §3.2)."""
 NOISES = 8
-"""Number of newest gradient noise scales kept of a job."""
+"""Number of newest gradient noise scales that are kept for a job."""
 SPARE = 250
-"""Cached jobs beyond the most that one call asked for; the least recently used are dropped first (LRU)."""
+"""Number of jobs that are cached in addition to those of the largest call. The least recently used are dropped
+(LRU)."""
 
 
 Row: TypeAlias = Any
@@ -63,20 +64,21 @@ Row: TypeAlias = Any
 
 @dataclass
 class CachedRun:
-    """Cached reports of one run, up to a report number."""
+    """Reports of one run in the cache, up to the report with this number."""
 
     restart: int
     number: int = 0
     epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
-    """Each ended epoch by its number, with the samples used in the epoch."""
+    """Each epoch that has ended by its number, with the number of samples used in it."""
     speeds: dict[tuple[Shape | None, int], deque[ThroughputPoint]] = field(default_factory=dict)
-    """Newest throughput samples by size and global batch; the size None stands for the run's own shape."""
+    """Newest throughput samples by size and global batch. The size is None if it is the run's own shape."""
     noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
     members: list[MembershipRecord] = field(default_factory=list)
-    """The memberships of a term, in order."""
+    """Memberships of the run in order; empty for a plain job."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput report, newer than all before. One of 0 samples, which are not counted, measures none."""
+        """Add a throughput report that is newer than all others. If its samples were not counted (0), it has no
+        throughput."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -84,8 +86,11 @@ class CachedRun:
             self.noises.append(NoisePoint(row.noise, row.time))
 
     def _size_at(self, row: Any) -> Shape | None:
-        """Return the size at which a sample was measured: the membership's size, None without memberships, or `MIXED`
-        if blocks changed during the sample."""
+        """Return the size at which a sample was measured: that of the membership then. None if there are no
+        memberships.
+
+        If blocks changed during the sample, return `MIXED`.
+        """
         after = bisect(self.members, row.number, key=lambda member: member.number)
         if not after:
             return None
@@ -93,14 +98,14 @@ class CachedRun:
         return size_of(member) if row.time - row.seconds >= member.time - MARGIN * row.seconds else MIXED
 
     def add_epoch(self, row: Any) -> None:
-        """Add an epoch's end, newer than all before; the new end replaces an earlier end of the same epoch."""
+        """Add the end of an epoch that is newer than all others. It replaces an earlier end of the same epoch."""
         point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
         self.epochs[row.epoch] = (point, row.samples)
 
 
 @dataclass
 class CachedJob:
-    """Cached runs of a job, and the job's history with the state of the rows from which the history was made."""
+    """Runs of a job in the cache. Also the history made from them, with the state of the rows at that time."""
 
     runs: dict[int, CachedRun] = field(default_factory=dict)
     state: Any = None
@@ -109,26 +114,27 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample's time that may precede a change of blocks, since clocks are read a moment apart."""
+"""Share of a sample's time that may lie before a change of blocks, since clocks are read at slightly different
+moments."""
 
 
 def size_of(member: MembershipRecord) -> Shape:
-    """Return the size of a membership; one node with all GPUs stands for nodes that give unequally many."""
+    """Return the size of a membership. If nodes have unequal numbers of GPUs, it is one node with all GPUs."""
     report = member.report
     return Shape(report.nodes, report.gpus_per_node) if report.gpus_per_node else Shape(1, report.world)
 
 
 class HistoryCache:
-    """Cache of the histories that one store has read. One thread at a time may use a cache."""
+    """Cache of the histories that a store has read. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, CachedJob] = {}
         self._most = 0
         self.finished: tuple[Any, list[JobHistory]] | None = None
-        """State of the finished jobs' rows, and the histories made from that state."""
+        """State of the rows of finished jobs, and the histories made from them."""
 
     def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """Return the cached values of these jobs, empty for new jobs, and make these jobs the last to be dropped."""
+        """Return what is cached of these jobs, and mark them as just used. A new job gets an empty entry."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
@@ -137,15 +143,14 @@ class HistoryCache:
         return asked
 
     def clear(self) -> None:
-        """Empty the cache."""
         self._jobs.clear()
         self.finished = None
 
 
 PAUSES = 3
-"""Number of a job's last resizes, or changes of blocks, in a mean pause."""
+"""Number of last resizes, or last changes of blocks, over which a job's mean pause is taken."""
 CHUNK = 250
-"""Number of runs that one query selects by id."""
+"""Number of runs that one query selects by their ids."""
 
 
 def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> list[JobHistory]:
@@ -171,7 +176,7 @@ def _of(connection: Connection, cache: HistoryCache, jobs: Sequence[Row]) -> lis
 
 @cache
 def _runs() -> Select[Any]:
-    """Return the query of each job's runs in order, each with its end and with the global batch last in force."""
+    """Return the query of each job's runs in order. With each are its end and its last global batch."""
     last = BATCHES.alias("last")
     changed = (
         select(func.max(last.c.number))
@@ -205,7 +210,7 @@ _FIRST_EPOCHS = _EPOCH.where(keyed(EPOCHS.c.run_id)).order_by(EPOCHS.c.number)
 
 
 def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
-    """Read the reports since the last call, and add these to the cached runs."""
+    """Read the reports that were added since the last call into the cached runs."""
     started: dict[int, CachedRun] = {}
     known: dict[int, CachedRun] = {}
     for job, row in runs:
@@ -240,7 +245,8 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the newest samples of each run and batch, oldest first; if `hot`, of each membership too."""
+    """Return the query of the newest samples of each run and batch, oldest first. If `hot`, they are of each membership
+    too."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
@@ -257,13 +263,13 @@ _RESIZED = (
     .where(keyed(RESIZES.c.job_id), RESIZES.c.ended.is_not(None))
     .order_by(RESIZES.c.id)
 )
-"""Query of each job's ended resizes, in the order of their begin."""
+"""Query of each job's ended resizes, in the order in which they began."""
 _PREEMPTED = (
     select(BLOCKS.c.job_id, BLOCKS.c.end_time)
     .where(keyed(BLOCKS.c.job_id), BLOCKS.c.state == "PREEMPTED", BLOCKS.c.end_time.is_not(None))
     .order_by(BLOCKS.c.end_time)
 )
-"""Query of each job's blocks that Slurm preempted, in the order of their ends."""
+"""Query of each job's preempted blocks, in the order of their ends."""
 
 
 def _by_job(connection: Connection, query: Select[Any], keys: Sequence[int]) -> dict[int, list[Row]]:
@@ -319,7 +325,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         membership=members[-1] if members else None,
         switch_s=_mean([new.report.pause_s for _, new in ordered]),
         join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
-        moved_in_vain=sum(1 for _ in takewhile(_in_vain, reversed([*pairwise(members)]))),
+        changes_without_effect=sum(1 for _ in takewhile(_without_effect, reversed([*pairwise(members)]))),
         steps_since_change=_steps_since_change(runs, cached),
         misfit=next((_misfit(run, cached[run.id]) for run in reversed(runs) if run.world), None),
         placed=_placed(runs, cached),
@@ -331,7 +337,7 @@ def _shape(run: Row) -> Shape:
 
 
 def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
-    """Return the optimizer steps since the job's size last changed, by its count; None if it never did."""
+    """Return the number of optimizer steps since the job's size last changed; None if it never changed."""
     size: int | None = None
     changed: int | None = None
     step = 0
@@ -345,8 +351,10 @@ def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) ->
 
 
 def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
-    """Return (GPUs, first step) of each size on which a run trained. A run begins about at `step`, which the run before
-    reached. A run that reported no step did not train."""
+    """Return (GPUs, first step) of each size on which a run trained; empty if it reported no step.
+
+    A plain job's run begins about at `step`, which the run before has reached.
+    """
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
     gpus = _shape(run).gpus
@@ -354,7 +362,8 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Return ranks and GPUs of a run if they differ, as if not `ones-run` started the ranks; else None."""
+    """Return (ranks, GPUs) of a run if these differ, for example because `ones-run` did not start the ranks;
+    else None."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -371,7 +380,7 @@ def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
     return bool(after - before)
 
 
-def _in_vain(change: tuple[MembershipRecord, MembershipRecord]) -> bool:
+def _without_effect(change: tuple[MembershipRecord, MembershipRecord]) -> bool:
     old, new = (member.report for member in change)
     return new.order is not None and new.world == old.world and new.nodes >= old.nodes
 
@@ -381,13 +390,13 @@ def _mean(pauses: Sequence[float]) -> float | None:
 
 
 def _is_nobodys(resize: Row) -> bool:
-    """Tell whether a resize without effect counts neither as a failure nor as a reason to wait."""
+    """Return True if a resize without effect counts neither as a failure, nor as a reason to wait before the next."""
     overtaken = resize.restart < 0 and resize.outcome_code == RESIZE_OVERTAKEN
     return overtaken or bool(resize.outcome_code == RESIZE_PREEMPTED)
 
 
 def _interrupts(resize: Row) -> bool:
-    """Tell whether the resize paused the job's training: not if the job waited, or was never requeued."""
+    """Return True if the resize paused the job's training. It did not if the job waited, or was never requeued."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
@@ -413,7 +422,7 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
-    """Return the newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
+    """Return the newest samples for each shape, batch and kind of GPU, of all runs, oldest first."""
     kept: dict[tuple[Shape, int, str], list[ThroughputPoint]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
@@ -427,7 +436,7 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
 
 
 def _placed(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[PlacedPoint, ...]:
-    """Return the measurements at each batch of each run whose nodes are known."""
+    """Return the measured throughput at each batch of each run whose nodes are known."""
     found = []
     for run in runs:
         names = tuple(run.node_list.split(",")) if run.node_list else ()
@@ -450,7 +459,7 @@ def _elastic(cluster: int) -> Select[Any]:
 
 
 class HistoryStore(Transactions):
-    """Part of a `Store`: jobs' histories, and their cache."""
+    """Part of a `Store`: histories of jobs."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -467,10 +476,10 @@ class HistoryStore(Transactions):
                 raise
 
     def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
-        """Return the history of each of these jobs by job id; None stands for all elastic jobs that have not ended.
+        """Return the history of each of these jobs, by job id. None means all elastic jobs that have not ended.
 
-        The number of queries is constant up to hundreds of jobs, and only reports since the last call are read. A job
-        without new rows gets the same object as in the last call.
+        The number of queries is constant for up to hundreds of jobs, and only reports since the last call are read. If
+        a job has no new rows, its history is the same object as before.
         """
 
         def ask(connection: Connection, asked: Collection[int] | None) -> dict[int, JobHistory]:
@@ -490,9 +499,10 @@ class HistoryStore(Transactions):
 
     @remembering("finished")
     def finished_histories(self, connection: Connection, limit: int = 200) -> list[JobHistory]:
-        """Return the histories of the elastic jobs that completed last with at least one epoch, newest first.
+        """Return the histories of the elastic jobs that completed last, newest first. Jobs without an epoch are left
+        out.
 
-        Without new rows the call returns the same list as the last call.
+        If there are no new rows, the list is the same object as before.
         """
         with self._cached() as cache:
             trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)

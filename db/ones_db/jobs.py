@@ -1,4 +1,4 @@
-"""Jobs, their runs and promised deadlines, blocks (tasks of job arrays), and the memberships that jobs report."""
+"""Jobs and their runs, promises of deadlines, blocks (tasks of job arrays), and the memberships that jobs report."""
 
 from __future__ import annotations
 
@@ -40,29 +40,33 @@ _LATER = JOBS.alias("later")
 T = TypeVar("T")
 
 _FIRST = ("submit_time", *shape_names("requested_shape"))
-"""Columns that are stored from a job's first snapshot and never change."""
+"""Columns that are stored at a job's first snapshot and then never change."""
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
-    """Return `column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
+    """Return the condition `column IN (…)` with all numbers written out, since databases limit a statement's
+    parameters."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
 def keyed(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
-    """Return `column IN` a parameter with a list of numbers. The statement can then be compiled once: SQLAlchemy
-    compiles slower than the database answers."""
+    """Return the condition `column IN` with a parameter for the list of numbers. So the statement is compiled only
+    once.
+
+    SQLAlchemy takes longer to compile a statement than the database takes to answer it.
+    """
     return column.in_(bindparam(name, expanding=True, literal_execute=True))
 
 
 @cache
 def newest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Return the condition that a row of jobs belongs to the cluster and is the newest submission with its id."""
+    """Return the condition that a job belongs to the cluster, and is the newest submission with its id."""
     return (JOBS.c.cluster_id == cluster) & latest(cluster)
 
 
 @cache
 def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Return the condition that a row of the cluster's jobs is the newest submission with its id."""
+    """Return the condition that a job, already known to be of the cluster, is the newest submission with its id."""
     return ~exists().where(
         _LATER.c.cluster_id == cluster,
         _LATER.c.job_id == JOBS.c.job_id,
@@ -73,30 +77,31 @@ def latest(cluster: int | BindParameter[int]) -> ColumnElement[bool]:
 def alive(cluster: int) -> ColumnElement[bool]:
     """Return the condition that a job of the cluster has not ended.
 
-    The condition is on the job's key, so that databases use the index of ends however many jobs have ended. Callers
-    must add no condition on the cluster, since SQLite would then scan all jobs of the cluster.
+    It is a condition on the job's key. So databases use the index of ends, and are fast even with many ended jobs.
+    Callers must not add a condition on the cluster: SQLite would then read all jobs of the cluster.
     """
     return JOBS.c.id.in_(select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None)))
 
 
 def run_end() -> ColumnElement[float | None]:
-    """Return `ones_db.views.end_of` as a column for a query of runs joined with jobs."""
+    """Return the SQL of `ones_db.views.end_of` as a column, for a query of runs joined with jobs."""
     return literal_column(f"({end_of('runs', 'jobs')})", Float())
 
 
 def with_job(table: Table, cluster: int) -> Select[Any]:
-    """Return the query of a table's rows that belong to jobs of the cluster, with Slurm's job id as `slurm_job`."""
+    """Return the query of a table's rows that belong to the cluster's jobs, with the column `slurm_job` for Slurm's job
+    id."""
     query = select(table, JOBS.c.job_id.label("slurm_job")).join(JOBS, JOBS.c.id == table.c.job_id)
     return query.where(JOBS.c.cluster_id == cluster)
 
 
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:
-    """Return the key (jobs.id) of the newest submission with this job id; raises `UnknownRecord`."""
+    """Return the key (jobs.id) of the newest submission with this job id. Raises `UnknownRecord`."""
     return keys_of(connection, cluster, [job_id])[job_id]
 
 
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
-    """Return the keys (jobs.id) of several job ids; raises `UnknownRecord`, which names the first unknown id."""
+    """Return the keys (jobs.id) for several job ids. Raises `UnknownRecord`, which names the first unknown id."""
     rows = connection.execute(_keys(cluster), {"keys": [*job_ids]})
     return known({row.job_id: row.id for row in rows}, job_ids)
 
@@ -108,17 +113,17 @@ def _keys(cluster: int) -> Select[Any]:
 
 @cache
 def with_ids(cluster: int) -> Select[Any]:
-    """Return the query of the jobs with the ids in the parameter `keys`, sorted by submission."""
+    """Return the query of the jobs whose ids are in the parameter `keys`, in order of submission."""
     order = (JOBS.c.submit_time, JOBS.c.job_id)
     return select(JOBS).where(newest(cluster), keyed(JOBS.c.job_id)).order_by(*order)
 
 
 STARTS = select(RUNS).where(keyed(RUNS.c.job_id), keyed(RUNS.c.restart, "restarts"))
-"""Query of the runs whose job (jobs.id) is in the parameter `keys`, and whose restart is in `restarts`."""
+"""Query of the runs whose jobs (jobs.id) are in the parameter `keys`, and whose restart counts are in `restarts`."""
 
 
 def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
-    """Return `found` if it has all these job ids; else raise `UnknownRecord`."""
+    """Return `found` if all these job ids are in it, else raise `UnknownRecord`."""
     for job_id in job_ids:
         if job_id not in found:
             raise UnknownRecord(f"job {job_id} is not in the database; record_jobs stores it first")
@@ -126,27 +131,29 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
 
 
 def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
-    """Tell whether record and row are of one submission, and not of two jobs with the same job id.
+    """Return True if row and record are of the same submission, and not of two jobs with the same id.
 
-    Slurm gives a requeued job a new submission time after raising its restart count; a new job begins with restart 0.
+    A requeued job gets a new submission time, but its restart count has risen before. A new job has restart count 0.
     """
     return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
 
 
 def observed() -> ColumnElement[bool]:
-    """Return the condition, in a query of jobs, that a companion has seen the job: it is not only from accounting."""
+    """Return the condition that a companion has seen the job, so that it is not only known from accounting."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
 def encode_limits(limits: StrategyLimits) -> str:
-    """Return a strategy's limits as JSON for the column `limits`; names in them are printable already."""
+    """Return a strategy's limits as JSON, for the column `limits`. The names in them are printable already."""
     return json.dumps(asdict(limits), allow_nan=False, separators=(",", ":"))
 
 
 @lru_cache(maxsize=256)
 def decode_limits(text: str) -> StrategyLimits:
-    """Return a strategy's limits from the text of the column `limits`, cached, since many jobs have equal limits.
-    Raises `ProtocolError` for text that fails this version's checks."""
+    """Return a strategy's limits from the JSON in the column `limits`. Raises `ProtocolError` if it fails a check.
+
+    Results are cached, because many jobs have the same limits.
+    """
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -167,18 +174,18 @@ def spec_record(row: Mapping[Any, Any]) -> Spec | None:
 
 
 def spec_columns(spec: Spec) -> dict[str, Any]:
-    """Return the columns of `jobs` that hold a spec, with the spec's values."""
+    """Return the columns of `jobs` that hold a spec, with their values."""
     limits = spec.limits
     told = {"strategy": limits and limits.strategy, "limits": limits and encode_limits(limits)}
     return {**{name: getattr(spec, name) for name in SPEC_COLUMNS if name not in told}, **told}
 
 
 SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
-"""Columns of `jobs` that hold a spec."""
+"""Names of the columns of `jobs` that hold a spec."""
 
 
-def _told(record: RunRecord) -> dict[str, Any]:
-    """Return the columns of a run whose value the record knows."""
+def _known_columns(record: RunRecord) -> dict[str, Any]:
+    """Return the columns of a run for which the record has a value."""
     unknown: dict[str, Any] = {"nodes": 0, "gpus_per_node": 0, "node_list": ""}
     apart = ("job_id", "report_offset", "report_number")
     return {
@@ -189,14 +196,14 @@ def _told(record: RunRecord) -> dict[str, Any]:
 
 
 class JobStore(Transactions):
-    """Part of a `Store`: jobs with their runs, deferrals and deadlines."""
+    """Part of a `Store`: jobs with their runs, deferrals and promises."""
 
     @noting
     def record_jobs(self, connection: Connection, records: Iterable[JobRecord]) -> None:
-        """Store the present state of jobs; unchanged jobs are not written.
+        """Store the present state of jobs. Jobs that have not changed are not written.
 
-        A record with restart 0 and a later submission time than the stored job's is a new job with an old id. The
-        requested shape and the submission time stay as first seen.
+        If a record has restart count 0 and a later submission time than the stored job, it is a new job with a used id.
+        Requested shape and submission time stay as first stored.
         """
         given = {record.job_id: record for record in records}
         found = connection.execute(with_ids(self._cluster), {"keys": [*given]})
@@ -225,7 +232,8 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs from Slurm. Unknown columns (None, 0 nodes) stay as stored, as does the place in the reports."""
+        """Store runs as Slurm shows them. Values that are unknown (None, 0 nodes) stay as stored, and so does the place
+        in the report file."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})
@@ -235,7 +243,7 @@ class JobStore(Transactions):
         rows = []
         for (job_id, restart), record in given.items():
             before = stored.get((keys[job_id], restart), {})
-            after = {**blank, **before, **_told(record), "job_id": keys[job_id]}
+            after = {**blank, **before, **_known_columns(record), "job_id": keys[job_id]}
             if after != before:
                 after.pop("id", None)
                 rows.append(after)
@@ -244,7 +252,7 @@ class JobStore(Transactions):
 
     @noting
     def set_deferral(self, connection: Connection, job_id: int, until: float | None) -> None:
-        """Store the end of a pending job's deferral by the companion, Unix seconds; None for no deferral."""
+        """Store until when the companion defers a pending job (Unix seconds), or None for no deferral."""
         key = key_of(connection, self._cluster, job_id)
         self._forget("histories", of=job_id.__eq__)
         self._forget("deferrals")
@@ -252,7 +260,7 @@ class JobStore(Transactions):
 
     @reading
     def jobs(self, connection: Connection, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
-        """Return these jobs, or all jobs of the cluster, by id, sorted by submission."""
+        """Return these jobs, or all jobs of the cluster, by job id, in order of submission."""
         if job_ids is None:
             query = select(JOBS).where(newest(self._cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
             found = connection.execute(query)
@@ -262,7 +270,7 @@ class JobStore(Transactions):
 
     @remembering("live")
     def live_jobs(self, connection: Connection) -> frozenset[int]:
-        """Return the ids of the jobs that have not ended."""
+        """Return the ids of jobs that have not ended."""
         query = select(JOBS.c.job_id).where(newest(self._cluster), JOBS.c.end_time.is_(None))
         live = frozenset(connection.scalars(query))
         self._forget(*OF_JOBS, of=lambda job_id: job_id not in live)
@@ -270,14 +278,14 @@ class JobStore(Transactions):
 
     @reading
     def runs(self, connection: Connection, job_id: int) -> list[RunRecord]:
-        """Return the runs of a job, first to last."""
+        """Return the runs of a job in order."""
         key = key_of(connection, self._cluster, job_id)
         query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
         return [record_of(RunRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
 
     @remembering("deferrals")
     def deferrals(self, connection: Connection) -> dict[int, float]:
-        """Return the end of each deferral by the companion, Unix seconds, by job id."""
+        """Return until when the companion defers jobs (Unix seconds), by job id."""
         query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(
             newest(self._cluster), JOBS.c.deferred_until.is_not(None)
         )
@@ -285,7 +293,7 @@ class JobStore(Transactions):
 
     @noting
     def record_promises(self, connection: Connection, records: Iterable[PromiseRecord]) -> None:
-        """Store which deadlines were promised or refused, in place of earlier records of the same jobs."""
+        """Store which deadlines were promised or refused. Earlier answers for the same jobs are replaced."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -293,7 +301,7 @@ class JobStore(Transactions):
 
     @reading
     def promises(self, connection: Connection, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
-        """Return promise or refusal of the deadlines of these jobs, or of all that have not ended, by id."""
+        """Return the answers about deadlines by job id: of these jobs, or of all that have not ended."""
         which = JOBS.c.end_time.is_(None) if job_ids is None else among(JOBS.c.job_id, job_ids)
         query = with_job(PROMISES, self._cluster).where(latest(self._cluster), which).order_by(JOBS.c.job_id)
         found = connection.execute(query).mappings()
@@ -319,7 +327,7 @@ def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
-    """Return the start times of blocks with these Slurm ids, by id."""
+    """Return the start times of the blocks with these Slurm ids, by id."""
     found: dict[int, list[float]] = defaultdict(list)
     query = (
         select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
@@ -336,7 +344,7 @@ def _memberships() -> Any:
 
 
 def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
-    """Return, in order, the memberships of runs after a report, given (runs.id, report number) of each run."""
+    """Return the memberships of runs after a report, in order. `runs` lists (runs.id, number of that report)."""
     return rows_after(connection, MEMBERSHIPS, _WITH_JOBS, runs)
 
 
@@ -360,7 +368,7 @@ def _with_jobs() -> Any:
 
 
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
-    """Return the record of a row of memberships that was selected with its run's term."""
+    """Return the record of a row of memberships. The row must also have the term of its run."""
     return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
 
 
@@ -372,7 +380,7 @@ class BlockStore(Transactions):
 
     @noting
     def record_blocks(self, connection: Connection, records: Iterable[BlockRecord]) -> None:
-        """Store starts of blocks from Slurm."""
+        """Store starts of blocks, as Slurm shows them."""
         given = list(records)
         keys = keys_of(connection, self._cluster, {record.job_id for record in given})
         rows = [{**row_of(record), "job_id": keys[record.job_id]} for record in given]
@@ -381,21 +389,21 @@ class BlockStore(Transactions):
 
     @reading
     def blocks(self, connection: Connection, job_id: int) -> list[BlockRecord]:
-        """Return the starts of a job's blocks, first to last."""
+        """Return the starts of a job's blocks, in order."""
         query = select(BLOCKS).where(BLOCKS.c.job_id == key_of(connection, self._cluster, job_id))
         query = query.order_by(BLOCKS.c.start_time, BLOCKS.c.task, BLOCKS.c.restart)
         return [record_of(BlockRecord, row, job_id=job_id) for row in connection.execute(query).mappings()]
 
     @reading
     def open_blocks(self, connection: Connection) -> list[BlockRecord]:
-        """Return the blocks that have not ended."""
+        """Return the blocks that run."""
         query = with_job(BLOCKS, self._cluster).where(latest(self._cluster), BLOCKS.c.end_time.is_(None))
         query = query.order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
         return [record_of(BlockRecord, row, job_id=row["slurm_job"]) for row in connection.execute(query).mappings()]
 
     @reading
     def guest_runs(self, connection: Connection, since: float) -> list[GuestRun]:
-        """Return the guest blocks that ran at that time or later, first to last."""
+        """Return the guest blocks that ran at time `since` or later, in order."""
         query = (
             select(JOBS.c.partition, BLOCKS.c.start_time, BLOCKS.c.end_time, BLOCKS.c.state == "PREEMPTED")
             .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
@@ -407,21 +415,21 @@ class BlockStore(Transactions):
 
     @reading
     def held(self, connection: Connection) -> list[HeldRecord]:
-        """Return the GPUs that running jobs hold, one record for each node of a job or block."""
+        """Return the GPUs that running jobs hold: a record for each node of a job, or of one of its blocks."""
         found = [row for query in _held(self._cluster) for row in connection.execute(query).all()]
         rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
         return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
 
     @remembering("members")
     def membership(self, _: Connection, job_id: int, order: int | None = None) -> MembershipRecord | None:
-        """Return the first of `memberships` with these arguments; None without any."""
+        """Return the newest membership of a job, or the newest that this order caused; None if there is none."""
         return next(iter(self.memberships(job_id, 1, order)), None)
 
     @reading
     def memberships(
         self, connection: Connection, job_id: int, limit: int = 100, order: int | None = None
     ) -> list[MembershipRecord]:
-        """Return a job's memberships, newest first; with an order's number, only those that it brought about."""
+        """Return a job's memberships, newest first. With `order`, only those that the order with this number caused."""
         query = (
             _memberships()
             .where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))

@@ -1,8 +1,9 @@
-"""Leadership among the companions of one cluster: a lock that dies with its holder, and a term as fencing token.
+"""Leadership among the companions of one cluster: a lock that is freed when its holder ends, and terms that fence
+writes.
 
-The lock, of a kind for each database, says who may lead. A companion that takes the lock begins a term, one above the
-last. A companion that was paused or cut off may have lost the lock without notice. Such a companion finds a newer term,
-or the lock gone, before its next write (`engine.check_term`) or act (`LeaderLock.check`).
+The lock says who may lead; each kind of database has its own. A companion that gets the lock begins a term, numbered
+one above the last. A companion that was paused or cut off may lose the lock without notice. It notices that before its
+next write (`engine.check_term`) and before its next act (`LeaderLock.check`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ones_db.store import Store
 from ones_db.tables import LEADERS
 
 FREED_S = 5.0
-"""Longest time that a PostgreSQL server takes to end a session on request, seconds."""
+"""Seconds that a PostgreSQL server may take to end a session."""
 
 # Two numbers make the key: the table's own, which tells one schema from another, and the cluster's.
 _KEY = "(to_regclass('leaders')::oid::int8 << 32) | :cluster"
@@ -47,25 +48,25 @@ _END_SESSIONS = text(f"""
 
 
 class LeaderLock:
-    """A candidate for the lead of a cluster. Several threads may share one; a forked child may not use its parent's."""
+    """A process that may lead a cluster, with its lock. Several threads may use it, but a forked child may not."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Prepare a candidate without taking the lead. Raises what `Store.open` raises."""
+        """Prepare, without taking the lead. Raises the same errors as `Store.open`."""
         with Store.open(url, cluster) as store:
             self._cluster = store.key
         backend = backend_of(url)
         self.place = backend.place
         self.holder = this_process()
         self.term: int | None = None
-        """Term of this candidate while the candidate leads, to its own knowledge; else None."""
+        """Number of the term, as far as this process knows; None if it does not lead."""
         self._engine = backend.engine("write")
         self._lock = _lock_of(backend, self._engine, cluster, self._cluster)
 
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
-        """Take the lead if the lead is free; return the new term, or None if another companion leads.
+        """Take the lead if it is free. Return the new term, or None if another companion leads.
 
-        From the leader `hung` the lead is taken by force if that leader has sent no heartbeat since; only PostgreSQL
-        can do so. `now`, Unix seconds, becomes the start of the term. Raises `StoreError` if the database cannot be
+        If `hung` is still the leader and has sent no heartbeat since, the lead is taken from it; only PostgreSQL can do
+        that. `now`, in Unix seconds, becomes the start of the term. Raises `StoreError` if the database cannot be
         reached or refuses.
         """
         if self.term is not None:
@@ -85,8 +86,10 @@ class LeaderLock:
         return term
 
     def check(self) -> None:
-        """Raise `NotLeader` unless this candidate leads at this moment: holds the lock, and has the newest term.
-        Without an answer from the database the candidate does not lead either."""
+        """Raise `NotLeader` if this process does not lead now, because it lost the lock or there is a newer term.
+
+        If the database does not answer, the process does not lead either.
+        """
         term = self._own_term()
         try:
             with self._lock.held() as connection:
@@ -98,15 +101,18 @@ class LeaderLock:
             raise NotLeader(f"nobody can say whether this companion leads: {error}") from error
 
     def beat(self, now: float) -> None:
-        """Store a heartbeat, which shows standbys that this candidate runs. Raises `NotLeader` as `check` does, or
-        `StoreError` if the heartbeat could not be stored."""
+        """Store a heartbeat, by which standbys see that this process runs.
+
+        Raises `NotLeader` as `check` does, and `StoreError` if the heartbeat could not be stored.
+        """
         term = self._own_term()
         with self._lock.held(write=True) as connection:
             check_term(connection, self._cluster, term)
             connection.execute(self._row(term).values(beat=now))
 
     def leave(self, now: float) -> None:
-        """Give the lead back. Raises `StoreError` if the end of the term is not stored; the lock is free anyway."""
+        """Give up the lead. Raises `StoreError` if the end of the term could not be stored; even then the lock
+        is free."""
         term, self.term = self.term, None
         try:
             if term is not None:
@@ -116,12 +122,12 @@ class LeaderLock:
             self._lock.release()
 
     def leader(self) -> LeaderRecord | None:
-        """Return the stored companion that leads or led last; None if no companion ever led."""
+        """Return the companion that leads or led last; None if there was never one."""
         with transaction(self._engine) as connection:
             return leader_of(connection, self._cluster)
 
     def close(self) -> None:
-        """Release the lock if this candidate holds the lock, and close all connections to the database."""
+        """Release the lock, if this process has it, and close all connections."""
         self._lose()
         self._engine.dispose()
 
@@ -145,32 +151,36 @@ class LeaderLock:
 
 
 class Lock(Protocol):
-    """Lock for the lead of one cluster, held by one process at a time, and free as soon as that process has ended."""
+    """Lock for leading one cluster. One process at a time holds it, and it is free as soon as that process has
+    ended."""
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
-        """Take the lock if the lock is free; return whether this process holds the lock now. First end the database
-        sessions of the holder `hung`, if there are any and `hung` is still the stored leader. Raises `StoreError`."""
+        """Take the lock if it is free; return True if this process has it now. Raises `StoreError`.
+
+        If `hung` is still the stored leader, its database sessions are ended first.
+        """
 
     def held(self, *, write: bool = False) -> AbstractContextManager[Connection]:
-        """Open a transaction while this process holds the lock; raises `NotLeader` without it, and `StoreError`."""
+        """Open a transaction while this process holds the lock. Raises `NotLeader` if it does not, and `StoreError`."""
 
     def release(self) -> None:
-        """Release the lock if this process holds the lock. Raises nothing."""
+        """Release the lock if this process holds it; raise no error."""
 
 
 def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
-    """Return the lock of a cluster (its name, and clusters.id) of the kind for this database, not taken yet."""
+    """Return the kind of lock that suits this database, for the cluster with this name and key (clusters.id). It is not
+    taken."""
     if isinstance(backend, SQLite):
         return FileLock(backend.path, engine, cluster)
     return SessionLock(backend, key)
 
 
 class FileLock:
-    """Lock for SQLite: an advisory lock (`flock`) on a file `DATABASE.CLUSTER.lead` of mode 600 for each cluster.
+    """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` of mode 600.
 
-    The kernel frees the lock when the holder has ended. A stopped holder keeps the lock: only the end of that process
-    would free the lock, and ending processes is not ours to do. So two companions never act at once. The file is never
-    deleted, since a process that has the deleted file open would lock a file that no other process finds.
+    The kernel frees the lock when its holder ends. A holder that is stopped keeps it. Only killing that process would
+    free it, which we must not do. So two companions never act at once. The file is never deleted. Otherwise a process
+    might lock the deleted file, which it still has open, and no other process would notice.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:
@@ -227,7 +237,7 @@ class FileLock:
         return file
 
     def _in_place(self, file: int) -> bool:
-        """Tell whether this open file is still the file at the lock's path."""
+        """Return True if this open file is still the one at the lock's path."""
         try:
             there = self.path.lstat()
         except OSError:
@@ -237,10 +247,10 @@ class FileLock:
 
 
 class SessionLock:
-    """Lock for PostgreSQL: an advisory lock of a database session that serves nothing else.
+    """Lock for PostgreSQL: an advisory lock in a database session of its own.
 
-    The server frees the lock when the session ends: at once if the holder's process has ended. If the holder hangs or
-    its host is down, a standby ends the session.
+    The server frees the lock when the session ends. It ends at once if the holder's process ends. If the holder hangs
+    or its host is down, a standby ends the session.
     """
 
     def __init__(self, backend: Backend, key: int) -> None:
@@ -249,7 +259,7 @@ class SessionLock:
         self._cluster = key
         self._connection: Connection | None = None
         self._pid: int | None = None
-        """Process id, on the server, of the session that holds the lock."""
+        """Process id, at the server, of the session with the lock."""
         self._using = threading.Lock()
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
@@ -300,7 +310,7 @@ class SessionLock:
         return bool(got)
 
     def _end_sessions(self, hung: LeaderRecord) -> bool:
-        """End the database sessions of a hung holder; return whether the holder had any."""
+        """End the database sessions of a holder that hangs; return True if there were any."""
         about: dict[str, Any] = {"cluster": self._cluster, "term": hung.term, "beat": hung.beat}
         about |= {"named": named(hung.holder), "mine": named(this_process())}
         try:
@@ -321,7 +331,7 @@ class SessionLock:
             yield self._connection
 
     def _end(self) -> None:
-        """End the session, so that the server frees the lock."""
+        """End the session, by which the server frees the lock."""
         connection, self._connection, self._pid = self._connection, None, None
         if connection is not None:
             with suppress(SQLAlchemyError):

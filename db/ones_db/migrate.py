@@ -1,4 +1,4 @@
-"""Create and upgrade the database, and read its schema revision."""
+"""Creates and upgrades the database, and reads its schema revision."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST = "0018"
-"""Oldest schema revision that `upgrade` takes."""
+"""Oldest schema revision that can be upgraded."""
 SCRIPTS = Path(__file__).with_name("migrations")
 
 Step = Callable[[str, str], None]
-"""Callback after each migration: the new revision, and the migration's title."""
+"""Callback after each migration, with the new revision and the migration's title."""
 
 
 def head() -> str:
-    """Return the newest schema revision of this version."""
+    """Return this version's schema revision."""
     return str(_alembic().script.ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def current(url: str, *, unfinished: bool = False) -> str | None:
-    """Return the schema revision of the database at a URL; None if the database is absent or empty. Raises
-    `SchemaError` as `revision_of` does."""
+    """Return the schema revision of the database at a URL; None if it does not exist or is empty.
+
+    Raises `SchemaError` as `revision_of` does.
+    """
     if not backend_of(url).exists():
         return None
     with opened(url) as engine, transaction(engine) as connection:
@@ -41,14 +43,13 @@ def current(url: str, *, unfinished: bool = False) -> str | None:
 
 
 def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | None, str]:
-    """Create the database or upgrade it to the newest schema; return the schema revisions before and after.
+    """Create the database, or upgrade its schema to this version. Return the revisions before and after.
 
-    An SQLite file with content is first copied in its directory (to `NAME.SCHEMA-TIME.bak`, named in the log), which
-    takes space on the disk. On PostgreSQL the database must exist, and copies are the administrator's business. The
-    upgrade is one transaction: if the upgrade fails or is killed, the database is unchanged, and the call may be
-    repeated. Raises `SchemaError` if the database has a newer schema, a schema before `FIRST`, or another program's
-    tables. Raises `StoreBusy` while a companion or a long reader keeps the database locked, and `StoreError` if the
-    database cannot be written.
+    An SQLite file is first copied in its directory, to `NAME.SCHEMA-TIME.bak`. The log names the copy, which needs as
+    much space. A database on PostgreSQL must exist, and the admin must copy it. The upgrade is one transaction: if it
+    fails or is killed, nothing has changed, and it can be repeated. Raises `SchemaError` if the schema is newer or
+    older than `FIRST`, or if the tables are another program's. Raises `StoreBusy` while another process keeps the
+    database locked, and `StoreError` if it cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()
@@ -84,7 +85,7 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
 
 
 def _alembic() -> Any:
-    """Return the package alembic, which a notebook need not install. Raises `StoreError` if alembic is missing."""
+    """Return the package alembic, which need not be installed for reading. Raises `StoreError` if it is missing."""
     try:
         import alembic.command
         import alembic.config

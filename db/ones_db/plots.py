@@ -1,4 +1,4 @@
-"""Plots of the views for notebooks, each by one call that draws on the given axes or new axes, and returns the axes.
+"""Plots of the views for notebooks. Each function draws on `axes` or on new axes, and returns them.
 
     ones = ones_db.connect("sqlite:///ones.sqlite")
     ones_db.plots.scaling(ones, job_id=7)
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
-    """Plot a job's throughput by its number of GPUs, a line for each global batch, and the ideal line."""
+    """Plot a job's throughput by number of GPUs: a line for each global batch, and a line for ideal scaling."""
     found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
@@ -31,7 +31,8 @@ def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: s
 def learning_curve(
     ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss", cluster: str = ""
 ) -> Axes:
-    """Plot a job's loss, or `y="accuracy"`, by the hours since submission, and the job's GPUs at each epoch's end."""
+    """Plot a job's loss, or its accuracy with `y="accuracy"`, by hours since submission. Also plot its GPUs at each
+    epoch's end."""
     found = _of_job(ones.query(saved_query("learning_curve"), job_id=job_id), job_id, cluster)
     axes, hours = axes or _axes(), found["since_s"] / 3600.0
     axes.plot(hours, found[y].astype("float64"), marker=".", label=y)
@@ -42,7 +43,7 @@ def learning_curve(
 
 
 def gpus(ones: Database, axes: Axes | None = None, **where: Any) -> Axes:
-    """Plot the GPUs that jobs held over time, stacked, of blocks by memberships, for jobs as ``user_name="alice"``."""
+    """Plot the GPUs that jobs held over time, stacked. Keywords such as ``user_name="alice"`` select jobs."""
     from pandas import concat, to_timedelta
 
     runs = ones.run_timeline(**where).rename(columns={"restart": "term", "running_s": "lasted_s"})

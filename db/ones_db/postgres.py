@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, and many rows are stored by COPY."""
+"""PostgreSQL through psycopg 3. Writers wait for each other by an advisory lock, and COPY stores many rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ones_db import backend
 from ones_db.backend import TOO_LARGE, UPGRADE, Mode, SchemaError, StoreBusy, StoreError, StoreLost, this_process
 
 LOCK = 0x6F6E6573
-"""Key of the advisory lock that a transaction takes before its first statement if it writes."""
+"""Key of the advisory lock that a transaction takes first if it writes."""
 FEW = 50
-"""Number of rows below which a plain INSERT is faster than COPY."""
+"""Number of rows up to which INSERT is faster than COPY."""
 ABOUT = ("hostaddr", "host", "port", "service")
-"""Keys of a URL's query that locate the server."""
+"""Parameters of a URL that say where the server is."""
 
 # A network that fell silent is noticed, by the waiting client also, in about a minute.
 _QUIET: dict[str, Any] = {
@@ -33,12 +33,13 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 def named(holder: str) -> str:
-    """Return the application name of a process's sessions from its host:process id; the server keeps 63 characters."""
+    """Return the application name for the sessions of a process, given host:process id. The server keeps 63
+    characters."""
     return f"slurm-ones {holder[-50:]}"
 
 
 class PostgreSQL(backend.Backend):
-    """A database of a PostgreSQL server. The password comes from libpq's own places or the URL, and is never shown."""
+    """A database on a PostgreSQL server. The password is from libpq's own files or the URL, and is never shown."""
 
     def __init__(self, url: URL) -> None:
         self._url = url.set(drivername="postgresql+psycopg")
@@ -129,8 +130,10 @@ class PostgreSQL(backend.Backend):
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows by COPY, which fails if a key is stored already; then the rows go through a temporary table. That is
-        rare, since callers know which rows they stored."""
+        """Add rows by COPY. If a key is stored already, COPY fails, and the rows go through a temporary table.
+
+        That is rare, because callers know which rows are stored.
+        """
         if not rows:
             return
         names = [column.name for column in table.columns]
@@ -167,11 +170,11 @@ class PostgreSQL(backend.Backend):
 
 
 _NUMBERS = {BigInteger: "int8", Double: "float8"}
-"""PostgreSQL's name of each type whose values can be sent in binary form, which is faster."""
+"""PostgreSQL's name of each type whose values are sent in binary form, which is faster."""
 
 
 def _copy(connection: Connection, target: str, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-    """COPY rows of `table` into the table `target`; raises the driver's errors as SQLAlchemy's, and `OverflowError`."""
+    """COPY rows of `table` into the table `target`. Raises the driver's errors as SQLAlchemy's, and `OverflowError`."""
     driver: Any = connection.connection.driver_connection
     columns = ", ".join(f'"{column.name}"' for column in table.columns)
     types = [_NUMBERS.get(type(column.type)) for column in table.columns]

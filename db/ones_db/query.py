@@ -1,13 +1,13 @@
-"""Read-only SQL queries of a database, and the database's views as pandas frames, for notebooks::
+"""SQL queries that only read, and the database's views as pandas frames, for notebooks::
 
     import ones_db
 
     ones = ones_db.connect("sqlite:///ones.sqlite")
     ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
 
-The database itself refuses changes: an SQLite file is opened for reading and set to take queries only, and on
-PostgreSQL each transaction is made read-only first. Besides, only a single SELECT, WITH or VALUES statement is sent.
-Frames need pandas (``pip install 'ones-db[notebook]'``).
+The database itself refuses changes. An SQLite file is opened for reading and set to allow only queries; on PostgreSQL
+each transaction is set to read-only first. In addition, only a single SELECT, WITH or VALUES statement is sent. Frames
+need pandas (``pip install 'ones-db[notebook]'``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ R = TypeVar("R", bound="Reader")
 
 _SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
-"""Default time limit of a query, seconds: on SQLite until the last row, on PostgreSQL for each fetch of rows. A running
-query keeps SQLite's write-ahead log from being emptied."""
+"""Default time limit of a query in seconds. On SQLite it ends with the last row, on PostgreSQL it holds for each fetch
+of rows. While a query runs, SQLite cannot empty its write-ahead log."""
 ROWS = 1_000
-"""Rows fetched at once."""
+"""Number of rows that are fetched at once."""
 
 _QUERIES = ("SELECT", "WITH", "VALUES")
 _MISTAKES = ("no such", "does not exist", "syntax error", "ambiguous", "misuse", "incomplete", "unrecogn", "untermin")
@@ -51,21 +51,21 @@ _PARTS = re.compile(
 
 
 class QueryError(StoreError):
-    """The query cannot be answered as written; the message says what to change."""
+    """Error: the query cannot be answered. The message says what to change."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a query: column names, and rows that are fetched while the query's context is open."""
+    """Result of a query: names of columns, and rows. Rows are fetched while the query's context is open."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
 
 
 def one_query(sql: str) -> str:
-    """Return the single query in the text, without comments and semicolon, for SQLAlchemy's `text`.
+    """Return the query in the text, without comments and semicolon, in the form for SQLAlchemy's `text`.
 
-    Raises `QueryError` for text without a statement, with several, or with a statement that is no query.
+    Raises `QueryError` if there is no statement, are several, or is one that is not a query.
     """
     kept: list[str] = []
     place = 0
@@ -90,7 +90,7 @@ def one_query(sql: str) -> str:
 
 
 def saved_queries() -> dict[str, str]:
-    """Return the names of this package's saved queries, each with a sentence about the query's result."""
+    """Return the names of this package's saved queries. With each is a sentence on what it returns."""
     found = {}
     for path in sorted(_SAVED.glob("*.sql")):
         text_of = " ".join(line[3:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("-- "))
@@ -99,14 +99,14 @@ def saved_queries() -> dict[str, str]:
 
 
 def saved_query(name: str) -> str:
-    """Return the SQL of a saved query of this package; raises `QueryError`, which lists the names, for another name."""
+    """Return the SQL of a saved query. Raises `QueryError` with all names if there is no such query."""
     if name not in saved_queries():
         raise QueryError(f"no query is called {name!r}; there are {', '.join(saved_queries())}")
     return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def parameters_of(sql: str) -> dict[str, str]:
-    """Return the kind of each parameter declared by a line such as ``--: since time``. Raises `QueryError`."""
+    """Return the kind of each parameter. A line such as ``--: since time`` declares one. Raises `QueryError`."""
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:
@@ -115,8 +115,10 @@ def parameters_of(sql: str) -> dict[str, str]:
 
 
 def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
-    """Return the SQL that reads these columns of a view, or all. Each column in `where` must equal the parameter of the
-    same name. Raises `QueryError` if no such view or column exists."""
+    """Return SQL that reads these columns of a view, or all. Raises `QueryError` if there is no such view or column.
+
+    Each column in `where` must be equal to the parameter with the same name.
+    """
     if name not in VIEWS:
         raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
     view = VIEWS[name]
@@ -133,7 +135,7 @@ class Reader:
     """Read-only access to the database at a URL."""
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Open the database; raises `StoreError` and `SchemaError` as `Store.open` does, with nothing left open."""
+        """Open the database. Raises `StoreError` and `SchemaError` as `Store.open` does."""
         self._engine = checked(url)
         self._backend = backend_behind(self._engine)
         self._timeout_s = timeout_s
@@ -151,10 +153,10 @@ class Reader:
 
     @contextmanager
     def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
-        """Context with the answer to one query, given values for the query's ``:parameters``. All rows are of one
-        moment, and are fetched as the caller iterates.
+        """Context with the answer to one query. `parameters` has the values of its ``:parameters``.
 
-        Raises `QueryError` if the SQL is no single query, names an unknown table or column, or takes too long.
+        All rows are of one moment, and are fetched as the caller iterates. Raises `QueryError` if the SQL is not a
+        single query, names an unknown table or column, or takes too long.
         """
         question, values = text(one_query(sql)), dict(parameters or {})
         _check_parameters(set(question._bindparams), set(values))
@@ -204,13 +206,13 @@ def _check_parameters(asked: set[str], given: set[str]) -> None:
 
 
 _TYPES = {"int": "Int64", "float": "float64", "text": "string", "day": "string", "bool": "boolean"}
-"""pandas' type for each kind of column; every type takes missing values."""
+"""pandas type for each kind of column. All of these types allow missing values."""
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S) -> Database:
-    """Open the database at `url` for reading: ``sqlite:///build/demo/ones.sqlite`` or ``postgresql://host/ones``, say.
+    """Open a database for reading, such as ``sqlite:///build/demo/ones.sqlite`` or ``postgresql://host/ones``.
 
-    Raises `StoreError` if pandas is missing, and as `Store.open` does.
+    Raises `StoreError` if pandas is missing, and the errors of `Store.open`.
     """
     return Database(url, timeout_s=timeout_s)
 
@@ -225,11 +227,11 @@ def _reads(name: str) -> Callable[..., DataFrame]:
 
 
 class Database(Reader):
-    """The views of a database, each as a method that returns a pandas frame.
+    """The views of a database. Each is a method that returns a pandas frame.
 
-    Frames have the columns of docs/database.md, in pandas' types that take missing values. Times are `datetime64` in
-    UTC with their time zone; columns with the same times as text are left out. Keywords select rows: ``job_id=7``,
-    ``user_name="alice"``. Each frame shows the database of one moment, and the next frame may show a later moment.
+    docs/database.md has the columns of each frame. Times are `datetime64` with the zone UTC; columns with the same
+    times as text are left out. Keywords select rows: ``job_id=7``, ``user_name="alice"``. A frame shows the database of
+    one moment; the next frame may show a later one.
     """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -250,9 +252,9 @@ class Database(Reader):
     size_limits = _reads("size_limits")
 
     def view(self, name: str, **where: Any) -> DataFrame:
-        """Return the rows of a view that have the values in `where`, in the view's own order.
+        """Return the rows of a view, in the view's order. Keywords select rows by the values of columns.
 
-        Raises `QueryError` if no such view or column exists.
+        Raises `QueryError` if there is no such view or column.
         """
         pandas = _pandas()
         with self.ask(view_query(name, list(where)), where) as answer:
@@ -264,7 +266,7 @@ class Database(Reader):
         )
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
-        """Return the answer to a query in SQL, given values for the query's ``:parameters``; times stay Unix seconds.
+        """Return the answer to an SQL query. Keywords have the values of its ``:parameters``. Times are Unix seconds.
 
         Raises `QueryError` if the query cannot be answered.
         """

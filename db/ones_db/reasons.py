@@ -1,7 +1,7 @@
-"""Reasons for changing or keeping a job's size: a code with arguments, and the sentence of each code.
+"""Reasons for changing or keeping a job's size. A reason is a code with arguments; each code has a sentence.
 
-A reason is data, so that causes can be counted, stored and compared. Each sentence is complete, whatever is printed
-around the sentence. To add a reason, add a line to `SENTENCES`.
+As data, reasons can be counted, stored and compared. Each sentence is complete by itself. To add a reason, add a line
+to `SENTENCES`.
 """
 
 from __future__ import annotations
@@ -237,11 +237,11 @@ SENTENCES: dict[str, str] = {
     "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
     "stands_no_start_report": "it {now} at {shape}, and has not reported its start",
 }
-"""Sentence of each code. ``{gpus:GPU|GPUs}`` is a number followed by the singular or plural; ``{seconds:.0f}`` is as in
-`str.format`."""
+"""Sentence of each code. ``{gpus:GPU|GPUs}`` is a number with the singular or plural of a word, and ``{seconds:.0f}``
+is as in `str.format`."""
 
 WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
-"""Codes of mistakes in how a job was started; its owner is notified of them."""
+"""Codes of mistakes in how a job was started. The job's owner is notified of them."""
 
 SITE_LIMITS = frozenset(
     {
@@ -262,7 +262,7 @@ SITE_LIMITS = frozenset(
         "growth_cost",
     }
 )
-"""Codes of reasons that come from a site's limits."""
+"""Codes of reasons that are limits of the site."""
 
 CAUSES = {
     "account_cap": "capped by account",
@@ -338,14 +338,14 @@ CAUSES = {
     "opted_out": "no longer opted in",
     "blocks_no_more": "no longer blocks by their comment",
 }
-"""Phrase for each code under which a report counts jobs that keep their size."""
+"""Phrase for each code, used to count the jobs that keep their size."""
 
 
 def cause_of(refusal: str, outcome: str, given: str) -> str:
-    """Return the code of `CAUSES` under which a job that keeps its size is counted; empty if no code fits.
+    """Return the code in `CAUSES` for a job that keeps its size; empty if there is none.
 
-    `refusal` is the code why the job is not elastic; `outcome` and `given` are the newest decision's codes for the
-    outcome and the reason.
+    `refusal` is the code of why the job is not elastic. `outcome` and `given` are codes of the newest decision: what
+    came of it, and its reason.
     """
     code = refusal or outcome or (given if given in WRONG else "")
     return code if code in CAUSES else ""
@@ -353,9 +353,9 @@ def cause_of(refusal: str, outcome: str, given: str) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """A code of `SENTENCES` with arguments in the given order, made by `reason`; false if the code is empty.
+    """A code of `SENTENCES` with its arguments. `reason` makes it. It is false if the code is empty.
 
-    A number that is not finite comes back from the database as text.
+    A number that is infinite or NaN comes back from the database as text.
     """
 
     code: str
@@ -365,16 +365,17 @@ class Reason:
         return bool(self.code)
 
     def __str__(self) -> str:
-        """Return the sentence of this reason for the job's owner."""
+        """Return the reason's sentence."""
         return render(self.code, dict(self.arguments))
 
 
 NO_REASON = Reason("")
-"""The empty reason."""
+"""The empty reason, which is false."""
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
-    """Return the reason with this code. Raises KeyError for an unknown code, and for unknown or missing arguments."""
+    """Return the reason with this code. Raises KeyError if the code is unknown, or the arguments are not those of its
+    sentence."""
     wanted = _arguments_of(code)
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
@@ -382,7 +383,7 @@ def reason(code: str, **arguments: Argument) -> Reason:
 
 
 def alone(found: Reason) -> Reason:
-    """Return the reason with the code for a cluster's only elastic job, whose sentence mentions no others."""
+    """Return the reason with a sentence that does not mention other jobs, for a cluster's only elastic job."""
     code = f"{found.code}_alone"
     if code not in SENTENCES:
         return found
@@ -396,7 +397,8 @@ def _arguments_of(code: str) -> frozenset[str]:
 
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
-    """Return the sentence of a code. For an unknown code, as of a newer version, return the code and its arguments."""
+    """Return the sentence of a code. If the code is unknown, as from a newer version, return the code and its
+    arguments."""
     if sentence := SENTENCES.get(code):
         # What another version stored may lack an argument, or have text for a number.
         with suppress(KeyError, ValueError):

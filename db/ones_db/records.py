@@ -1,9 +1,9 @@
-"""Plain frozen data that goes into the store and comes out of it.
+"""Records that go into the store and come out of it: plain data that cannot be changed.
 
-A field with the name of a column in `ones_db.tables` has that column's meaning. A batch is a global batch in samples,
-and all times are Unix seconds. Text may hold control characters: callers escape text before printing. Reports of jobs
-are defined in `ones_wrapper.protocol`, records of nodes, actions and health in `ones_db.site`, and summaries for people
-in `ones_db.summary`.
+A field with the name of a column in `ones_db.tables` means the same as the column. Batches are global batches in
+samples, and times are Unix seconds. Text may have control characters, so callers must escape it before they print it.
+Jobs' reports are defined in `ones_wrapper.protocol`; records of nodes, actions and health in `ones_db.site`; and
+summaries for people in `ones_db.summary`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ones_wrapper.protocol import Membership, Report, Spec
 
 @dataclass(frozen=True)
 class JobRecord:
-    """State of a job in the newest snapshot."""
+    """State of a job in the last snapshot that had it."""
 
     job_id: int
     name: str
@@ -43,8 +43,10 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One start of a job. None stands for an unknown value, and zeros for an unknown shape. Except for `hello_time`,
-    values are of the last start of the ranks within the run."""
+    """One start of a job. Unknown values are None, and an unknown shape is 0.
+
+    If the ranks were started several times within the run, values are of the last start, except `hello_time`.
+    """
 
     job_id: int
     restart: int
@@ -108,7 +110,7 @@ class GuestRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipRecord:
-    """Report of the blocks of a job that train together from a moment on."""
+    """Report of the blocks of a job that train together from now on."""
 
     job_id: int
     term: int
@@ -118,26 +120,26 @@ class MembershipRecord:
 
 
 class HeldRecord(NamedTuple):
-    """GPUs that a running job, or one of its blocks, holds on a node."""
+    """GPUs that a running job, or a block of it, holds on a node."""
 
     job_id: int
     node: str
     gpus: int
-    """GPUs on the node; 0 if unknown."""
+    """Number of GPUs on the node; 0 if unknown."""
 
 
 RESIZE_DONE = "done"
-"""Final state of a resize that took effect; after any other final state the job has its old shape."""
+"""State at the end of a resize that took effect. In any other such state the job has its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
-"""Final state of a resize that interrupted its job without effect."""
+"""State at the end of a resize that paused its job without effect."""
 RESIZE_OVERTAKEN = "started_before_reshape"
-"""Outcome code if a job started before it had its new shape: no failure of a job that was pending."""
+"""Code of the outcome if a job started before it had its new shape. For a job that waited, this is no failure."""
 RESIZE_PREEMPTED = "block_preempted"
-"""Outcome code if Slurm preempted a block before the block joined; this is no failure either."""
+"""Code of the outcome if Slurm preempted a block before it joined. This is no failure either."""
 
 
 class AlternativeRecord(NamedTuple):
-    """A size that a decision weighed for a job."""
+    """A size that a decision considered for a job."""
 
     shape: Shape
     batch: int
@@ -146,7 +148,7 @@ class AlternativeRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class PromiseRecord:
-    """A job's deadline, and whether it was promised."""
+    """A job's deadline, and if it was promised or refused."""
 
     job_id: int
     deadline: float
@@ -157,7 +159,7 @@ class PromiseRecord:
 
 @dataclass(frozen=True)
 class DecisionJobRecord:
-    """Shape and batch that a decision gives one job, or None for both if the job waits."""
+    """Part of a decision for one job: its shape and batch, or None for both if the job has to wait."""
 
     job_id: int
     shape: Shape | None
@@ -168,7 +170,7 @@ class DecisionJobRecord:
     acted: bool = False
     outcome: Reason = NO_REASON
     alternatives: tuple[AlternativeRecord, ...] = ()
-    """Best few sizes for this job, best first, with or without the chosen size; empty if the policy gives none."""
+    """The best few sizes for this job, best first. The chosen one may be among them. Empty if the policy gives none."""
 
     def __hash__(self) -> int:
         return hash((self.job_id, self.batch, self.reason.code, self.outcome.code))
@@ -176,7 +178,7 @@ class DecisionJobRecord:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """One schedule of a policy. `score` is None, or NaN which is stored as None, if the policy gives no score."""
+    """One decision: a policy's schedule. `score` is None if the policy gives none; NaN is stored as None."""
 
     time: float
     policy: str
@@ -186,20 +188,20 @@ class DecisionRecord:
     generations: int | None = None
     jobs: tuple[DecisionJobRecord, ...] = ()
     id: int = 0
-    """Set by the store."""
+    """Id, which the store sets."""
 
 
 @dataclass(frozen=True)
 class ResizeRecord:
-    """A resize of one job, stored before the resize begins."""
+    """A resize of one job. It is stored before it begins."""
 
     job_id: int
     restart: int
-    """Restart count of the run that the resize ends; -1 if the job waited."""
+    """Restart count of the run that the resize ends; -1 if the job waits."""
     old_shape: Shape
     old_batch: int | None
     new_shape: Shape
-    """`PARKED` to stop the job."""
+    """Shape to which the job is resized; `PARKED` to stop the job."""
     new_batch: int | None
     state: str
     started: float
@@ -211,29 +213,29 @@ class ResizeRecord:
     outcome: Reason = NO_REASON
     pause_s: float | None = None
     id: int = 0
-    """Set by the store."""
+    """Id, which the store sets."""
     mechanism: str = "requeue"
     added: tuple[tuple[int, Shape], ...] = ()
-    """Task and shape of each joining block; for a pending job, of its first block."""
+    """(task, shape) of each block that joins. If the job waits, (task, shape) of its first block."""
     dropped: tuple[int, ...] = ()
     guests: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     old_kind: str = ""
     new_kind: str = ""
     let_go: tuple[int, ...] = ()
-    """Tasks seen released from the companion's hold since; a later hold of these tasks is not the companion's."""
+    """Tasks that were held for the resize, but no longer are. If one is held again, it is not by the companion."""
     preempted: tuple[int, ...] = ()
-    """Tasks that the companion held after this resize, since Slurm preempted these tasks or may do so."""
+    """Tasks that the companion holds after the resize, because Slurm has preempted them or may do so."""
 
     @property
     def stage(self) -> str:
-        """State of the resize, with the suffix `_back` while the job returns to its old shape."""
+        """State of the resize; with the ending `_back` while the job gets its old shape again."""
         return self.state + "_back" * self.back
 
 
 @dataclass(frozen=True)
 class ResizeStepRecord:
-    """State that a resize entered; sequence 0 is the begin of the resize."""
+    """A state that a resize entered. Step 0 is the beginning of the resize."""
 
     resize_id: int
     sequence: int
@@ -244,12 +246,12 @@ class ResizeStepRecord:
 
     @property
     def stage(self) -> str:
-        """State, with the suffix `_back`, as in `ResizeRecord.stage`."""
+        """State, with the ending `_back` as in `ResizeRecord.stage`."""
         return self.state + "_back" * self.back
 
 
 class EpochPoint(NamedTuple):
-    """End of an epoch in the last run that trained the epoch."""
+    """End of an epoch, in the last run that trained it."""
 
     epoch: int
     loss: float | None
@@ -270,14 +272,14 @@ class ThroughputPoint(NamedTuple):
 
 
 class PlacedPoint(NamedTuple):
-    """Newest throughput of a run at a global batch, with the run's nodes."""
+    """Newest throughput of a run at one global batch, with the nodes of the run."""
 
     restart: int
     node_names: tuple[str, ...]
     gpus_per_node: int
     batch: int
     samples_per_s: float
-    """Median of the newest few measurements."""
+    """Median of the few newest measurements."""
     time: float
     """Time of the newest measurement."""
     kind: str = ""
@@ -293,72 +295,76 @@ class NoisePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class JobHistory:
-    """History of a job, with all that learning reads."""
+    """History of a job: everything that learning reads."""
 
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Ended epochs, ascending, each once. An epoch undone by a lost checkpoint is left out until its next end."""
+    """Epochs that have ended, ascending. If a lost checkpoint has undone an epoch, it is left out until it ends
+    again."""
     throughput: tuple[ThroughputPoint, ...]
-    """Newest few samples at each shape and batch, oldest first."""
+    """The few newest samples at each shape and batch, oldest first."""
     samples: float
-    """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
+    """Samples used since the job's first run. Samples that were repeated after a lost checkpoint count once."""
     batch: int | None
-    """Global batch last in force; None if no run reported a batch."""
+    """Last global batch of the job; None if no run has reported one."""
     ended_runs_s: float
-    """Seconds of all ended runs together."""
+    """Sum of the seconds of all runs that have ended."""
     running_since: float | None
-    """Start of the run in progress; None if no run goes on."""
+    """Start of the present run; None if the job does not run."""
     resizes: int
-    """Number of resizes of the running job that took effect, by requeue or by blocks. Parking counts; resizes while the
-    job waited do not."""
+    """Number of resizes that took effect while the job ran, by requeue or by blocks. Parking counts too."""
     last_resize_end: float | None
-    """End of the last resize, rolled-back resizes included, since these interrupt the job too."""
+    """End of the last resize, even if it was rolled back, because that pauses the job too."""
     epochs_since_change: int
-    """Number of epochs that ended after the last resize or change of blocks; all epochs if there was neither."""
+    """Number of epochs that ended after the last resize or change of blocks. Without one, the number of all epochs."""
     first_loss: float | None
     failures: int = 0
-    """Number of resizes without effect since the last with effect, except resizes that a start of the job overtook."""
+    """Number of resizes without effect since the last one with effect. A resize that the job's start overtook does not
+    count."""
     first_batch: int | None = None
-    """Global batch with which the job's first run began."""
+    """Global batch at the beginning of the job's first run."""
     noise: tuple[NoisePoint, ...] = ()
-    """Newest few gradient noise scales, oldest first."""
+    """The few newest gradient noise scales, oldest first."""
     progress: float | None = None
-    """Newest reported progress since the job's first run, in samples of the base batch; never above `samples`."""
+    """Newest progress that the job has reported, in samples of the base batch. It is at most `samples`."""
     pause_s: float | None = None
-    """Mean pause of the last few resizes by requeue that took effect, seconds; None if unknown."""
+    """Mean pause of the last few resizes by requeue that took effect, in seconds; None if unknown."""
     interrupted: tuple[float, ...] = ()
-    """Start times, ascending, of the resizes, rolled back or not, that interrupted the job; blocks never do."""
+    """Start times of resizes that paused the job for a requeue, ascending, even if they were rolled back."""
     epoch_samples: float | None = None
-    """Mean samples of the ended epochs, which stands for an epoch's length if the job does not know its dataset's."""
+    """Mean number of samples in the epochs that have ended. It is used if the job does not know the size of its
+    dataset."""
     ran: tuple[tuple[Shape, float], ...] = ()
-    """Each shape on which the job ran, with the seconds by Slurm's clock; an unended run counts until its newest
-    report. One node with all GPUs stands for nodes that give unequally many."""
+    """(shape, seconds) for each shape on which the job ran, by Slurm's clock. The present run counts until its newest
+    report. If nodes have unequal numbers of GPUs, the shape is one node with all GPUs."""
     membership: MembershipRecord | None = None
-    """Newest membership of a job of blocks; None for any other job."""
+    """Newest membership of a job of blocks; None for a plain job."""
     switch_s: float | None = None
-    """Mean pause of the last few ordered changes of blocks, seconds; None if unknown."""
+    """Mean pause of the last few changes of blocks that were ordered, in seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of the last few ordered changes in which blocks joined and got the state; None if unknown."""
-    moved_in_vain: int = 0
-    """Number of the newest ordered changes of blocks, in a row, that brought neither other GPUs nor fewer nodes."""
+    """Mean pause of the last few of these changes in which blocks joined; None if unknown."""
+    changes_without_effect: int = 0
+    """Number of newest ordered changes of blocks, in a row, after which the job had the same GPUs on no fewer nodes."""
     misfit: tuple[int, int] | None = None
-    """Ranks and GPUs of the newest run that reported ranks, if these differ; always None for a job of blocks."""
+    """(ranks, GPUs) of the newest run that reported its ranks, if these differ. Always None for a job of blocks."""
     steps_since_change: int | None = None
-    """Optimizer steps since the job's number of GPUs last changed; None without a change or a report of steps."""
+    """Optimizer steps since the job's number of GPUs last changed. None if it never changed, or the job reports no
+    steps."""
     preempted: tuple[float, ...] = ()
-    """Times at which Slurm preempted blocks of the job, ascending."""
+    """Times at which Slurm preempted a block of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Measurements of the job's runs with their nodes, oldest first; none of a job of blocks, which move in a run."""
+    """Throughput of the job's runs on known nodes, oldest first. A job of blocks has none, because it changes nodes in
+    a run."""
 
     def running_s(self, now: float) -> float:
-        """Return the seconds for which the job has run in all."""
+        """Return the seconds that the job has run until `now`."""
         return self.ended_runs_s + (max(0.0, now - self.running_since) if self.running_since else 0.0)
 
 
 @dataclass(frozen=True)
 class ReportLine:
-    """One line of a run's report file, with the number and time that the job gave the line."""
+    """One line of a report file, with the number and the time that the job wrote."""
 
     number: int
     time: float
@@ -367,14 +373,14 @@ class ReportLine:
 
 @dataclass(frozen=True)
 class RunReports:
-    """Reports of one run from one read of its file, in the order of their numbers."""
+    """Reports that were read from the file of one run, in order."""
 
     job_id: int
     restart: int
     offset: int
-    """Bytes of the report file that have been read, these reports included."""
+    """Number of bytes of the file that are read now."""
     number: int | None
-    """Number of the last report in the bytes just read, refused or not; None if there was none."""
+    """Number of the last report in the bytes just read, even if it was refused. None if there was none."""
     spec: Spec | None = None
-    """Spec of the job, if read too; a spec without a report creates no run."""
+    """Spec of the job, if it was read too. A spec without reports does not make a run."""
     lines: Sequence[ReportLine] = ()

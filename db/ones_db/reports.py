@@ -1,4 +1,4 @@
-"""Reports of runs. Rows are keyed by the report's number, so that to store a report file twice changes nothing."""
+"""Reports of runs. A row's key has the report's number, so a file that is stored twice changes nothing."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]
 _sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
 
 MOST = 2**53
-"""Upper limit of a run's sum of steps without a finite loss, since jobs report these counts."""
+"""Upper limit for a run's number of steps without a finite loss. Jobs report these numbers, and could report any."""
 LAST_RUNS = 19
-"""Number of a job's last runs whose report positions are read; one tick reads reports of fewer runs."""
+"""Number of a job's last runs whose place in the report file is read. A tick reads reports of fewer runs."""
 MAX_NOTE = 4_000
-"""Longest stored note of a run, characters; the newest characters are kept."""
+"""Most characters of a run's note that are stored. The newest are kept."""
 
 _HELLO = (
     *("batch", "lr_factor", "checkpoint", "queue_s", "launch_s"),
     *("import_s", "group_s", "load_s", "resizes", "world"),
 )
-"""Columns of a run that each Hello overwrites."""
+"""Columns of a run that each `Hello` report replaces."""
 
 _SELDOM: Mapping[Table, type[Any]] = {CHECKPOINTS: Checkpoint, BATCHES: Batch, MEMBERSHIPS: Membership}
-"""Report class of each table that gets only a few rows at a time."""
+"""Class of report for each table that gets few rows at a time."""
 
 ByKind = Mapping[type[Any], list[Any]]
-"""New report lines of one run by the class of the report, each list in the order of the lines' numbers."""
+"""New report lines of one run, in order, by the class of the report."""
 
 
 def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
-    """Return the lines with numbers above `known`, the run's last stored report, by the class of the report."""
+    """Return the lines that are not stored yet, by the class of the report. `known` is the last stored number."""
     found: dict[type[Any], list[Any]] = defaultdict(list)
     for line in lines:
         if line.number > known:
@@ -88,7 +88,7 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
-    """Return the rows of these runs by jobs.id and restart; insert a row for a run that no snapshot saw."""
+    """Return the rows of these runs by (jobs.id, restart count). A run that no snapshot has shown gets a row."""
     asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     keys, restarts = {job for job, _ in asked}, {restart for _, restart in asked}
 
@@ -121,7 +121,7 @@ def _last(new: ByKind) -> list[ReportLine]:
 
 
 def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
-    """Return the columns of the run that these new reports set, with their new values."""
+    """Return the columns of the run that these reports change, with their new values."""
     return {
         "report_offset": max(run["report_offset"], look.offset),
         "report_number": max([run["report_number"], look.number or 0, *(line.number for line in _last(new))]),
@@ -132,8 +132,11 @@ def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
 
 
 def _reached(run: Row, new: ByKind) -> dict[str, Any]:
-    """Return the columns for the run's position after these reports. The position only grows, so the last report of
-    each class suffices; but each start of the ranks begins again at its checkpoint."""
+    """Return the columns for how far the run has trained, after these reports.
+
+    A run's position only grows, so the last report of each class suffices. But if the ranks were started again, they
+    begin at their checkpoint.
+    """
     after: dict[str, Any] = {}
     begun = new[Hello][-1].number if new[Hello] else None
     last = [line for line in _last(new) if begun is None or line.number >= begun]
@@ -154,7 +157,7 @@ def _reached(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _measured(run: Row, new: ByKind) -> dict[str, Any]:
-    """Return the columns for loss, noise, progress and steps without a finite loss after these reports."""
+    """Return the columns for loss, noise, progress, and steps without a finite loss, after these reports."""
     after: dict[str, Any] = {}
     if run["first_loss"] is None:
         losses = (line.report.loss for line in (*new[Throughput], *new[Epoch]))
@@ -175,7 +178,7 @@ def _measured(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
-    """Return the columns for start and end of the run after these reports: of its last start, and all notes."""
+    """Return the columns for the last start of the ranks, for the run's end, and for all notes, after these reports."""
     after: dict[str, Any] = {}
     starts, firsts, notes, byes = new[Hello], new[First], new[Note], new[Bye]
     if not (starts or firsts or notes or byes):
@@ -218,8 +221,8 @@ _PAUSE = """
         SELECT MAX(p.restart) FROM runs p
         WHERE p.job_id = n.job_id AND p.restart <= :restart AND p.hello_time IS NOT NULL)
     WHERE n.job_id = :job AND n.restart > :restart AND n.hello_time IS NOT NULL ORDER BY n.restart LIMIT 1"""
-"""Query of the seconds from the last known step of a run o to the first hello of a later run n. A checkpoint begins at
-the end of a step."""
+"""Query of the seconds from the last known step of a run o to the first `Hello` of a later run n. The start of a
+checkpoint counts as the end of a step."""
 
 
 class ReportStore(Transactions):
@@ -227,11 +230,10 @@ class ReportStore(Transactions):
 
     @noting
     def add_reports(self, connection: Connection, looks: Sequence[RunReports]) -> None:
-        """Store new reports of runs, and how far each report file was read; `looks` names each run once.
+        """Store new reports of runs, and how far their files are read. `looks` has each run at most once.
 
-        Reports that are stored already, by their numbers, are left out, and a position never goes back. A run that no
-        snapshot saw is created from its reports. All runs share one transaction: a tick costs one commit however many
-        jobs reported.
+        Reports whose numbers are stored already are left out, and a place in a file never goes back. A run that no
+        snapshot has shown gets a row. All is one transaction, so a tick costs one commit for any number of jobs.
         """
         jobs = _jobs(connection, self._cluster, {look.job_id for look in looks})
         _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
@@ -270,9 +272,10 @@ class ReportStore(Transactions):
             change_rows(connection, RUNS, names, rows)
 
     def report_positions(self, job_ids: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
-        """Return, by job id and restart, the bytes read of a run's report file and the number of the last report read.
+        """Return the bytes that are read of each report file, and the number of the last report, by (job id, restart
+        count).
 
-        Only the last `LAST_RUNS` runs of each job are there, and no run whose file was never read.
+        Only the last `LAST_RUNS` runs of a job are in it. Runs whose file was never read are left out.
         """
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, Mapping[int, tuple[int, int]]]:
@@ -290,7 +293,7 @@ class ReportStore(Transactions):
         return self._recall("positions", job_ids, ask)
 
     def reported(self, job_ids: Collection[int]) -> dict[int, int]:
-        """Return the number of reports that each job has written over all runs."""
+        """Return the number of reports of each job, in all its runs."""
 
         def ask(connection: Connection, asked: Collection[int]) -> dict[int, int]:
             query = (
@@ -307,7 +310,8 @@ class ReportStore(Transactions):
     def checkpoint_for_order(
         self, connection: Connection, job_id: int, restart: int, order: int
     ) -> tuple[int, float, Checkpoint] | None:
-        """Return number, time and report of the newest checkpoint that a run wrote for this order; None before any."""
+        """Return (number, time, report) of the newest checkpoint that the run wrote for this order; None if there is
+        none."""
         query = (
             select(CHECKPOINTS)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
@@ -326,8 +330,10 @@ class ReportStore(Transactions):
 
     @reading
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
-        """Return job id and seconds of the slowest checkpoint since then; None without any. Checkpoints count for jobs
-        of blocks that load one at each change of blocks."""
+        """Return (job id, seconds) of the slowest checkpoint since a time; None if there is none.
+
+        Only those of jobs of blocks count that load a checkpoint at each change of blocks.
+        """
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
@@ -342,8 +348,11 @@ class ReportStore(Transactions):
 
     @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
-        """Return the seconds from the last step up to run `restart` to the first hello of a later run; None before that
-        hello. Times are of the clocks of the job's own nodes."""
+        """Return the seconds from the last step up to run `restart` to the first `Hello` of a later run. None before
+        that.
+
+        Both times are those of the clocks of the job's nodes.
+        """
         asked = {"job": key_of(connection, self._cluster, job_id), "restart": restart}
         pause = connection.scalar(text(_PAUSE), asked)
         return None if pause is None else max(0.0, float(pause))

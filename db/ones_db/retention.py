@@ -1,8 +1,9 @@
-"""Retention: rolls up old samples to longer ones and deletes old details, in many small transactions.
+"""Retention: combines old samples into longer ones and deletes old details, in many small transactions.
 
-A rolled-up sample replaces several: sums of samples and seconds, means of loss, noise and use of GPUs, the most memory.
-Position, progress, time and number are of the last replaced report. So queries and views read rolled-up and other
-samples alike. The newest few samples of each run and batch, which `ones_db.history` reads for learning, stay unchanged.
+A combined sample replaces several. It has the sum of their samples and seconds, the mean of loss, noise and use of
+GPUs, and the largest memory. Position, progress, time and number are those of the last one. So queries and views can
+read both kinds alike. The newest few samples of each run and batch are not combined, since `ones_db.history` reads them
+for learning.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from ones_db.views import IDLE_USE, MEASURED, SAMPLES, spelled
 T = TypeVar("T")
 
 KEPT = max(SPEEDS, NOISES)
-"""Number of newest samples of each run and batch that are never rolled up."""
+"""Number of newest samples of each run and batch that are never combined."""
 
 _KIND = "batch, epoch, change, stretch, measured, noisy, busy, single"
-"""Columns in which consecutive samples that become one are equal.
+"""Columns that must be equal in samples that are combined.
 
-Samples that count in the views (`views.MEASURED`) and others are never in one group. Neither are samples with and
-without noise, or with idle, busy and unknown GPUs: so sums over only some of the samples stay the same.
+Samples that count in the views (`views.MEASURED`) are not combined with others. Samples with noise are not combined
+with those without, nor samples with idle, busy and unknown GPUs. So sums over one sort of samples stay the same.
 """
 
 
 def _mean(value: str, weight: str) -> str:
-    """Return SQL for the weighted mean of the known values; the plain one if the weights are all zero."""
+    """Return SQL for the weighted mean of the known values, or for their plain mean if all weights are zero."""
     weights = f"SUM(CASE WHEN {weight} > 0 AND {value} IS NOT NULL THEN {weight} END)"
     return f"COALESCE(SUM({value} * {weight}) / {weights}, AVG({value}))"
 
@@ -66,14 +67,14 @@ _GROUPS = f"""
     SELECT g.*, (SELECT p.progress FROM throughput p WHERE p.run_id = :run AND p.number >= g.first
         AND p.number <= g.last AND p.progress IS NOT NULL ORDER BY p.number DESC LIMIT 1) AS last_progress
     FROM g"""
-"""Query of the groups of consecutive samples of a run that become one each, with its values. The newest samples of each
-batch and size, and the last, stay by themselves (`single`)."""
+"""Query of the groups of samples of a run to combine, with the combined values. The newest samples of each batch and
+size stay single, and so does the last one."""
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
 _STATE = select(RUNS.c.report_number, select(func.count()).where(_OF_RUN).scalar_subquery())
 _STATE = _STATE.join(JOBS, JOBS.c.id == RUNS.c.job_id)
 _STATE = _STATE.where(RUNS.c.id == bindparam("run"), JOBS.c.end_time < bindparam("before"))
-"""Query of a run's last report and number of samples; no row unless its job ended before then."""
+"""Query of a run's last report and number of samples. It has no row unless the job ended before a given time."""
 _DELETION = THROUGHPUT.delete().where(
     _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
@@ -94,7 +95,7 @@ _UPDATE = (
 
 
 def _led_to_nothing() -> Any:
-    """Return the condition that a row of decision_jobs was not acted on, and that no resize of the job refers to it."""
+    """Return the condition that a row of decision_jobs led to no change, and that no resize refers to it."""
     referred = exists().where(
         RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
     )
@@ -102,11 +103,12 @@ def _led_to_nothing() -> Any:
 
 
 class RetentionStore(Transactions):
-    """Part of a `Store`: rolls up and deletes old rows."""
+    """Part of a `Store`: combines and deletes old rows."""
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """Return the runs (runs.id), of jobs that ended before then, whose samples are not rolled up to this length."""
+        """Return the runs (runs.id) of jobs that ended before a time, whose samples are not yet combined to this
+        length."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)
@@ -125,9 +127,11 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query))
 
     def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> Iterator[tuple[int, int]]:
-        """Roll up the samples of a run (runs.id), until its job comes back to life or reports, or another call rolls
-        up. Yield after each short transaction how many samples were read, and how many deleted, since a rolled-up
-        sample replaces them. `dry` only counts."""
+        """Combine the samples of a run (runs.id). After each short transaction, yield (samples read, samples deleted).
+
+        It ends early if the job comes back to life or reports, or if another call does the same. With `dry`, only
+        count.
+        """
         asked = {"run": run, "before": before}
         with self._read() as connection:
             number, read = connection.execute(_STATE, asked).one_or_none() or (None, 0)
@@ -155,15 +159,17 @@ class RetentionStore(Transactions):
 
     @reading
     def forgettable_jobs(self, connection: Connection, before: float) -> list[int]:
-        """Return the jobs (jobs.id) that ended before then and have rows that `forget` would delete."""
+        """Return the jobs (jobs.id) that ended before a time and have rows that `forget` would delete."""
         idle = exists().where(DECISION_JOBS.c.job_id == JOBS.c.id, _led_to_nothing())
         steps = exists().where(RESIZES.c.job_id == JOBS.c.id, STEPS.c.resize_id == RESIZES.c.id)
         query = select(JOBS.c.id).where(JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, or_(idle, steps))
         return list(connection.scalars(query.order_by(JOBS.c.id)))
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete rows of these jobs (jobs.id): alternatives, decisions that led to nothing, and steps of resizes.
-        Return the number of deleted rows. Resizes and their costs stay. `dry` only counts."""
+        """Delete rows of these jobs (jobs.id), and return their number. With `dry`, only count them.
+
+        These are alternatives, decisions that led to nothing, and steps of resizes. Resizes and their costs stay.
+        """
         with self._read() if dry else self._write() as connection:
             ended = select(JOBS.c.id).where(
                 JOBS.c.cluster_id == self._cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys)
@@ -194,39 +200,39 @@ class RetentionStore(Transactions):
 
 MINUTE_S, HOUR_S = 60.0, 3600.0
 GROUPS_AT_ONCE = 1_000
-"""Rolled-up samples that are stored in one transaction."""
+"""Number of combined samples that are stored in one transaction."""
 JOBS_AT_ONCE = 200
-"""Jobs whose old rows are deleted in one transaction."""
+"""Number of jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
-"""Shortest rest, in seconds: steps follow each other until together they took as long."""
+"""Shortest pause between steps, in seconds. There is a pause once the steps since the last one have taken as long."""
 
 
 @dataclass(frozen=True)
 class Ages:
-    """Retention periods, in seconds after a job's end."""
+    """Retention: seconds after a job's end at which its rows are reduced."""
 
     minutes_s: float
-    """Age from which a job's samples become one a minute."""
+    """Age from which a job has one sample a minute."""
     hours_s: float
-    """Age from which a job's samples become one an hour."""
+    """Age from which a job has one sample an hour."""
     forget_s: float | None = None
-    """Age from which a job's decisions without effect, and steps of resizes, are deleted; None keeps these rows."""
+    """Age from which decisions without effect and steps of resizes are deleted; None to keep them."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Numbers of rows in a call of `maintain`, or in a dry run."""
+    """Numbers that `maintain` has changed, or would change."""
 
     runs: int = 0
-    """Runs whose samples were read."""
+    """Number of runs whose samples were read."""
     read: int = 0
-    """Samples read."""
+    """Number of samples read."""
     removed: int = 0
-    """Samples deleted, since a rolled-up sample replaces them."""
+    """Number of samples deleted after they were combined."""
     jobs: int = 0
-    """Jobs whose decisions or steps were deleted."""
+    """Number of jobs whose decisions or steps were deleted."""
     rows: int = 0
-    """Rows of these jobs that were deleted."""
+    """Number of rows of these jobs that were deleted."""
 
 
 def maintain(
@@ -238,11 +244,11 @@ def maintain(
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Done:
-    """Roll up old samples, and delete old rows, by the periods in `ages`; `dry` only counts.
+    """Combine old samples and delete old rows, as `ages` says. With `dry`, only count.
 
-    Rows of jobs that have not ended stay, and so do all rows that learning reads. After some steps the database is left
-    to the companion for as long as the steps took. `progress` is called with the kind of step, the amount done, and the
-    amount in all.
+    Rows of jobs that have not ended stay, and so do all rows that learning reads. After some steps there is a pause of
+    the same length, in which the companion has the database. `progress` is called with the kind of step, the amount
+    done, and the amount in all.
     """
     now = time.time() if now is None else now
     runs, began = set[int](), time.monotonic()

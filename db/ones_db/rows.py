@@ -1,8 +1,9 @@
-"""Mapping between records and rows, by the fields of the record.
+"""Conversion between records and rows of tables, by the fields of the record.
 
-A field is the column of the same name, except that a shape is two columns (``old_shape``: ``old_nodes`` and
-``old_gpus_per_node``), a reason is three (``outcome`` with the sentence, ``outcome_code`` and ``outcome_arguments``),
-and a tuple is one text with commas. A tuple of records has no column: the records are rows of another table.
+A field is stored in the column with its name, with three exceptions. A shape is two columns (``old_shape``:
+``old_nodes`` and ``old_gpus_per_node``). A reason is three (``outcome`` with the sentence, ``outcome_code`` and
+``outcome_arguments``). A tuple is a text with commas. A tuple of records has no column; the records are rows of another
+table.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ T = TypeVar("T")
 Row = Mapping[Any, Any]
 
 COLUMNS = {"user": "user_name", "order": "order_number"}
-"""Column of each field whose name is a keyword of SQL."""
+"""Column of each field whose name is a word of SQL."""
 
 
 class _Kind(NamedTuple):
     write: Callable[[str, Any], Mapping[str, Any]]
     read: Callable[[str, Row], Any] | None
-    """Function that reads the field from a row; None if the row has no column of the field."""
+    """Function that reads the field from a row. It returns None if the row does not have the column."""
 
 
 def row_of(record: Any) -> dict[str, Any]:
-    """Return the columns of a record by name; a field that is None is NULL in each of its columns."""
+    """Return the columns of a record by name. If a field is None, its columns are NULL."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     values = {column: getattr(record, name) for name, column in plain}
@@ -43,7 +44,7 @@ def row_of(record: Any) -> dict[str, Any]:
 
 
 def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
-    """Return the record of a row; fields in `given` have these values, and are not read from the row."""
+    """Return the record of a row. Fields in `given` are not read from the row."""
     plain, kinds = _fields(kind)
     values = {name: row[column] for name, column in plain if name not in given}
     for name, one in kinds:
@@ -53,18 +54,18 @@ def record_of(kind: Callable[..., T], row: Row, **given: Any) -> T:
 
 
 KEPT = 4096
-"""Largest number of rows whose records are cached, enough for one read of a large site."""
+"""Most rows whose records are cached: enough for one read of a large site."""
 
 
 @lru_cache(maxsize=KEPT)
 def same_record(kind: Callable[..., T], names: tuple[str, ...], values: tuple[Any, ...]) -> T:
-    """Return the record of a row with these columns and values; an equal row gives the same cached object."""
+    """Return the record of a row with these columns and values. For an equal row it is the same object."""
     return record_of(kind, dict(zip(names, values, strict=True)))
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, _Kind], ...]]:
-    """Return (field, column) of each field that is one column as is, and (field, mapping) of the others."""
+    """Return (field, column) for each field that is one column, and (field, conversion) for the others."""
     hints = {name: hint for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
     kinds = {name: found for name, hint in hints.items() if (found := _kind(hint)) is not None}
     return tuple((name, COLUMNS.get(name, name)) for name in hints if name not in kinds), tuple(kinds.items())
@@ -110,7 +111,8 @@ def _shape(name: str, row: Row) -> Shape | None:
 
 
 def reason_columns(name: str, reason: Reason) -> dict[str, str]:
-    """Return the columns of a reason. Arguments that no database holds (infinity, surrogates) become text."""
+    """Return the columns of a reason. Arguments that a database cannot store (infinite numbers, surrogates) become
+    text."""
     arguments = {
         storable(key): storable(value)
         if isinstance(value, str)
@@ -124,7 +126,7 @@ def reason_columns(name: str, reason: Reason) -> dict[str, str]:
 
 
 def reason_of(name: str, row: Row) -> Reason:
-    """Return the reason in the three columns of this field."""
+    """Return the reason in the three columns of a field."""
     code, arguments = row[f"{name}_code"], row[f"{name}_arguments"]
     if not code:
         return NO_REASON
@@ -137,7 +139,7 @@ def _list_column(name: str, items: tuple[Any, ...]) -> dict[str, str]:
 
 
 def numbers(listed: str) -> tuple[int, ...]:
-    """Return the whole numbers in a column that lists numbers with commas."""
+    """Return the whole numbers in a text such as 0,2,5."""
     return tuple(map(int, listed.split(","))) if listed else ()
 
 
@@ -146,12 +148,13 @@ def _blocks_column(name: str, blocks: tuple[tuple[int, Shape], ...]) -> dict[str
 
 
 def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
-    """Return task and shape of each block in a column that lists blocks, such as 0:1x4,2:1x4."""
+    """Return (task, shape) of each block in a text such as 0:1x4,2:1x4."""
     return tuple((int(task), Shape(int(n), int(g))) for task, n, g in re.findall(r"(\d+):(\d+)x(\d+)", listed))
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """Return the fields of a record for JSON: shapes and reasons by their columns, arguments as an object."""
+    """Return the fields of a record for JSON. Shapes and reasons are split into their columns; arguments are an
+    object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Nodes × GPUs per node of one job; every node gives the job the same number of GPUs."""
+    """Nodes × GPUs per node of one job. The job has the same number of GPUs on each node."""
 
     nodes: int
     gpus_per_node: int
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs, which is the world size: one rank a GPU."""
+        """Number of GPUs. It is the world size too, since each GPU has one rank."""
         return self.nodes * self.gpus_per_node
 
     def __str__(self) -> str:
@@ -22,10 +22,11 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Return the shape that `str` gave as this text, such as 2x4; raises ValueError."""
+        """Return the shape in a text such as 2x4, which `str` gives. Raises ValueError."""
         nodes, _, gpus = text.partition("x")
         return cls(int(nodes), int(gpus))
 
 
 PARKED = Shape(0, 0)
-"""Target of a resize to zero GPUs, which parks the job: the job waits in the queue. Slurm keeps the job's old shape."""
+"""Shape without GPUs, to which a job is resized to park it: the job waits in the queue. Slurm keeps the job's old
+shape."""

@@ -1,6 +1,6 @@
-"""Records of a site: nodes, people's actions, the companion's health, and ended jobs from Slurm's accounting.
+"""Records of a site: nodes, actions of people, the companion's health, and ended jobs in Slurm's accounting.
 
-`ones_db.tables` says what fields mean, by the column of the same name.
+A field means the same as the column with its name in `ones_db.tables`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NodeRecord(NamedTuple):
 
 
 class ActionRecord(NamedTuple):
-    """Action of a person on the companion, its database or its jobs."""
+    """Something that a person did to the companion, to its database or to its jobs."""
 
     time: float
     user: str
@@ -41,7 +41,7 @@ class ActionRecord(NamedTuple):
 
 
 class HealthRecord(NamedTuple):
-    """Health of the companion that acted last, at its last tick."""
+    """Health of the leading companion at its last tick."""
 
     time: float
     mode: str
@@ -56,7 +56,7 @@ class HealthRecord(NamedTuple):
 
 
 GONE = "GONE"
-"""State of a node that Slurm no longer knows."""
+"""State of a node that Slurm does not list any more."""
 
 
 def _last(connection: Connection, cluster: int) -> dict[str, NodeRecord]:
@@ -84,7 +84,8 @@ class SiteStore(Transactions):
 
     @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
-        """Store the nodes that changed since the last call, and as `GONE` the nodes that Slurm no longer lists."""
+        """Store the nodes that have changed since the last call. Nodes that Slurm does not list any more become
+        `GONE`."""
         last = _last(connection, self._cluster)
         there = {node.name for node in nodes_now}
         lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -106,29 +107,29 @@ class SiteStore(Transactions):
 
     @reading
     def nodes(self, connection: Connection) -> list[NodeRecord]:
-        """Return the present state of each node, sorted by name."""
+        """Return the present state of each node, by name."""
         return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
 
     @noting
     def add_action(self, connection: Connection, record: ActionRecord) -> None:
-        """Store an action; a repeated call with the same person, action and time stores nothing."""
+        """Store an action. If the same person, action and time are stored already, store nothing."""
         add_new(connection, ACTIONS, [{**row_of(record), "cluster_id": self._cluster}])
 
     @noting
     def record_health(self, connection: Connection, record: HealthRecord) -> None:
-        """Store the health of the companion, in place of the last."""
+        """Store the companion's health in place of the last."""
         add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": self._cluster, **record._asdict()}])
 
     @reading
     def health(self, connection: Connection) -> HealthRecord | None:
-        """Return the health of the companion that acted last, at its last tick; None if no companion acted."""
+        """Return the health of the companion that led last; None if there was never one."""
         columns = [HEALTH.c[name] for name in HealthRecord._fields]
         row = connection.execute(select(*columns).where(HEALTH.c.cluster_id == self._cluster)).first()
         return None if row is None else HealthRecord(*row)
 
     @reading
     def leader(self, connection: Connection) -> LeaderRecord | None:
-        """Return the companion that leads or led last; None if no companion ever led."""
+        """Return the companion that leads or led last; None if there was never one."""
         return leader_of(connection, self._cluster)
 
 
@@ -138,27 +139,27 @@ class AccountingJob:
 
     job: JobRecord
     runs: tuple[RunRecord, ...]
-    """Runs of the job by their start; empty if the job never started."""
+    """Runs of the job in order of their starts; empty if it never started."""
     time_limit_s: float | None = None
 
 
 class Imported(NamedTuple):
-    """Numbers of jobs in an import from accounting."""
+    """Numbers of jobs in an import of accounting."""
 
     new: int = 0
     changed: int = 0
-    """Jobs known from accounting before, about which the import added something."""
+    """Number of jobs that were known from accounting, and about which the import added something."""
     same: int = 0
     companion: int = 0
-    """Jobs that the companion has seen; the import leaves these unchanged."""
+    """Number of jobs that the companion has seen. The import does not change them."""
 
     def plus(self, other: Imported) -> Imported:
-        """Return the sums of the numbers of two imports."""
+        """Return the sum of two imports."""
         return Imported(*(a + b for a, b in zip(self, other, strict=True)))
 
 
 class PastJob(NamedTuple):
-    """An ended job, from accounting or the companion; times in seconds."""
+    """An ended job, from accounting or from the companion. Times are in seconds."""
 
     job_id: int
     name: str
@@ -172,19 +173,19 @@ class PastJob(NamedTuple):
     end_time: float
     runs: int
     run_s: float
-    """Seconds of all runs of the job together."""
+    """Sum of the seconds of all runs."""
     gpus: int
-    """GPUs of the job's largest run."""
+    """Number of GPUs of the largest run."""
     gpu_s: float
-    """GPU-seconds of all runs of the job together."""
+    """Sum of the GPU-seconds of all runs."""
 
 
 SAME_JOB_S = 86_400.0
-"""Seconds between two periods of a job id within which both are one job: Slurm lets an ended job be requeued for less
-time, and takes far longer until the same id comes again."""
+"""Most seconds between two uses of a job id that belong to the same job. Slurm allows requeues of an ended job for less
+time, and takes far longer until it uses an id again."""
 
 SAME_START_S = 5.0
-"""Largest difference between a task's start in slurmctld and in Slurm's accounting, seconds."""
+"""Most seconds by which the start of a task may differ between slurmctld and accounting."""
 
 Row = Mapping[Any, Any]
 
@@ -192,7 +193,7 @@ Row = Mapping[Any, Any]
 def _known(
     connection: Connection, cluster: int, job_ids: Sequence[int]
 ) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
-    """Return the stored jobs with these ids, and by jobs.id the runs of those from accounting."""
+    """Return the stored jobs with these ids; and the runs of jobs known only from accounting, by jobs.id."""
     known: dict[int, list[Row]] = defaultdict(list)
     query = (
         select(JOBS, ACCOUNTING.c.import_time)
@@ -212,7 +213,8 @@ def _known(
 
 
 def _same(row: Row, read: AccountingJob) -> bool:
-    """Tell whether a stored job is this job of accounting: their times overlap, or are at most `SAME_JOB_S` apart."""
+    """Return True if the stored job is this job of accounting: their times overlap, or are at most `SAME_JOB_S`
+    apart."""
     if row["submit_time"] == read.job.submit_time:
         return True
     if row["import_time"] is not None and row["user_name"] != read.job.user:
@@ -223,15 +225,15 @@ def _same(row: Row, read: AccountingJob) -> bool:
 
 
 def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool:
-    """Tell whether a job of accounting is a block that the companion has seen, by the blocks' starts by Slurm id."""
+    """Return True if this job of accounting is a block that the companion has seen. `blocks` has starts by Slurm id."""
     starts = ((run.start_time or 0.0, start) for run in one.runs for start in blocks[run.job_id])
     return any(abs(known - start) <= SAME_START_S for known, start in starts)
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Return the job with stored and imported runs merged; None if the import adds nothing.
+    """Return the job with its stored and its imported runs; None if the import adds nothing.
 
-    Both are needed, since an import of a later span has only a requeued job's later runs.
+    An import of a later time has only the later runs of a requeued job, so both are needed.
     """
     job = read.job
     runs = {run.start_time: run for run in [*before, *read.runs]}
@@ -252,7 +254,7 @@ def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> Accou
 
 
 def _put(connection: Connection, cluster: int, key: int | None, one: AccountingJob) -> int:
-    """Store a job in place of the one with this key (jobs.id), or a new one; return its key."""
+    """Store a job, in place of the one with this key (jobs.id) if it is given. Return its key."""
     if key is None:
         result = connection.execute(JOBS.insert().values(cluster_id=cluster, **row_of(one.job)))
         key = int(result.inserted_primary_key[0])  # type: ignore[index]
@@ -270,10 +272,10 @@ class AccountingStore(Transactions):
 
     @noting
     def add_accounting(self, connection: Connection, jobs: Sequence[AccountingJob]) -> Imported:
-        """Store ended jobs of accounting in one transaction, and return how many were new or changed.
+        """Store ended jobs of accounting in one transaction. Return how many were new or changed.
 
-        A job that the companion has seen stays unchanged. To a job that is known from accounting the call adds what is
-        new.
+        A job that the companion has seen is not changed. To a job that is known from accounting, only what is new is
+        added.
         """
         self._forget()
         known, runs = _known(connection, self._cluster, [one.job.job_id for one in jobs])
@@ -299,7 +301,7 @@ class AccountingStore(Transactions):
 
     @reading
     def past_jobs(self, connection: Connection, since: float, until: float) -> list[PastJob]:
-        """Return the ended jobs that were submitted from `since` until before `until`, sorted by submission."""
+        """Return the ended jobs that were submitted from `since` until before `until`, in order of submission."""
         query = text(
             "SELECT job_id, name, user_name, account, partition, state, submit_time, start_time, end_time, runs,"
             " COALESCE(running_s, 0.0), COALESCE(largest_gpus, 0), COALESCE(gpu_hours, 0.0) * 3600.0 FROM job_summary"

@@ -1,4 +1,4 @@
-"""SQLite: one file, a write-ahead log (WAL), and a lock that a writer takes before its first read."""
+"""SQLite: one file with a write-ahead log (WAL). A writer locks it before its first read."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ones_db import backend
 from ones_db.backend import UPGRADE, Mode, SchemaError, StoreBusy, StoreError
 
 GRAIN_S = 0.1
-"""Seconds within which two writes may leave a file with the same modification time."""
+"""Seconds in which two writes may give a file the same modification time."""
 RETRY_S = 0.02
-"""Seconds between two tries to begin the write-ahead log, for which SQLite does not wait itself."""
+"""Seconds before another try to switch to the write-ahead log. SQLite does not wait for that itself."""
 _MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
-"""SQLite's word for each `Mode`; `rwc` creates the file."""
+"""Mode in SQLite's URI for each `Mode`. `rwc` creates the file."""
 
 
 _BUSY = "locked by another process for {busy_s:.0f} s; is a second companion writing it?"
@@ -37,14 +37,14 @@ _ERRORS: tuple[tuple[str, type[StoreError], str], ...] = (
     ("not a database", SchemaError, "not an SQLite database; name another file"),
     ("no such table", SchemaError, f"{{words}}; run `{UPGRADE}`"),
 )
-"""Words of SQLite's errors, each with the error and the message that stand for them."""
+"""Texts in SQLite's errors. Each has the class and the message of our error."""
 
 
 class SQLite(backend.Backend):
     """An SQLite database in one file."""
 
     def __init__(self, url: URL) -> None:
-        """Raises `StoreError` if the URL names no file."""
+        """Take the file from the URL. Raises `StoreError` if the URL names none."""
         if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
             raise StoreError(f"'{url}' names no file; write sqlite:///PATH")
         self.path = Path(url.database).absolute()
@@ -57,14 +57,14 @@ class SQLite(backend.Backend):
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror}") from None
 
     def exists(self) -> bool:
-        """Raises `StoreError` if this user may not read the directory."""
+        """See `Backend.exists`. Raises `StoreError` if this user may not read the directory."""
         try:
             return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
         except PermissionError:
             raise StoreError(f"{self.path}: closed to you; check the owner and mode of its directory") from None
 
     def stamp(self) -> object:
-        """Raises OSError if the file is missing."""
+        """See `Backend.stamp`. Raises OSError if the file does not exist."""
         found = [self.path.stat()]
         with suppress(FileNotFoundError):
             found.append(Path(f"{self.path}-wal").stat())
@@ -73,8 +73,10 @@ class SQLite(backend.Backend):
         return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
 
     def engine(self, mode: Mode) -> Engine:
-        """Writers use a write-ahead log, so that writers and readers never wait for each other. Each commit flushes the
-        log: the companion may act on a job only after a record that survives a power cut."""
+        """See `Backend.engine`. A write-ahead log lets writers and readers work without waiting for each other.
+
+        Each commit flushes the log. The companion acts on a job only after a record that a power failure cannot undo.
+        """
 
         def connect() -> sqlite3.Connection:
             # SQLAlchemy hands a connection to one thread at a time. BEGIN is ours: see `_begin`.
@@ -129,9 +131,9 @@ class SQLite(backend.Backend):
     def _query(self, mode: Mode) -> str:
         """Return the part of SQLite's URI after the question mark.
 
-        Reading needs the log's two files, which SQLite creates in the directory when no writer has them open. A reader
-        who may not write to the directory can read only while no log exists, and then by `immutable`. Hence each
-        transaction of such a reader has a connection of its own, for which the log is looked for again.
+        To read, SQLite needs the log's two files. It creates them in the directory if no writer has them open. A reader
+        who may not write to the directory can only read while there is no log, with `immutable`. So each of its
+        transactions has a new connection, for which it checks again if there is a log.
         """
         log = Path(f"{self.path}-wal")
         alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
@@ -145,7 +147,7 @@ class SQLite(backend.Backend):
         return StoreError(f"{self.path}: {words}")
 
     def back_up(self, revision: str) -> str:
-        """Copy the file durably to its own directory; the copy is consistent also while a companion writes."""
+        """Copy the file in its directory, durably. The copy is consistent even if a companion writes meanwhile."""
         path, stamp = self.path, time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         copy = path.with_name(f"{path.name}.{revision}-{stamp}.bak")
         unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")
@@ -173,14 +175,18 @@ class SQLite(backend.Backend):
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Give the driver the rows as they are: to bind each value by name would cost more than to store the value."""
+        """See `Backend.add_rows`. The driver gets the rows as they are, because naming each value costs more than
+        storing it."""
         if rows:
             connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
 
 
 def _begin_log(connection: sqlite3.Connection) -> None:
-    """Switch the file to a write-ahead log. The first switch needs the file exclusively, and SQLite does not wait for
-    another process that switches at the same time: so this function tries again."""
+    """Switch the file to a write-ahead log.
+
+    The first switch needs exclusive access to the file. SQLite does not wait for another process that does the same, so
+    this function tries several times.
+    """
     until = time.monotonic() + backend.BUSY_S
     while True:
         try:

@@ -43,15 +43,17 @@ class Store(
 
     @classmethod
     def open(cls, url: str, cluster: str, *, read_only: bool = False, term: int | None = None) -> Store:
-        """Open the store of one cluster in the database at `url`, such as ``sqlite:////var/lib/slurm-ones/ones.sqlite``
-        or ``postgresql://ones@server/ones``.
+        """Open the store of one cluster in the database at `url`.
 
-        A writer's store adds an unknown cluster to the database; for a reader an empty name means the only cluster of
-        the database. With the `term` of a leader (`ones_db.leader`) every writing method raises `NotLeader`, and stores
-        nothing, once a newer term has begun. Without a term, as commands open a store, no method checks who leads.
-        Leave a server's password to ~/.pgpass, PGPASSWORD or a service file. Raises `SchemaError`, which says what to
-        run, if the database is absent, of another schema, or another program's. Raises `StoreError` if the database
-        cannot be opened, or a reader names a cluster that the database does not have.
+        The URL is such as ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``. Leave a
+        server's password to ~/.pgpass, PGPASSWORD or a service file. A writer's store adds a cluster that is unknown.
+        For a reader, an empty name means the only cluster in the database. With the `term` of a leader
+        (`ones_db.leader`), writing methods raise `NotLeader` and store nothing once a newer term has begun. Commands
+        open a store without a term, and then it is not checked who leads.
+
+        Raises `SchemaError` if the database does not exist, has another schema, or is another program's; its message
+        says what to run. Raises `StoreError` if the database cannot be opened, or does not have the cluster that a
+        reader names.
         """
         if not cluster and not read_only:
             raise StoreError("no cluster is named: whose jobs are to be stored?")
@@ -92,16 +94,18 @@ class Store(
         self.close()
 
     def watch(self) -> None:
-        """Keep a connection open from now on, so that repeated reads are fast."""
+        """Keep a connection open from now on, which makes repeated reads fast."""
         self._engine.dispose()
         self._engine = self._backend.engine("watch" if self.read_only else "write")
 
     def check_schema(self) -> None:
-        """Raise `SchemaError` if the database was upgraded since this store was opened."""
+        """Raise `SchemaError` if the database was upgraded after this store was opened."""
         with self._read() as connection:
             check_revision(connection)
 
     def stamp(self) -> object:
-        """Return, at next to no cost, a value that changes with each write to the database; None if only a query could
-        show a write. Raises OSError if the database is gone."""
+        """Return a value that changes with each write, at almost no cost; None if only a query could show that.
+
+        Raises OSError if the database is gone.
+        """
         return self._backend.stamp()

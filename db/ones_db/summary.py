@@ -1,6 +1,6 @@
-"""Summaries for people: a line for each job, and a bar for each run.
+"""Summaries for people: a line for each job, and a bar of a timeline for each run.
 
-`JobSummary` declares the line of a job: each field with its SQL and its meaning. The view `job_summary` has the same
+`JobSummary` defines the line of a job: the SQL and the meaning of each field. The view `job_summary` has the same
 columns, and a few more for researchers.
 """
 
@@ -30,14 +30,14 @@ _ENDED = f"""SELECT l.id FROM (SELECT j.id FROM jobs j WHERE j.cluster_id = :clu
 
 
 class TimelineRow(NamedTuple):
-    """A run, or the part of a run between two changes of blocks, for plots; `end` is None while the run goes on."""
+    """A run for a timeline, or the part of a run between two changes of blocks. `end` is None while it runs."""
 
     job_id: int
     name: str
     user: str
     partition: str
     asked: int
-    """GPUs that the job asked for; the job grew by all GPUs beyond these."""
+    """GPUs that the job's user requested. The job has grown by those beyond."""
     restart: int
     shape: Shape
     start: float
@@ -48,8 +48,11 @@ class SummaryStore(Transactions):
     """Part of a `Store`: summaries for people."""
 
     def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
-        """Return a line for each of these jobs, or for all that a companion has seen, sorted by submission. `ended` is
-        the number of ended jobs in the list, the last to end; the cost does not grow with all ended jobs."""
+        """Return a line for each of these jobs, or for all that a companion has seen, in order of submission.
+
+        `ended` limits the jobs that have ended to this number, those that ended last. Then the cost does not grow with
+        the history.
+        """
         if job_ids is not None:
             # Written out, since databases limit the parameters of a statement.
             listed = ", ".join(map(str, map(int, job_ids))) or "NULL"
@@ -60,8 +63,10 @@ class SummaryStore(Transactions):
         return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
-        """Return a line for each of the `count` jobs of a user that ended last, sorted by submission. The cost grows
-        with the number of other users' jobs that ended since."""
+        """Return a line for each of the `count` jobs of a user that ended last, in order of submission.
+
+        The cost grows with the number of other users' jobs that ended later.
+        """
         return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
 
     @reading
@@ -76,13 +81,15 @@ class SummaryStore(Transactions):
 
     @reading
     def ask(self, connection: Connection, sql: str, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the rows of a query over the views. The SQL is the caller's own: a user's goes through `query.Reader`,
-        which lets it change nothing and ends it in time."""
+        """Return the rows of a query over the views. The SQL must be our own: users' SQL goes through `query.Reader`.
+
+        That lets a query change nothing, and ends it in time.
+        """
         return [dict(row) for row in connection.execute(text(sql), values).mappings()]
 
     @reading
     def strategies(self, connection: Connection) -> dict[str, int]:
-        """Return the number of unended jobs with each training strategy, the most frequent strategy first."""
+        """Return the number of jobs with each training strategy that have not ended, most frequent first."""
         query = (
             select(JOBS.c.strategy, func.count())
             .where(newest(self._cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
@@ -95,8 +102,10 @@ class SummaryStore(Transactions):
     def timeline(
         self, connection: Connection, since: float | None = None, job_id: int | None = None
     ) -> list[TimelineRow]:
-        """Return the started runs of jobs that a companion has seen, sorted by start, for plots. `since` selects runs
-        that had not ended by then, and `job_id` runs of the newest job with this id."""
+        """Return the runs that have started of jobs that a companion has seen, in order of their starts.
+
+        `since` leaves out runs that ended before. `job_id` selects the newest job with this id.
+        """
         condition = "j.cluster_id = :cluster" if since is None else _SINCE
         if job_id is not None:
             condition += f" AND j.job_id = :job_id AND {_LATEST}"
@@ -115,7 +124,7 @@ def _believed(text: str | None) -> StrategyLimits | None:
 
 @lru_cache(maxsize=KEPT)
 def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
-    """Return the summary in a row; equal rows give the same cached object."""
+    """Return the summary in a row. For an equal row it is the same object."""
     row = dict(zip(names, values, strict=True))
     limits = _believed(row["limits"])
     gpus, most, passes = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), row["max_local_batch"], row["passes"]
@@ -129,7 +138,8 @@ def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
 
 _SINCE = f"""j.id IN ({_OPEN} UNION ALL SELECT e.id FROM jobs e WHERE e.cluster_id = :cluster AND e.end_time >= :since)
         AND COALESCE({END}, :since) >= :since"""
-"""SQL condition on a run r of a job j: it had not ended by `since`. By keys, as in `SummaryStore.job_summaries`."""
+"""SQL condition on a run r of a job j: the run had not ended at the time `since`. It uses keys, as
+`SummaryStore.job_summaries` does."""
 
 _TIMELINE = f"""
     SELECT j.job_id, j.name, j.user_name, j.partition, j.requested_nodes * j.requested_gpus_per_node, r.restart,
@@ -140,7 +150,7 @@ _TIMELINE = f"""
 
 
 def _parts(rows: Iterable[Any]) -> list[TimelineRow]:
-    """Return a run, cut at each change of its blocks; each row has a membership of the run, or nulls without any."""
+    """Yield the parts of a run between two changes of its blocks. Each row has a membership of the run, or nulls."""
     parts: list[TimelineRow] = []
     for *who, nodes, gpus_per_node, start, end, _, time, m_nodes, m_each in rows:
         if not parts:

@@ -1,8 +1,8 @@
 """Definitions of all tables, in SQLAlchemy Core without ORM classes.
 
-Every column has a comment with its meaning and unit, from which docs/database.md is written. Types are
-portable. Jobs are keyed (cluster, job id, submission), since Slurm uses job ids again; runs (job, restart). Reports of
-a run are keyed (run, number of the report), so that to store a report twice changes nothing. Add a new column at the
+Every column has a comment with its meaning and unit, from which docs/database.md is made. Types exist in all databases.
+The key of a job is (cluster, job id, submission), because Slurm uses job ids again. The key of a run is (job, restart
+count), and that of a report (run, number). So a report that is stored twice changes nothing. Add a new column at the
 end of its table, and in a migration.
 """
 
@@ -28,7 +28,7 @@ from sqlalchemy import text as condition
 from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0018"
-"""Revision of the newest schema. Revisions have four digits, so that comparing the texts shows which is older."""
+"""Newest schema revision. It has four digits, so that of two revisions as text the smaller one is older."""
 
 METADATA = MetaData(
     # Names of keys that migrations can rely on.
@@ -44,19 +44,22 @@ METADATA = MetaData(
 # A word for each kind of column
 
 WHOLE = BigInteger().with_variant(Integer(), "sqlite")
-"""Integer of 64 bits. SQLite's INTEGER has 64 bits too, and SQLite generates keys only for a column of that type."""
+"""Integer of 64 bits. In SQLite it is INTEGER, which has 64 bits too, and is the only type for which SQLite generates
+keys."""
 
 
 def storable(value: str) -> str:
-    """Return text from users, Slurm or jobs in a form that every database stores. Escapes stand for bytes that were no
-    text (lone surrogates), and for zeros, which PostgreSQL refuses. So one odd job name cannot keep a whole snapshot
-    out of the database."""
+    """Return text from users, Slurm or jobs in a form that every database can store.
+
+    Bytes that are no text (lone surrogates) become escapes. So do zeros, which PostgreSQL refuses. Otherwise one odd
+    job name could keep a whole snapshot out of the database.
+    """
     value = value.replace("\0", "\\x00")
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 class SafeText(TypeDecorator[str]):
-    """Type of a text column whose values pass through `storable`."""
+    """Type of text columns. `storable` is applied to all values."""
 
     impl = Text
     cache_ok = True
@@ -90,18 +93,18 @@ def key() -> Column[Any]:
 
 
 def of(name: str, target: str, comment: str, **options: Any) -> Column[Any]:
-    """Return a foreign-key column."""
+    """Return a column with a foreign key."""
     return column(name, WHOLE, comment, ForeignKey(target), autoincrement=False, **options)
 
 
 def table(name: str, comment: str, *items: Any) -> Table:
-    """Return a table of the schema. Without a column `id`, SQLite keeps it in key order, without row ids."""
+    """Return a table of the schema. In SQLite, a table without a column `id` is stored in the order of its key."""
     own = any(isinstance(item, Column) and item.name == "id" for item in items)
     return Table(name, METADATA, *items, comment=comment, sqlite_with_rowid=own)
 
 
 def reason(name: str) -> tuple[Column[Any], Column[Any]]:
-    """Return the columns for the code and arguments of a reason, next to the column with its sentence."""
+    """Return the columns for a reason's code and arguments. The column with its sentence is separate."""
     return (
         text(f"{name}_code", f"code of {name}, by which causes are counted", server_default=""),
         text(f"{name}_arguments", f"what {name} names, as a JSON object", server_default="{}"),

@@ -1,9 +1,9 @@
-"""Database files for users: the same tables and views, with one user's rows only. No row of such a file names another
-user, or another user's job or account.
+"""Database files for users: the same tables and views, with the rows of one user. They name no other user, and no job
+or account of another user.
 
 * An **export** has all rows of a user, for analysis. Its table `actions` has only the export itself.
-* A **view** is published again and again for `slurm-ones jobs`, `why` and `status`. Of rows that grow in number for
-  ever, such as samples and decisions, a view has the newest. One more file, for everybody, has the companion's health.
+* A **view** is published again and again, for `slurm-ones jobs`, `why` and `status`. It has only the newest of rows
+that grow without limit, such as samples and decisions. One more file, for everybody, has the companion's health.
 """
 
 from __future__ import annotations
@@ -51,37 +51,37 @@ from ones_db.tables import (
 from ones_db.views import MOST_MEMBERSHIPS
 
 EXPORT = 0x6F6E6578
-"""SQLite's `application_id` of an export; only files with this id are replaced."""
+"""Number by which SQLite's `application_id` marks an export. Only files with this number are replaced."""
 ROWS = 20_000
-"""Rows held in memory at once."""
+"""Number of rows that are in memory at once."""
 MODE = 0o640
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Result of exporting one user's file."""
+    """Result of one user's export."""
 
     user: str
     path: Path
     jobs: int
     owned: bool
-    """True if the file is that user's; only root gives files away, to users whom the machine knows."""
+    """True if the file belongs to the user. Only root can give it to a user, and only if the machine knows the user."""
 
 
 def export_user(url: str, user: str, path: Path, by: str) -> Exported:
-    """Write all rows of a user's jobs, as of one moment, to a file; `by` is the login name of whoever asks.
+    """Write all rows of a user's jobs, as of one moment, to a file. `by` is the login name of the caller.
 
-    The file appears whole or not at all, in place of an older export. Raises `StoreError` if the user has no job, a
-    file there is no export, or the file cannot be written. Raises `SchemaError` as `Store.open` does.
+    The file is replaced as a whole, and only if it is an older export. Raises `StoreError` if the user has no job, if
+    another file is there, or if the file cannot be written. Raises `SchemaError` as `Store.open` does.
     """
     with _reading(url) as connection:
         return _export(connection, user, path.absolute(), by)
 
 
 def export_users(url: str, directory: Path, by: str) -> list[Exported]:
-    """Call `export_user` for each user that has jobs, with DIRECTORY/USER.sqlite, all as of one moment.
+    """Export each user that has jobs to DIRECTORY/USER.sqlite, as of one moment.
 
-    Raises `StoreError`, before any export, also if a user's name is no name for a file.
+    Raises `StoreError` before the first export, also if a user's name cannot be a file's name.
     """
     with _reading(url) as connection:
         users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
@@ -121,7 +121,7 @@ def _export(connection: Connection, user: str, path: Path, by: str) -> Exported:
 
 
 def _check(path: Path) -> None:
-    """Raise `StoreError` if something other than an export is there, or no database URL can name the path."""
+    """Raise `StoreError` if there is a file that is no export, or if a database URL cannot have this path."""
     if make_url(f"sqlite:///{path}").database != str(path):
         raise StoreError(f"{path}: no database URL can name it; name another file")
     if not path.exists() and not path.is_symlink():
@@ -152,7 +152,7 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
 
 
 def _finish(path: Path, user: str) -> bool:
-    """Mark a finished export, make it durable, and give it to the user; return whether it is the user's."""
+    """Mark a finished export, make it durable, and give it to the user. Return True if it belongs to the user then."""
     file = sqlite3.connect(path, isolation_level=None)
     try:
         file.execute(f"PRAGMA application_id = {EXPORT}")
@@ -174,7 +174,7 @@ def _finish(path: Path, user: str) -> bool:
 
 
 def _parents() -> dict[str, tuple[str, str]]:
-    """Return, for each table whose rows belong to jobs, the foreign-key column and the parent table."""
+    """Return the foreign key and the parent table of each table whose rows belong to jobs."""
     found: dict[str, tuple[str, str]] = {}
     for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
@@ -185,7 +185,7 @@ def _parents() -> dict[str, tuple[str, str]]:
 
 
 def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
-    """Yield each table with the query of a user's rows, parent tables first, rows in the order of their keys."""
+    """Yield each table with the query of a user's rows in the order of their keys. Parent tables come first."""
     belongs = _parents()
     own: dict[str, Select[Any]] = {JOBS.name: select(JOBS.c.id).where(JOBS.c.user_name == user)}
     for table in METADATA.sorted_tables:
@@ -206,7 +206,10 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 
 
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Return the condition that a decision is about these jobs, or a cluster's last: open runs count until it."""
+    """Return the condition that a decision is about these jobs, or is the last of its cluster.
+
+    The last one is needed because a run that has not ended counts until then.
+    """
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(
@@ -219,35 +222,35 @@ def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
 # The file that is published for each user
 
 KEEP_S = 7 * 86_400.0
-"""Seconds after its end for which a job is shown."""
+"""Seconds for which a job is shown after its end."""
 MOST_JOBS = 500
-"""Most jobs of a user in a view; those that have not ended are shown, then the jobs submitted last."""
+"""Most jobs in a user's view. Jobs that have not ended come first, then those submitted last."""
 MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
-"""Most runs, resizes and blocks of a job in a view; the newest are shown."""
+"""Most runs, resizes and blocks of a job in a view. They are the newest."""
 MOST_DECISIONS = 20
 
 Rows = tuple[Table, Sequence[Sequence[Any]]]
 
 
 class ViewSource:
-    """Reader of the rows that each user may see. One thread at a time may use a source."""
+    """Reader of the rows that each user may see. Only one thread at a time may use it."""
 
     def __init__(self, url: str, cluster: str) -> None:
-        """Prepare a source without opening the database. All other methods raise `StoreError` and its subclasses."""
+        """Prepare to read; the database is opened later. All other methods may raise `StoreError`."""
         self._engine = backend_of(url).engine("read")
         self._cluster = cluster
         self._known_key: int | None = None
         self._decisions: dict[int, int] = {}
-        """Newest decision on each job, by jobs.id, that `users` has read."""
+        """Id of the newest decision about each job that was read, by jobs.id."""
         self._last: int | None = None
-        """Id of the newest decision that `users` has read; None before the first call."""
+        """Id of the newest decision that was read; None before the first read."""
 
     def close(self) -> None:
         """Close all connections to the database."""
         self._engine.dispose()
 
     def users(self, now: float) -> dict[str, Hashable]:
-        """Return the users with jobs to be shown, each with a value that changes whenever the view changes."""
+        """Return the users who have jobs to show. With each is a value that changes whenever the user's view does."""
         with transaction(self._engine) as connection:
             shown = {"cluster": self._key(connection), "since": now - KEEP_S}
             jobs = connection.execute(_JOBS, shown).all()
@@ -264,14 +267,16 @@ class ViewSource:
         return {user: tuple(known) for user, known in found.items()}
 
     def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
-        """Yield these users' database files as of one moment; each is made when the caller takes it."""
+        """Yield the database file of each of these users, as of one moment. A file is made when the caller asks
+        for it."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             for user in users:
                 yield user, _file(_rows_of(connection, key, user, now - KEEP_S))
 
     def site(self) -> bytes:
-        """Return the file for everybody: leader and health, without the last error, which may name jobs."""
+        """Return the file for everybody. It has the leader and the health, but not the last error, which may
+        name jobs."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             health = connection.execute(select(HEALTH).where(HEALTH.c.cluster_id == key)).mappings().all()
@@ -280,7 +285,7 @@ class ViewSource:
             return _file([(CLUSTERS, [(key, self._cluster)]), (HEALTH, said), (LEADERS, _plain(leaders))])
 
     def _key(self, connection: Connection) -> int:
-        """Return the cluster's clusters.id."""
+        """Return the key of the cluster (clusters.id)."""
         if self._known_key is None:
             check_revision(connection)
             self._known_key = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == self._cluster))
@@ -289,7 +294,8 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Read the decisions since the last call. The first only sets the mark: each view is written once anyway."""
+        """Read the decisions since the last call. The first call only notes the newest id, since all views are written
+        then."""
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):
@@ -299,7 +305,7 @@ class ViewSource:
 
 
 def _rows_of(connection: Connection, cluster: int, user: str, since: float) -> Iterator[Rows]:
-    """Yield each table with the rows that a user's view shows, parent tables first."""
+    """Yield each table with the rows in a user's view. Parent tables come first."""
 
     def rows(query: Select[Any], **given: Any) -> list[tuple[Any, ...]]:
         return _plain(connection.execute(query, given))
@@ -342,7 +348,7 @@ def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
 
 
 def _last(table: Table, *holds: str) -> Select[Any]:
-    """Return the query of each run's newest row with values in these columns, found by key at constant cost."""
+    """Return the query of each run's newest row with values in these columns. It uses keys, so its cost is constant."""
     inner = table.alias()
     last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
     if table is THROUGHPUT:
@@ -353,7 +359,7 @@ def _last(table: Table, *holds: str) -> Select[Any]:
 
 
 def _decided() -> Select[Any]:
-    """Return the query of the rows of decision_jobs for each job's `MOST_DECISIONS` newest decisions."""
+    """Return the query of each job's rows in decision_jobs, of its `MOST_DECISIONS` newest decisions."""
     inner = DECISION_JOBS.alias()
     first = select(inner.c.decision_id).where(inner.c.job_id == JOBS.c.id).order_by(inner.c.decision_id.desc())
     first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
@@ -382,7 +388,7 @@ _FIGURES = (
     .group_by(BLOCKS.c.job_id),
     select(PROMISES.c.job_id, PROMISES.c.time).where(keyed(PROMISES.c.job_id)),
 )
-"""Queries of figures by job; at least one figure changes whenever a row of the job's view changes."""
+"""Queries of numbers about each job. If a row in the view of a job changes, at least one of its numbers does."""
 _NEW_DECISIONS = (
     select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
     .where(DECISION_JOBS.c.decision_id > bindparam("last"))
@@ -406,7 +412,7 @@ _WEIGHED = select(ALTERNATIVES).where(keyed(ALTERNATIVES.c.decision_id, "decisio
 
 
 def _file(tables: Iterable[Rows]) -> bytes:
-    """Return the bytes of a database file with these rows, made in a directory that only this user can read."""
+    """Return a database file with these rows, as bytes. It is made in a directory that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "view.sqlite"
         path.write_bytes(_empty())
@@ -427,7 +433,7 @@ def _file(tables: Iterable[Rows]) -> bytes:
 
 @cache
 def _empty() -> bytes:
-    """Return the bytes of a database file without rows and indexes, as small as possible."""
+    """Return a database file without rows and indexes, as bytes. It is as small as possible."""
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
         path = Path(folder) / "empty.sqlite"
         migrate.upgrade(f"sqlite:///{path}")

@@ -1,17 +1,17 @@
-"""Definitions of the views, and SQL that both databases take.
+"""Definitions of the views, and SQL for both kinds of database.
 
-The SQL has a few functions of its own, which are replaced here by each database's spelling: ``utc(x)`` (Unix seconds as
-text), ``whole(x)`` (rounded down, for x of at least 0), ``latest(a, b)`` and ``earliest(a, b)``. ``listed(x,
-separator)`` is an aggregate that joins texts in the order of its input. ``sizes_of(x)`` is a table of the members of
-the list `sizes` in a JSON text x. ``member(value, '$.name')`` is a whole number in such a member.
+The SQL uses a few functions that are replaced here by what each database has: ``utc(x)`` (Unix seconds as text),
+``whole(x)`` (x of at least 0, rounded down), ``latest(a, b)`` and ``earliest(a, b)``. ``listed(x, separator)`` is an
+aggregate that joins texts in order. ``sizes_of(x)`` is a table of the members of the list `sizes` in a JSON text x.
+``member(value, '$.name')`` is a whole number in such a member.
 
-Every view joins clusters, their jobs by the index on cluster and job id, and then other tables by indexes on the job.
-``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses an order itself. So to read one job costs as much as that
+Every view joins clusters, then jobs by their index on cluster and job id, then other tables by their indexes on the
+job. ``CROSS JOIN`` makes SQLite use that order; PostgreSQL chooses one itself. So reading one job costs as much as that
 job's rows, however many jobs there are. Conditions on cluster, job_id and submit_time reach the innermost tables of
-every view with these columns, also of a view that groups.
+every view with these columns, even of a view that groups.
 
-Views hold no rows, so no migration changes views. Each upgrade drops all views first, since SQLite renames no table
-under a view, and creates all views at its end.
+Views hold no rows, so no migration changes views. Each upgrade drops all views first and creates them at its end,
+because SQLite cannot rename a table under a view.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WORDS: dict[str, dict[str, str]] = {
         "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
-"""Each database's spelling of the functions in this module's description; braces stand for the arguments."""
+"""Replacement of each of these functions in each database. Braces stand for the arguments."""
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS['sqlite'])})\(")
 
@@ -66,36 +66,36 @@ class Column:
 
     name: str
     kind: str
-    """A key of `KINDS`; ``day`` is YYYY-MM-DD in UTC, and ``said`` is another column's time as text in UTC."""
+    """Key of `KINDS`. ``day`` is YYYY-MM-DD in UTC, and ``said`` is the time in another column as text in UTC."""
     comment: str
     """Meaning and unit."""
     of: str = ""
-    """Column whose time a column of kind ``said`` gives as text; else empty."""
+    """Column that a column of kind ``said`` gives as text; else empty."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A view of the database, for documents, pandas frames and the databases themselves."""
+    """A view of the database. Documents, pandas frames and databases are made from this definition."""
 
     name: str
     title: str
-    """Content of the view, in a sentence without a full stop."""
+    """Sentence on what is in the view, without a full stop."""
     columns: tuple[Column, ...]
     sql: str
-    """SELECT of all columns except those of kind ``said``, with the functions of `WORDS`."""
+    """SELECT of all columns, except those of kind ``said``. It uses the functions of `WORDS`."""
     order: tuple[str, ...]
-    """Columns by which readers sort the rows."""
+    """Columns by which rows are sorted."""
     aggregate: bool = False
-    """True if the rows are about no single job, so that everybody may see all rows."""
+    """True if rows are about no single job, so that everybody may see all of them."""
 
     def select(self, dialect: str) -> str:
-        """Return the view's SELECT in a dialect: ``sqlite`` or ``postgresql``."""
+        """Return the view's SELECT for a kind of database: ``sqlite`` or ``postgresql``."""
         columns = ", ".join(f"utc(v.{c.of}) AS {c.name}" if c.of else f"v.{c.name}" for c in self.columns)
         return spelled(f"SELECT {columns} FROM ({self.sql}) v", dialect)
 
 
 def spelled(sql: str, dialect: str) -> str:
-    """Return the SQL with each function of `WORDS` in the dialect's spelling."""
+    """Return the SQL with the functions of `WORDS` replaced for a kind of database."""
     found = _WORD.search(sql)
     if found is None:
         return sql
@@ -112,8 +112,10 @@ def spelled(sql: str, dialect: str) -> str:
 
 
 def end_of(run: str, job: str) -> str:
-    """Return SQL for the end of a run (an alias of runs) of a job (an alias of jobs); null while the run goes on. A
-    requeued run without a known end ends at its newest report."""
+    """Return SQL for the end of a run (an alias of runs) of a job (an alias of jobs); null while it runs.
+
+    If a requeued run's end is unknown, it is the run's newest report.
+    """
     reported = f"COALESCE({run}.report_time, {run}.start_time)"
     return f"COALESCE({run}.end_time, CASE WHEN {job}.restart > {run}.restart THEN {reported} END, {job}.end_time)"
 
@@ -122,20 +124,21 @@ END = end_of("r", "j")
 
 UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
-"""SQL for the time until which a run r of a job j counts. A run that goes on counts until its newest report or the
-companion's last decision, not until now: a copied database, or one whose companion stopped, knows no later time."""
+"""SQL for the time until which a run r of a job j counts. If the run has not ended, this is its newest report or the
+companion's last decision. It is not the present time, because the database may be a copy, or its companion may have
+stopped."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
-"""SQL for the time from which run r of job j is counted: its start, and no earlier than the job's submission. A start
-that no snapshot showed is the job's own claim, and is not trusted."""
+"""SQL for the time from which a run r of a job j counts: its start, but not before the job's submission. If no snapshot
+showed the start, the job has reported it, and could report any time."""
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
 OBSERVED = "NOT EXISTS (SELECT 1 FROM accounting a WHERE a.job_id = j.id)"
-"""SQL condition on a job j: a companion has seen the job, so that it is not only from accounting."""
+"""SQL condition on a job j: a companion has seen it, so that it is not only known from accounting."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
-"""SQL for the GPUs of a run r; 0 for an absurd shape, since the job itself may have reported the shape."""
+"""SQL for the GPUs of a run r. An absurd number counts as 0, because the job itself may have reported it."""
 
 CLUSTER = Column("cluster", "text", "the cluster's name")
 JOB = (
@@ -148,7 +151,7 @@ WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
 
 
 def time_of(name: str, text: str, comment: str) -> tuple[Column, Column]:
-    """Return the columns of a time, in Unix seconds and, under the name `text`, as text."""
+    """Return two columns for a time: in Unix seconds, and as text under the name `text`."""
     return Column(name, "time", f"{comment}, Unix seconds"), said(text, name)
 
 
@@ -157,77 +160,79 @@ def said(name: str, of: str) -> Column:
 
 
 def of_runs(what: str) -> str:
-    """Return a subquery of this expression over the runs r of the job j that began."""
+    """Return a subquery with this expression over the runs r of a job j that have started."""
     return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
 
 
 M_GPUS = "CASE WHEN m.world < 1000000 THEN m.world ELSE 0 END"
-"""SQL for the GPUs of a membership m; 0 for an absurd number."""
+"""SQL for the GPUs of a membership m. An absurd number counts as 0."""
 
 M_NODES = "CASE WHEN m.gpus_per_node > 0 THEN m.nodes ELSE 1 END"
-"""SQL for the nodes of a membership m; one node with all GPUs stands for nodes that give unequally many."""
+"""SQL for the nodes of a membership m. If nodes have unequal numbers of GPUs, it is one node with all GPUs."""
 
 M_EACH = f"CASE WHEN m.gpus_per_node > 0 THEN m.gpus_per_node ELSE {M_GPUS} END"
 
 M_AFTER = (
     "(SELECT n.time FROM memberships n WHERE n.run_id = m.run_id AND n.number > m.number ORDER BY n.number LIMIT 1)"
 )
-"""SQL for the start of the membership after m; null for the last membership of a run."""
+"""SQL for the start of the membership after m; null if m is the last of its run."""
 
 MOST_MEMBERSHIPS = 6
-"""Newest memberships of a run in the file that a user sees."""
+"""Number of newest memberships of each run that are in a user's file."""
 
 M_BEGAN = f"""CASE WHEN
             (m.why <> 'first' AND (SELECT COUNT(*) FROM memberships n WHERE n.run_id = m.run_id) >= {MOST_MEMBERSHIPS})
             OR EXISTS (SELECT 1 FROM memberships n WHERE n.run_id = m.run_id AND n.number < m.number)
         THEN latest(m.time, {BEGAN}) ELSE {BEGAN} END"""
-"""SQL for the time from which a membership m of run r of job j counts. The first counts from the run's start; in a
-user's file the earliest may not be the first."""
+"""SQL for the time from which a membership m of a run r of a job j counts. The first counts from the start of the run.
+In a user's file, the earliest membership may not be the first."""
 
 M_UNTIL = f"earliest(COALESCE({M_AFTER}, {UNTIL}), {UNTIL})"
 
 TERM_HOURS = f"""(SELECT SUM(latest(0.0, {M_UNTIL} - {M_BEGAN}) * {M_GPUS}) / 3600.0
         FROM memberships m WHERE m.run_id = r.id)"""
-"""SQL for the GPU-hours of a run r that has memberships; null for any other run."""
+"""SQL for the GPU-hours of a run r with memberships; null if it has none."""
 
 SAMPLES = """runs r CROSS JOIN throughput t LEFT JOIN memberships m ON m.run_id = t.run_id AND m.number =
         (SELECT MAX(n.number) FROM memberships n WHERE n.run_id = t.run_id AND n.number < t.number)"""
-"""FROM clause of throughput samples t of runs r, each with the membership m in force, or nulls without any."""
+"""FROM clause of throughput samples t of runs r. Each has the membership m at that time, or nulls if there is none."""
 
 T_NODES = f"CASE WHEN m.number IS NULL THEN r.nodes ELSE {M_NODES} END"
 T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
 T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
-"""SQL for nodes, GPUs per node and GPUs at which a sample of `SAMPLES` was measured."""
+"""SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are for nodes and GPUs
+per node."""
 
 LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
-"""Shortest sample, seconds; share of a sample after a change of blocks; use of GPUs below which they idle."""
+"""Shortest sample in seconds; share of a sample that must be after a change of blocks; and use below which GPUs are
+idle."""
 
 MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
             AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
-"""SQL condition on samples of `SAMPLES`: time and samples are above zero, and no blocks changed during the sample. An
-overflow would fail the view for everybody; hence views also sum floats in place of whole numbers."""
+"""SQL condition on samples of `SAMPLES`: seconds and samples are above zero, and no blocks changed meanwhile. Views sum
+floats and not whole numbers, because an overflow would make the view fail for everybody."""
 
 SIZES = f"""SELECT r.restart, 0 AS number, r.nodes AS nodes, r.gpus_per_node AS each, {GPUS} AS gpus FROM runs r
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0
                 AND NOT EXISTS (SELECT 1 FROM memberships m WHERE m.run_id = r.id)
             UNION ALL SELECT r.restart, m.number, {M_NODES}, {M_EACH}, {M_GPUS} FROM runs r CROSS JOIN memberships m
             WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND m.run_id = r.id"""
-"""SELECT of the sizes of a job j: of each membership, and of each run without memberships."""
+"""SELECT of the sizes of a job j: that of each membership, and that of each run without memberships."""
 
 RESIZED = f"""SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
             AND z.ended IS NOT NULL AND z.restart >= 0"""
-"""SELECT of the number of resizes that took effect while a job j ran; a condition on the resize z may follow."""
+"""SELECT of the number of resizes that took effect while a job j ran. A condition on the resize z may be appended."""
 
 HAS_BLOCKS = "EXISTS (SELECT 1 FROM blocks b WHERE b.job_id = j.id)"
 
 B_UNTIL = """COALESCE(b.end_time, j.end_time, latest(b.start_time,
         COALESCE((SELECT MAX(r.report_time) FROM runs r WHERE r.job_id = j.id), b.start_time),
         COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), b.start_time)))"""
-"""SQL for the time until which a block b of a job j counts, like `UNTIL` for runs."""
+"""SQL for the time until which a block b of a job j counts. It is like `UNTIL` for runs."""
 
 BLOCK_HOURS = f"""(SELECT SUM(latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * b.gpus_per_node) / 3600.0
         FROM blocks b WHERE b.job_id = j.id)"""
-"""SQL for the GPU-hours of all blocks of a job j; null for a job without blocks."""
+"""SQL for the GPU-hours of all blocks of a job j; null if it has no blocks."""
 
 OF_SIZES = {
     "replicas": "parts into which the samples of a step are split",
@@ -238,18 +243,18 @@ OF_SIZES = {
     "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
     "data_bytes": "sent by a rank in an optimizer step between replicas",
 }
-"""Meaning of each figure of a strategy at a number of GPUs, by its name in the column `limits` of a job."""
+"""Meaning of each number that a strategy has for a number of GPUs, by its name in the column `limits` of a job."""
 
 
 def replicas(limits: StrategyLimits | None, gpus: int) -> int:
-    """Return the parts into which a job's strategy splits the samples of a step on this number of GPUs: without
-    limits one for each GPU."""
+    """Return the number of replicas that share a step's samples on this number of GPUs. Without a strategy each GPU is
+    one."""
     row = limits.at(gpus) if limits is not None else None
     return row.replicas if row is not None else gpus
 
 
 class Of(NamedTuple):
-    """SQL, over the tables of `FROM_JOB`, and meaning of a column of a job's summary."""
+    """SQL and meaning of a column in a job's summary. The SQL uses the tables of `FROM_JOB`."""
 
     sql: str
     meaning: str
@@ -282,7 +287,7 @@ _STARTED = "(SELECT MIN(r.start_time) FROM runs r WHERE r.job_id = j.id)"
 
 @dataclass(frozen=True)
 class JobSummary:
-    """Summary of a job: one line of the table of jobs."""
+    """Summary of a job: its line in the table of jobs."""
 
     job_id: Annotated[int, Of("j.job_id", "Slurm's job id")]
     submit_time: Annotated[
@@ -369,8 +374,10 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Samples per GPU and forward pass (the most of any GPU); None if unknown. It is for a job whose GPUs share
-        samples per replica."""
+        """Samples of a replica in a forward pass, the most of any replica; None if unknown.
+
+        Without a training strategy, each GPU is a replica.
+        """
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))
@@ -380,7 +387,7 @@ _TYPES = {int: "int", float: "float", str: "text", bool: "bool", StrategyLimits:
 
 
 def _columns() -> Iterator[tuple[Column, str]]:
-    """Yield the columns that `JobSummary` declares, each with its SQL."""
+    """Yield the columns of `JobSummary`, each with its SQL."""
     for field, hint in get_type_hints(JobSummary, include_extras=True).items():
         inner, *columns = get_args(hint)
         kind = _TYPES[(get_args(inner) or (inner,))[0]]
@@ -398,8 +405,8 @@ FROM_JOB = f"""jobs j
             AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
         {_since_hello("memberships", "m")}
         {_since_hello("batch_changes", "b")}"""
-"""FROM clause of a job j, its newest run n, and the newest run p with a position: n may still be loading. Of n the
-newest membership m and change of the batch b, both since its last start."""
+"""FROM clause of a job j with its newest run n, and the newest run p that has a position, since n may still be loading.
+m and b are the newest membership and change of batch of n, since its last start."""
 SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
 _SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
 
@@ -440,7 +447,7 @@ JOB_SUMMARY = View(
 
 
 def stored(table: Table, names: str) -> tuple[Column, ...]:
-    """Return columns of a table as columns of a view, with the meaning that the table gives them."""
+    """Return columns of a table as columns of a view, with the same meaning."""
     kinds = {BigInteger: "int", Double: "float"}
     columns = (table.c[name] for name in names.split())
     return tuple(Column(one.name, kinds.get(type(one.type), "text"), str(one.comment)) for one in columns)
@@ -561,11 +568,11 @@ SCALING = View(
 
 MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z.job_id AND m.run_id = o.id
             AND m.order_number = z.order_number ORDER BY o.restart DESC, m.number DESC LIMIT 1)"""
-"""SQL for a column of the membership that a resize z by blocks brought about; braces stand for the column."""
+"""SQL for a column of the membership that a resize z by blocks has caused. Braces stand for the column."""
 
 CHECKPOINT = """(SELECT SUM(k.{}) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
             AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number)"""
-"""SQL for the sum of a column of the checkpoints that a resize z ordered; braces stand for the column."""
+"""SQL for the sum of a column over the checkpoints that a resize z ordered. Braces stand for the column."""
 
 RESIZE_COST = View(
     "resize_cost",
@@ -613,7 +620,7 @@ SPANS = f"""
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL AND NOT {HAS_BLOCKS}
     UNION ALL SELECT c.name, j.user_name, j.account, j.id, b.nodes * b.gpus_per_node, b.start_time, {B_UNTIL}
     {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
-"""SELECT of the time spans in which runs held GPUs; for a job of blocks, the spans of its blocks."""
+"""SELECT of the times in which runs held GPUs. For a job of blocks these are the times of its blocks."""
 
 OF_A_DAY = (
     CLUSTER,
@@ -622,7 +629,7 @@ OF_A_DAY = (
     Column("day", "day", "the day, as YYYY-MM-DD in UTC"),
     Column("day_time", "time", "when the day began, Unix seconds"),
 )
-"""First columns of a view by day: cluster, user, account and day."""
+"""First columns of views that have rows by day: cluster, user, account and day."""
 
 GPU_HOURS = View(
     "gpu_hours",
@@ -810,7 +817,7 @@ VIEWS = {
 
 
 def drop_views(connection: Connection) -> None:
-    """Drop the views of `VIEWS` from the database, so that tables can be changed."""
+    """Drop all views from the database, so that tables can be changed."""
     there = set(inspect(connection).get_view_names())
     for name in VIEWS:
         if name in there:
@@ -818,7 +825,7 @@ def drop_views(connection: Connection) -> None:
 
 
 def create_views(connection: Connection) -> None:
-    """Create all views in a database of the newest schema without views."""
+    """Create all views in a database that has the newest schema and no views."""
     dialect = connection.dialect.name
     for view in VIEWS.values():
         connection.exec_driver_sql(f"CREATE VIEW {view.name} AS {view.select(dialect)}")

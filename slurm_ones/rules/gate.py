@@ -512,7 +512,7 @@ class Round:
         return requeue_dwell_s(history, settings)
 
     def _settled_at(self, elastic: Elastic, history: JobHistory | None) -> float:
-        in_vain = history.moved_in_vain if history is not None else 0
+        in_vain = history.changes_without_effect if history is not None else 0
         dwell_s = pack_dwell_s(self._dwell_s(elastic, history), in_vain)
         return rested_at(elastic.job, history, dwell_s)
 

@@ -163,7 +163,7 @@ def test_moves_that_ended_on_as_many_nodes(store: Store) -> None:
     for generation, (blocks, values, in_vain) in enumerate(changes, 1):
         lines = [member(generation, generation, *blocks, **values)]
         report(store, 7, 0, lines=lines, offset=generation, number=generation)
-        assert store.histories([7])[7].moved_in_vain == in_vain
+        assert store.histories([7])[7].changes_without_effect == in_vain
 
 
 def test_what_a_change_of_blocks_costs(store: Store) -> None:

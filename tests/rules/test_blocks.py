@@ -221,7 +221,7 @@ def test_who_keeps_its_gpus_moves_to_fewer_nodes_once_it_has_settled() -> None:
     assert planned({1: Shape(1, 4)}, [SPREAD], room, {1: young}).begin == ()
     # Moves that ended on as many nodes double the time.
     for ago, moves in ((4 * PACK_S - 1, 0), (4 * PACK_S + 1, 1)):
-        vain = told(1, 0, 1, last_resize_end=NOW - ago, moved_in_vain=2)
+        vain = told(1, 0, 1, last_resize_end=NOW - ago, changes_without_effect=2)
         assert len(planned({1: Shape(1, 4)}, [SPREAD], room, {1: vain}).begin) == moves
     both = planned({1: Shape(1, 4), 2: Shape(1, 4)}, [SPREAD, at_two()], room)
     assert begun(both) == [2] and 1 not in both.outcomes

@@ -1,4 +1,4 @@
-"""Script that alembic runs: the migrations, over the connection that `ones_db.migrate` hands it."""
+"""Script that alembic runs. It migrates over the connection that `ones_db.migrate` has opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ connection = context.config.attributes["connection"]
 
 
 def _applied(ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
-    """Tell who waits; alembic gives the arguments by these names."""
+    """Call the caller's `Step` callback. alembic requires these names of arguments."""
     context.config.attributes["step"](step.up_revision_id, (step.up_revision.doc or "").rstrip("."))
 
 
