@@ -43,7 +43,7 @@ from slurm_ones.slurm.parse import enforces_limits, hides_gpus, release_of
 log = logging.getLogger(__name__)
 
 NODES_S = 300.0
-"""Seconds between two updates of slow nodes and of guests' expected lifetimes."""
+"""Seconds between two updates of the list of slow nodes and of the times for which guests run."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Tick:
     outcomes: Mapping[int, Reason] = field(default_factory=dict)
     """Outcome of the decision for each job, by job id."""
     ended: Sequence[ResizeRecord] = ()
-    """Resizes that ended since the tick before."""
+    """Resizes that ended since the last tick."""
     slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
     resizing: int = 0
-    """Number of resizes under way before the decision."""
+    """Number of open resizes before the decision."""
 
 
 def policy_of(settings: Settings) -> Policy:
-    """Make the policy that the settings name. Raises `ConfigError` without such a policy or option."""
+    """Make the policy that the settings name. Raises `ConfigError` if there is no such policy or option."""
     try:
         return make_policy(settings.policy, **settings.policy_options)
     except ValueError as error:
@@ -74,9 +74,9 @@ def policy_of(settings: Settings) -> Policy:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Context without Python's cyclic garbage collector, which takes a fifth of a tick with 10,000 jobs.
+    """Context manager that disables Python's cyclic garbage collector, which takes a fifth of a tick with 10,000 jobs.
 
-    It runs four times there over the whole queue and frees next to nothing; afterwards it runs once.
+    During such a tick it would visit the whole queue four times and free next to nothing. It runs again afterwards.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -90,12 +90,12 @@ def no_collection() -> Iterator[None]:
 class Companion:
     """Companion of one cluster: it observes, decides on and resizes elastic jobs, with one Slurm client and one store.
 
-    All essential state is in the store, so the next companion continues after a crash at any moment. Only one companion
-    may act at a time. `check` is called before each change in Slurm and each order; it raises `NotLeader` if another
-    one leads. Raises `ConfigError` for an unknown policy or option.
+    All essential state is in the store, so that after a crash at any moment the next companion continues. Only one
+    companion may act at a time: `check` raises `NotLeader` if another one leads, and is called before each change in
+    Slurm and each order.
 
-    `clock` returns the time; `make` makes the policy of a partition, by default the settings' policy. `daemon.Daemon`
-    calls `tick`.
+    `clock` returns the time. `make` makes the policy for a partition; the default is the policy of the settings.
+    `daemon.Daemon` calls `tick`. Raises `ConfigError` for an unknown policy or option.
     """
 
     def __init__(
@@ -175,7 +175,8 @@ class Companion:
         return Tick(observation, decided, begun, seconds, histories, outcomes, ended, self._slow, len(resizes))
 
     def _read_quotas(self, seen: Observation) -> Quotas:
-        """Return Slurm's quotas in present use; limits are read every few minutes, and kept if Slurm refuses."""
+        """Return Slurm's quotas with their present use. They are read every few minutes; if Slurm refuses, the last
+        ones are used."""
         now = self._clock()
         if seen.elastic and not 0.0 <= now - self._quotas_time < READ_S:
             self._quotas_time = now
@@ -188,8 +189,8 @@ class Companion:
         return self._quotas.now(seen)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
-        """Map each pending job that trains within another job to that job, its carrier. Empty in advise mode or with a
-        stop file."""
+        """Return the carrier of each pending job that trains within another job. It is empty in advise mode and while
+        the stop file exists."""
         if not self._actor.acting or self.settings.stopped:
             return {}
         return self._fusions.follow(seen, busy)
@@ -219,7 +220,8 @@ class Companion:
         )
 
     def _asked_once(self, what: str, ask: Callable[[], bool]) -> bool:
-        """Return a fact about this Slurm, asked once when it first matters; False while Slurm refuses the question."""
+        """Return the answer to a question about this Slurm. It is asked when it is first needed, and again only after a
+        refusal; after a refusal the answer is False."""
         if what not in self._facts:
             try:
                 self._facts[what] = ask()
@@ -228,7 +230,8 @@ class Companion:
         return self._facts[what]
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], resizes: Sequence[ResizeRecord]) -> None:
-        """Clean up after jobs of blocks: holds, guests, preempted blocks and remains of ended jobs."""
+        """Clean up after jobs of blocks: stale holds, running guests, preempted blocks, and held tasks of jobs that are
+        over."""
         busy, moving = {resize.job_id for resize in resizes}, moving_tasks(resizes)
         trains = {id_: one for id_, one in seen.of_blocks.items() if id_ not in busy - moving.keys()}
         idle = [one for job_id, one in seen.of_blocks.items() if job_id not in busy]
@@ -286,11 +289,11 @@ class Companion:
         return self._policies[partition]
 
     def advance(self, *, only: Collection[State] = tuple(State)) -> int:
-        """Advance the resizes in these states; return the number still open. Raises `Unreachable`."""
+        """Advance the resizes that are in these states; return how many of them remain open. Raises `Unreachable`."""
         return self._actor.advance(only=only)
 
     def leave(self) -> None:
-        """End all deferrals. Raises `Unreachable`."""
+        """End all deferrals, so that waiting jobs may start. Raises `Unreachable`."""
         self._actor.leave()
 
     def close(self) -> None:
@@ -299,5 +302,5 @@ class Companion:
 
     @property
     def resizing(self) -> bool:
-        """True while resizes are under way."""
+        """True while a resize is open."""
         return bool(self._store.open_resizes())

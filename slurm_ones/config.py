@@ -37,15 +37,16 @@ else:
 
 
 FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port", "metrics_address")
-"""Settings that cannot change at run time: the leader's lock, the store and open connections depend on them."""
+"""Settings that cannot change while the companion runs: the leader's lock, the store and open connections depend on
+them."""
 
 
 SITE_VIEW = "site.sqlite"
-"""Name of the file in the views folder with the companion's state, readable by everybody."""
+"""Name of the file in the views folder that shows the companion's state to everybody."""
 
 
 def view_name(uid: int) -> str:
-    """Name of the file in the views folder with one user's jobs."""
+    """Return the name of the file in the views folder that shows one user's jobs."""
     return f"{uid}.sqlite"
 
 
@@ -54,9 +55,10 @@ class ConfigError(Exception):
 
 
 ADDRESS = re.compile(r"(https?://[\w.-]+(:\d{1,5})?/[\w./~=&?+-]*|smtp://[\w.-]+(:\d{1,5})?)", re.ASCII)
-"""Accepted addresses for messages, restricted so that no parser can find another host in one."""
+"""Pattern of accepted addresses for messages. It is narrow, so that no two parsers read different hosts from one
+address."""
 YEAR_S = 365 * 86400.0
-"""Largest time that a setting accepts, s; sums with clock times then remain valid dates."""
+"""Largest number of seconds that a setting accepts. A clock time plus this number is still a valid date."""
 Seconds = Annotated[float, Field(le=YEAR_S)]
 Days = Annotated[float, Field(le=100 * 365)]
 
@@ -77,106 +79,107 @@ class _Section(BaseModel):
 
 
 class ResizeSettings(_Section):
-    """Limits on what may be done to a job. Times in seconds."""
+    """Limits on what may be done to a job. Times are in seconds."""
 
     dwell_s: Seconds | None = Field(None, ge=0)
-    """least time between two resizes of a job, and after its start; none: four times as long as a resize interrupts
-    it, and at most half an hour"""
+    """least time between two resizes of a job, and between its start and the first. Without a value: four times the
+    pause of a resize, at most half an hour"""
     blocks_dwell_s: Seconds = Field(0, ge=0)
-    """the same for a job of blocks that runs, but for its start. It is at least 20 times as long as a change of its
-    blocks interrupts it, and at most dwell_s, or half an hour without one"""
+    """least time between two changes of a running job of blocks. It is raised to 20 times the pause of such a change,
+    but never above dwell_s, or half an hour without it"""
     max_wait_s: Seconds = Field(300, gt=0)
-    """a resized job that waits longer gets its old shape back"""
+    """longest time that a resized job may wait to start; then it gets its old shape back"""
     blocks_wait_s: Seconds = Field(60, gt=0)
-    """a block that waits longer before it joins is taken back"""
+    """longest time that a new block may wait to join its job; then the change is taken back"""
     drain_timeout_s: Seconds = Field(300, gt=0)
-    """longest time from an order to drain to its checkpoint; then the job is left alone"""
+    """longest time from the order to drain until the job has written its checkpoint; then the resize is given up"""
     start_timeout_s: Seconds = Field(300, gt=0)
     """longest time from a run's start to its first report"""
     max_open: int = Field(16, ge=1)
-    """resizes under way at once that requeue a job, or change a waiting one"""
+    """largest number of resizes that are open at once, of those that requeue a job or change a waiting one"""
     max_open_blocks: int = Field(32, ge=1)
-    """changes of blocks under way at once"""
+    """largest number of changes of blocks that are open at once"""
     start_now: bool = True
-    """skip Slurm's delay after a requeue (StartTime=now)"""
+    """true: start requeued jobs without Slurm's delay (StartTime=now)"""
     settle_s: Seconds = Field(2.0, ge=0)
-    """with start_now, a requeued job is released this long after its last run ended, since Slurm may still be ending
-    that run"""
+    """with start_now, time from the end of a job's last run until the job is released. Slurm may still be ending that
+    run"""
     advance_s: Seconds = Field(1.0, gt=0)
-    """how often resizes under way are advanced between ticks"""
+    """time between two looks at open resizes, between ticks"""
     leave_s: Seconds = Field(60, ge=0)
-    """longest time that a companion takes to release the jobs in its hold when it is stopped"""
+    """longest time that a companion which is stopped takes to release the jobs that it holds"""
     shrink: bool = True
-    """running jobs may be shrunk so that others can start or grow"""
+    """true: running jobs may lose GPUs so that others can start or grow"""
     preempt: bool = True
-    """running jobs may be taken to zero GPUs if a policy asks for it; the default policy never does"""
+    """true: running jobs may lose all GPUs if the policy asks for it; the default policy never does"""
     preempted_s: Seconds = Field(60, ge=0)
-    """a job does not grow for this long after Slurm preempted a block of it. Each time in a row doubles it, up to half
-    an hour"""
+    """time for which a job does not grow after Slurm preempted one of its blocks. It doubles with each preemption that
+    soon follows, up to half an hour"""
     park_lease_s: Seconds = Field(900, gt=0)
-    """length of a deferral: a deferred job starts by itself this long after the companion last renewed it; at least
-    three ticks"""
+    """time after which a deferred job starts by itself if the companion has not renewed its deferral; at least three
+    ticks"""
 
 
 Count = Annotated[int, Field(ge=0)]
 
 
 class LimitSettings(_Section):
-    """Limits that protect people from each other's elastic jobs. They bound only what the companion does: Slurm decides
-    on what a user asked it for."""
+    """Limits that protect people from each other's elastic jobs. They bind only the companion. Slurm decides about
+    requests that users make themselves."""
 
     share: float = Field(1.0, gt=0, le=1)
-    """share of a partition's GPUs up to which its elastic jobs may grow together"""
+    """fraction of a partition's GPUs up to which its elastic jobs may grow together"""
     gpus_per_user: Count | None = None
-    """GPUs up to which the elastic jobs of one user may grow together; none: no cap"""
+    """GPUs up to which the elastic jobs of one user may grow together; none: no limit"""
     gpus_per_account: Count | None = None
-    """the same for one account"""
+    """GPUs up to which the elastic jobs of one account may grow together; none: no limit"""
     gpus_of_user: dict[str, Count] = {}
-    """caps of single users, in place of gpus_per_user"""
+    """gpus_per_user for single users"""
     gpus_of_account: dict[str, Count] = {}
-    """caps of single accounts, in place of gpus_per_account"""
+    """gpus_per_account for single accounts"""
     growth_cost: float = Field(1.1, ge=1)
-    """most GPU-hours of a job that grows, in multiples of those at the size asked for, if growth is charged. `cost=` in
-    a job's comment takes its place"""
+    """most GPU-hours that a growing job may use, as a multiple of those at its requested size, if growth is charged.
+    `cost=` in the job's comment replaces it"""
     resizes_per_hour: Count | None = None
-    """most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows"""
+    """most resizes within an hour that interrupt one job; none: as many as the dwell time allows"""
     resizes_per_job: Count | None = None
-    """the same over the job's life; none: no limit"""
+    """most resizes over its life that interrupt one job; none: no limit"""
     near_end_s: Seconds | None = Field(None, ge=0)
-    """a job that is expected to end within this many seconds is not resized. Without a value: twice as long as a resize
-    would interrupt it, and at most half an hour. Of a job of blocks: as long as others take to join"""
+    """a job that is expected to end within this time is not resized. Without a value: twice the pause of a resize, at
+    most half an hour. For a job of blocks: the time that new blocks take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
-    """a job that reaches its time limit within this many seconds is not resized"""
+    """a job that reaches its time limit within this time is not resized"""
     idle_use: float = Field(0, ge=0, le=1)
-    """share of time in which a job's GPUs are in use, below which it gives back what it grew by and does not grow;
-    0: no job does"""
+    """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives back what it
+    grew; 0: no job is idle"""
     idle_s: Seconds = Field(1800, gt=0)
-    """for how long that is so before the job is idle"""
+    """time over which this use of GPUs is measured"""
 
 
 Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]
 
 
 class GuestSettings(_Section):
-    """The queue of guests, which are the blocks beyond the GPUs that a user asked for: Slurm preempts it for anybody's
-    job. What is empty stays as the user's own; nothing that a user writes can choose it."""
+    """Queue of guests. Guests are a job's blocks beyond the GPUs that its user asked for; Slurm preempts them for any
+    other job. A field that is empty stays as in the user's own queue. Nothing that a user writes chooses this queue."""
 
     qos: Lower = ""
-    """QOS that is preempted (preempt/qos); users of an operator's companion need not have it"""
+    """QOS that Slurm preempts (preempt/qos). With an operator's companion, users need no access to it"""
     partition: Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")] = ""
-    """partition of the same nodes that is preempted (preempt/partition_prio); users must be allowed in it"""
+    """partition of the same nodes that Slurm preempts (preempt/partition_prio). Users must have access to it"""
     account: Lower = ""
-    """account that guests are charged to, so that they use up no limit of the user's own; each user needs an
+    """account to which guests are charged, so that they do not use up the user's own limits. Each user needs an
     association with it"""
     charged: bool = True
-    """false: GPU-hours of guests count nothing, which Slurm shows only of a QOS (UsageFactor 0)"""
+    """false: GPU-hours of guests cost nothing. For a QOS, Slurm itself shows this by UsageFactor 0"""
 
     most: int = Field(8, ge=1)
-    """guests of one job up to which each has one GPU; more GPUs make them larger, up to a node. So do too few tasks of
-    its array. If nodes are whole, or device cgroups hide GPUs, each is a node"""
+    """largest number of guests of one job. Each has one GPU if so few suffice, else more, up to a node; too few array
+    tasks make them larger as well. If Slurm allocates whole nodes, or device cgroups hide GPUs, each guest has a
+    node"""
     grace_s: Seconds = Field(0, ge=0)
-    """GraceTime of that queue, if it is a QOS: a job whose changes go by a checkpoint and take longer is expected to do
-    work again for each guest that it loses"""
+    """GraceTime of the QOS. A job whose changes restart from a checkpoint, and take longer than this, is expected to
+    lose work with each preempted guest"""
 
     @model_validator(mode="after")
     def _named(self) -> GuestSettings:
@@ -186,35 +189,35 @@ class GuestSettings(_Section):
 
 
 EventKind = Literal["resized", "taken", "held_back", "cannot_resize", "limited", "slow_node", "companion"]
-"""Events that people are notified of."""
+"""Kinds of events about which people are notified."""
 
 
 class NotifySettings(_Section):
-    """One way to notify people: by a program, a web hook, a mail server, or at addresses that users name."""
+    """One way to notify people: a program, a web hook, a mail server, or addresses that users name."""
 
     command: str = ""
-    """program and arguments, without a shell, which gets each message on its standard input; it runs as the
-    companion's account"""
+    """program with arguments that gets each message on its standard input. It runs without a shell, as the companion's
+    account"""
     url: str = ""
-    """http:// or https:// address that messages are posted to, or smtp://HOST:PORT for mail"""
+    """address to which messages are sent: http:// or https://, or smtp://HOST:PORT for mail"""
     url_file: File | None = None
-    """file with that address, if it is a secret; nobody but the companion's account may read it (mode 600)"""
+    """file that holds this address, if it is a secret; only the companion's account may read it (mode 600)"""
     own: list[str] = []
-    """users name an address themselves (`notify=URL` in a job's comment), which begins with one of these, such as
-    https://hooks.example.org/services/; of other jobs nothing is sent there"""
+    """beginnings of addresses that users may name themselves (`notify=URL` in a job's comment), such as
+    https://hooks.example.org/services/. Only messages about the user's own jobs are sent there"""
     form: Literal["json", "slack", "mail"] = "json"
-    """json: an object with all events; slack: a text for Slack and what takes its web hooks; mail: a message with
-    headers, to each job's owner"""
+    """json: an object with all events; slack: a text for Slack and services with the same web hooks; mail: a mail to
+    each job's owner"""
     events: list[EventKind] = []
-    """those that are sent; empty: all"""
+    """kinds of events that are sent; empty: all"""
     users: list[str] = []
-    """whose jobs; empty: everybody's, and what concerns the site"""
+    """users about whose jobs messages are sent; empty: all users, and events of the site"""
     to: str = Field("", pattern=r"^[\w.+@-]*$")
-    """of mail: the address that gets all; empty: each job's owner, and what concerns the site nobody"""
+    """for mail: address that gets all messages; empty: each job's owner, and for events of the site nobody"""
     sender: str = Field("slurm-ones", pattern=r"^[\w.+@-]+$")
-    """of mail: who sends it"""
+    """for mail: address of the sender"""
     every_s: Seconds = Field(60, ge=0)
-    """between two messages to one address: what happens meanwhile comes together"""
+    """least time between two messages to one address; events in between come in one message"""
 
     @model_validator(mode="after")
     def _one_way(self) -> NotifySettings:
@@ -236,7 +239,7 @@ class NotifySettings(_Section):
 
     @property
     def argv(self) -> list[str]:
-        """Command and arguments as separate words."""
+        """Command and arguments as a list of words."""
         try:
             return shlex.split(self.command) or [""]
         except ValueError as error:
@@ -244,8 +247,8 @@ class NotifySettings(_Section):
 
     @property
     def address(self) -> str:
-        """Address for messages; empty for a command, or if users name the address. Raises `ConfigError` for an
-        unreadable or unsafe `url_file`."""
+        """Address to which messages are sent; empty if there is a command, or if users name addresses. Raises
+        `ConfigError` if `url_file` is unreadable or unsafe."""
         if self.url_file is None:
             return self.url
         address = _secret(self.url_file, "url_file", "https://HOST/PATH")
@@ -260,42 +263,44 @@ class RetentionSettings(_Section):
     """Ages at which `slurm-ones db maintain` reduces a job's rows, in days after the job's end."""
 
     minutes_after_days: Days = Field(7, ge=0)
-    """then its throughput samples are reduced to one a minute"""
+    """age from which one throughput sample a minute is kept"""
     hours_after_days: Days = Field(30, ge=0)
-    """then its throughput samples are reduced to one an hour"""
+    """age from which one throughput sample an hour is kept"""
     forget_after_days: Days | None = Field(None, ge=0)
-    """then decisions without effect and the steps of its resizes are deleted; without a value they stay"""
+    """age at which decisions without effect and the steps of resizes are deleted; without a value they stay"""
 
 
 class Settings(_Section):
     """All settings of the companion. The defaults suit an operator's daemon that only advises."""
 
     cluster: str = ""
-    """name in the database; empty takes Slurm's ClusterName"""
+    """name of the cluster in the database; empty: Slurm's ClusterName"""
     database: str = ""
-    """sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes ~/.local/share/slurm-ones/ones.sqlite. Put a
-    password in ~/.pgpass, PGPASSWORD, a service file or database_url_file; here only if nobody else may read this
+    """sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty: ~/.local/share/slurm-ones/ones.sqlite. A password
+    belongs in ~/.pgpass, PGPASSWORD, a service file or database_url_file; here only if nobody else may read this
     file"""
     database_url_file: File | None = None
-    """file with the URL, in place of `database`: for one that holds a password. Nobody but the companion's account
-    may read it (mode 600)"""
+    """file that holds the URL, for one with a password, in place of `database`; only the companion's account may read
+    it (mode 600)"""
     mode: Literal["advise", "act"] = "advise"
-    """advise prints the commands and changes nothing"""
+    """advise: print the commands and change nothing; act: change jobs"""
     scope: Literal["all", "own"] = "all"
-    """operator mode (all users' jobs) or user mode (own jobs)"""
+    """all: all users' jobs, for an operator; own: the user's own jobs"""
     client: str = Field("auto", pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")
-    """how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`"""
+    """client for Slurm: auto, pyslurm, command, or `package.module:Class`"""
     tick_s: Seconds | None = Field(None, gt=0)
-    """seconds between ticks; 60; in user mode 30, or 180 if slurmctld limits or is slow to answer RPCs"""
+    """seconds between ticks. Without a value: 60, or for a user's own companion 30, or 180 if slurmctld limits RPCs or
+    answers them slowly"""
     takeover_s: Seconds | None = Field(None, gt=0)
-    """a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s without a value"""
+    """time without a heartbeat of the leader after which a standby takes the lead (PostgreSQL). Without a value:
+    tick_s"""
     timeout_s: Seconds = Field(30, gt=0)
-    """longest wait for one answer of Slurm"""
+    """longest time to wait for one answer of Slurm"""
     metrics_port: int | None = Field(None, ge=1, le=65535)
-    """port with figures for Prometheus; without a value there is none"""
+    """port at which Prometheus reads metrics; without a value there is none"""
     metrics_address: str = "127.0.0.1"
-    """address of this machine at which that port is. Whoever reaches it reads the figures: put a proxy or a firewall
-    before any but localhost"""
+    """address of this machine for that port. Everybody who can reach it can read the metrics. Put a proxy or a firewall
+    before any address but localhost"""
     policy: str = "ones"
     """name of the policy, or `package.module:Class`"""
     policy_options: dict[str, float | int | bool | str] = {}
@@ -305,27 +310,26 @@ class Settings(_Section):
     stop_file: File = Path("/etc/slurm-ones/stop")
     """while this file exists, no resize begins and drains are cancelled"""
     spool: File | None = None
-    """shared directory for orders, for a companion that may not write into jobs' directories"""
+    """shared directory for orders, if the companion may not write into jobs' directories"""
     views: File | None = None
-    """folder in which users find what concerns their own jobs, made by the companion. Users must see it where they log
-    in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without a spool; operator mode
-    only"""
+    """folder in which the companion shows each user his own jobs (operator mode only). Users must see it where they log
+    in, on a file system with POSIX ACLs. Without a value: `views` in the spool; without a spool none"""
     whole_node_gpus: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """GPUs per node of partitions where Slurm has no GRES"""
+    """GPUs per node of partitions whose nodes have no GRES in Slurm"""
     taper: float = Field(1.0, ge=1)
-    """how many times longer gradients take between leaf switches than below one. Above 1, if Slurm knows the topology,
-    switches are weighed, and Slurm is asked for few of them"""
+    """how many times as long gradients take across leaf switches as below one. If it is above 1 and Slurm knows the
+    topology, policies take it into account, and Slurm is asked to use few switches"""
     gpu_speeds: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """how fast GPUs of each Slurm type compute, relative to each other: a guess, until jobs have shown it"""
+    """guess of the compute speed of each Slurm GPU type, relative to the others. It is used until jobs have shown it"""
     guests: dict[str, Annotated[GuestSettings, Field(strict=False)]] = {}
-    """queue of the guests in each partition, below; none: jobs do not grow by guests there"""
+    """queue of guests in each partition, below. In a partition without one, jobs do not grow by guests"""
     notify: dict[str, Annotated[NotifySettings, Field(strict=False)]] = {}
-    """who is notified of what happens, and how, below; none: nobody"""
+    """ways in which people are notified, below; none: nobody is"""
     resize: ResizeSettings = Field(ResizeSettings(), strict=False)
     limits: LimitSettings = Field(LimitSettings(), strict=False)
     """limits on elastic jobs, below"""
     retention: RetentionSettings = Field(RetentionSettings(), strict=False)
-    """when `slurm-ones db maintain` reduces old rows, below"""
+    """ages at which `slurm-ones db maintain` reduces old rows, below"""
 
     @field_validator("metrics_address")
     @classmethod
@@ -343,7 +347,7 @@ class Settings(_Section):
 
     @property
     def stopped(self) -> bool:
-        """True if the stop file exists, or its file system does not say."""
+        """True if the stop file exists, or if its file system does not answer."""
         try:
             self.stop_file.stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -359,19 +363,20 @@ class Settings(_Section):
 
     @property
     def deferral_s(self) -> float:
-        """Length of a deferral, s; the companion renews it at a tick in its second half."""
+        """Length of a deferral in seconds. The companion renews a deferral once half of it is over."""
         return max(self.resize.park_lease_s, 3 * self.interval_s)
 
     @property
     def views_folder(self) -> Path | None:
-        """Folder in which an operator's companion publishes each user's own jobs; None if nothing is published."""
+        """Folder in which an operator's companion shows each user his own jobs; None if it shows none."""
         if self.scope != "all":
             return None
         return self.views or (self.spool / "views" if self.spool is not None else None)
 
     @property
     def wake_folder(self) -> Path | None:
-        """Directory whose modification requests the companion's next tick; None if users cannot reach any."""
+        """Directory in which users cause the next tick by making a file; None if there is no directory that users can
+        reach."""
         if self.scope == "own":
             return Path.home() / ".local/share/slurm-ones/wake"
         return self.views_folder / "wake" if self.views_folder is not None else None
@@ -387,7 +392,7 @@ class Settings(_Section):
 
 
 def _secret(path: Path, key: str, example: str) -> str:
-    """Read the single line of a file that nobody else may read."""
+    """Read the only line of a file that nobody else may read."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -428,7 +433,7 @@ def _explain(error: Any) -> str:
 
 
 def parse(text: str, name: str = "config") -> Settings:
-    """Parse settings from TOML text; raises `ConfigError` with a line for each invalid key."""
+    """Parse settings from TOML text. Raises `ConfigError`, with a line for each key that is not valid."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # of numbers and of depth, too
@@ -441,14 +446,15 @@ def parse(text: str, name: str = "config") -> Settings:
 
 
 def default_path() -> Path:
-    """Path of the default settings file: the user's own if it exists, else the site's."""
+    """Return the path of the default settings file: the user's own if it exists, else the site's."""
     own = Path.home() / ".config/slurm-ones/config.toml"
     # After sudo the home may be another user's, and closed.
     return own if os.access(own, os.F_OK) else Path("/etc/slurm-ones/config.toml")
 
 
 def load(path: Path | None = None) -> Settings:
-    """Read settings from a file. Without a path, read the default file, or return default settings if it is missing."""
+    """Read settings from a file. Without a path it is the default file; if that is missing, return the default
+    settings."""
     named, path = path is not None, path or default_path()
     try:
         text = path.read_text(encoding="utf-8")
@@ -476,17 +482,17 @@ def load(path: Path | None = None) -> Settings:
 
 
 class ReloadableSettings:
-    """Settings in force; `reload` replaces them as a whole or not at all."""
+    """Present settings; `reload` replaces all of them, or none."""
 
     def __init__(self, read: Callable[[], Settings]) -> None:
-        """`read` reads and validates the settings; its `ConfigError` is raised."""
+        """Read the settings by `read`, which reads and checks them. Its `ConfigError` is passed on."""
         self._read = read
         self.settings = read()
 
     def reload(self) -> list[str]:
         """Read the settings again; return the keys that changed, such as `tick_s` or `resize.dwell_s`.
 
-        Raises `ConfigError` with a line for each rejected key; the previous settings then stay in force.
+        Raises `ConfigError`, with a line for each key that is rejected. The earlier settings then stay.
         """
         new = self._read()
         changed = _changed(self.settings, new)

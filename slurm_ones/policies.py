@@ -1,4 +1,5 @@
-"""Registry of policies by name: built-in ones, every class of `slurm_ones.rivals`, and those of other distributions."""
+"""Registry of policies by name: those built in, which are every class of `slurm_ones.rivals` and `ones`, and those of
+other distributions."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from slurm_ones.ones import Ones
 from slurm_ones.policy.contract import Policy
 
 GROUP = "slurm_ones.policies"
-"""Entry point group for policies of other distributions: `name = package.module:Class`."""
+"""Entry point group in which other distributions register policies: `name = package.module:Class`."""
 
 
 def policies_in(package: ModuleType) -> Iterator[Any]:
-    """Yield the policies that the package's modules define: classes with a string `name` and a method `decide`."""
+    """Yield the policies in the package's modules: each class with a text `name` and a method `decide`."""
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         for cls in vars(module).values():
@@ -33,14 +34,14 @@ def _is_policy(cls: Any) -> bool:
 
 
 POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, *policies_in(rivals))}
-"""Built-in policy classes by name. A class with an `options_type` is made with one argument, an instance of that
-dataclass."""
+"""Built-in policy classes by name. A class with an `options_type`, a dataclass, is made with an instance of it as the
+only argument."""
 
 
 def find_policy(name: str) -> Any:
-    """Return the class of a policy: a built-in one, another distribution's, or `package.module:Class`.
+    """Return the class of a policy: one built in, one of another distribution, or `package.module:Class`.
 
-    Raises ValueError with one sentence if the name is unknown or its module cannot be imported.
+    Raises ValueError, with one sentence, if the name is unknown or its module cannot be imported.
     """
     if name in POLICIES:
         return POLICIES[name]
@@ -55,9 +56,9 @@ def find_policy(name: str) -> Any:
 
 
 def make_policy(name: str, **options: Any) -> Policy:
-    """Make a new policy; raises ValueError that lists the accepted policies or options.
+    """Make a new policy. Raises ValueError that lists the accepted policies or options.
 
-    A policy without an `options_type` takes no options and is made without arguments.
+    A policy without an `options_type` takes no options.
     """
     cls = find_policy(name)
     options_type = getattr(cls, "options_type", None)

@@ -1,4 +1,4 @@
-"""Safe display of users' text (no terminal escapes, no markup, bounded length), and formatting of figures."""
+"""Safe display of users' text (no terminal escapes, no markup, bounded length), and formatting of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ones_wrapper.protocol.limits import StrategyLimits
 
 
 def plain(text: str, width: int = 200) -> str:
-    """Replace unprintable characters in the text, and cut it to `width` characters."""
+    """Return the text with unprintable characters replaced, cut to `width` characters."""
     if len(text) <= width and text.isprintable():
         return text
     shown = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
@@ -23,7 +23,7 @@ def plain(text: str, width: int = 200) -> str:
 
 
 def safe(text: str, width: int = 200) -> str:
-    """Apply `plain`, and escape rich markup."""
+    """Return the text made plain (see `plain`), with rich's markup escaped."""
     shown = escape(plain(text, width))
     # Else the last of them would take the markup after it for a text.
     return shown + "\\" * ((len(shown) - len(shown.rstrip("\\"))) % 2)
@@ -37,8 +37,8 @@ def resized(
     old_kind: str = "",
     new_kind: str = "",
 ) -> str:
-    """Describe a resize by its shapes: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`. Further forms: `1x1, batch 32 → 128`
-    (same shape), `1x2 → 1x2 a100` (another type of GPU), `1x2 → parked` (zero GPUs)."""
+    """Describe a resize by its shapes, such as `1x2 → 2x4` or `1x2 → 2x4, batch 64 → 256`. Other forms:
+    `1x1, batch 32 → 128` (same shape), `1x2 → 1x2 a100` (another GPU type), `1x2 → parked` (no GPUs)."""
     if new == PARKED:
         return f"{old} → parked"
     kind = f" {new_kind or 'of any type'}" if old_kind != new_kind else ""
@@ -49,14 +49,14 @@ def resized(
 
 
 def changed(resize: ResizeRecord) -> str:
-    """Describe a resize as `resized` does."""
+    """Describe a stored resize in the form of `resized`."""
     return resized(
         resize.old_shape, resize.new_shape, resize.old_batch, resize.new_batch, resize.old_kind, resize.new_kind
     )
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration given in seconds: 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
+    """Format a number of seconds: 42 s, 3 m 05 s, 2 h 10 m, 3 d 4 h."""
     if value is None:
         return "–"
     whole = round(value)
@@ -80,7 +80,8 @@ def minute(at: float) -> str:
 
 
 def phases(run: RunRecord) -> str:
-    """Durations of a run's start by phase: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty without a report."""
+    """Describe how long each phase of a run's start took: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty without
+    a report."""
     if run.launch_s is None:
         return ""
     imports = f" (imports {seconds(run.import_s)})" if run.import_s else ""
@@ -92,9 +93,11 @@ def phases(run: RunRecord) -> str:
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
-    """Durations by phase of the start after each requeue, by the resize's id; `runs` are keyed by job id and restart.
+    """Describe the phases of the start that followed each requeue, by the resize's id. `runs` are keyed by job id and
+    restart.
 
-    If several resizes belong to one run, the last one counts: earlier ones were rolled back before the run ended.
+    If several resizes belong to one run, only the last is described: the earlier ones were taken back before the run
+    ended.
     """
     requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
     led = {(resize.job_id, resize.restart): resize.id for resize in requeued}
@@ -103,12 +106,12 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
 
 
 def shape(job: JobSummary) -> str | None:
-    """Shape of the job while it runs; None while it waits or has ended."""
+    """Return the shape of the running job; None if the job waits or has ended."""
     return str(job.shape) if job.running and job.shape else None
 
 
 def progress(job: JobSummary) -> str:
-    """Progress of training: epochs done, of the declared number, and per cent of the present epoch."""
+    """Describe the progress of training: epochs done, the number declared, and per cent of the present epoch."""
     if job.epoch is None or job.batch == 0:  # the latter of a script that tells no samples
         return "–"
     part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
@@ -116,21 +119,22 @@ def progress(job: JobSummary) -> str:
 
 
 def left_s(job: JobSummary) -> float | None:
-    """Remaining seconds of a running job at its present throughput, by its declared epochs; None if unknown."""
+    """Return the remaining seconds of a running job, from its present throughput and declared epochs; None if
+    unknown."""
     if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
         return None
     return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
 
 
 def per_gpu(job: JobSummary) -> str:
-    """Samples per GPU and forward pass, after the number of passes per step if above one: `64` or `2 × 32`."""
+    """Describe the samples per GPU and step: `64`, or `2 × 32` for two forward passes of 32."""
     if job.local_batch is None or job.passes is None:
         return "–"
     return f"{job.passes} × {job.local_batch}" if job.passes > 1 else str(job.local_batch)
 
 
 def troubles(job: JobSummary) -> list[str]:
-    """Problems of a job's training, a sentence each, for its owner."""
+    """Describe the problems in a job's training for its owner, a sentence each."""
     found = []
     if job.nonfinite:
         steps = f"{job.nonfinite} step{'s' * (job.nonfinite != 1)}"
@@ -145,18 +149,19 @@ def troubles(job: JobSummary) -> list[str]:
 
 
 MOST_NAMED = 12
-"""Most numbers of GPUs listed in a sentence."""
+"""Largest count of GPU numbers that a sentence lists in full."""
 
 
 class WithGpus(Protocol):
-    """Anything with a number of GPUs, such as a strategy's limits at that size."""
+    """Anything with a number of GPUs, such as the limits of a strategy at one size."""
 
     @property
     def gpus(self) -> int: ...
 
 
 def counts(rows: Sequence[WithGpus]) -> str:
-    """List the numbers of GPUs that a strategy can use: `1, 2, 4 or 8`, of a long list the first and the last."""
+    """List the GPU numbers that a strategy can use: `1, 2, 4 or 8`. Only the first and the last of a long list are
+    named."""
     found = [row.gpus for row in rows]
     if len(found) > MOST_NAMED:
         return f"{', '.join(map(str, found[: MOST_NAMED - 1]))} … {found[-1]}"
@@ -165,7 +170,7 @@ def counts(rows: Sequence[WithGpus]) -> str:
 
 
 def described(limits: StrategyLimits) -> tuple[Reason, ...]:
-    """Limits that a strategy imposes on its job, a sentence each, for the job's owner."""
+    """Describe the limits that a strategy sets for its job, for the job's owner, a sentence each."""
     name, said = limits.strategy, []
     if limits.sizes:
         said.append(reason("strategy_sizes", strategy=name, counts=counts(limits.sizes)))
@@ -186,7 +191,7 @@ _CHANGES = {"lost": "blocks were lost", "leaving": "a block had to leave", "orde
 
 def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]) -> str:
     """Describe a job's blocks: `trains on blocks 0,3: 1x2 + 2x4; last change 0.21 s, grew from 2 to 10 GPUs`. `members`
-    are its memberships, newest first."""
+    are the memberships that the job reported, newest first."""
     if not members:
         return "no block of it has reported that it trains"
     shapes = {(block.task, block.restart): str(block.shape) for block in blocks}
@@ -198,7 +203,8 @@ def trains_on(members: Sequence[MembershipRecord], blocks: Sequence[BlockRecord]
 
 
 def change(new: MembershipRecord, old: MembershipRecord) -> str:
-    """Describe a change of membership by the pause of training and the sizes: `0.21 s, grew from 2 to 10 GPUs`."""
+    """Describe a change of membership by the pause of training and the numbers of GPUs:
+    `0.21 s, grew from 2 to 10 GPUs`."""
     before, after = old.report.world, new.report.world
     size = f"kept {after} GPU{'s' * (after != 1)}"
     if before != after:
@@ -208,12 +214,12 @@ def change(new: MembershipRecord, old: MembershipRecord) -> str:
 
 
 def pause(value: float) -> str:
-    """Format a duration that may be far below a second."""
+    """Format a pause in seconds, which may be far below one."""
     return f"{value:.2g} s" if value < 1 else f"{value:.1f} s"
 
 
 def planned(resize: ResizeRecord) -> str:
-    """Blocks that a resize adds and drops: `adds 3 (2x4), drops 0`; empty for a requeue."""
+    """Describe the blocks that a resize adds and drops: `adds 3 (2x4), drops 0`; empty for a requeue."""
     if resize.mechanism != "blocks":
         return ""
     added = ", ".join(f"{task} ({shape})" for task, shape in resize.added)
@@ -222,18 +228,19 @@ def planned(resize: ResizeRecord) -> str:
 
 
 def ran(block: BlockRecord) -> str:
-    """Describe a start of a block: `block 3: 2x4 on n2,n3, RUNNING`."""
+    """Describe one start of a block: `block 3: 2x4 on n2,n3, RUNNING`."""
     again = f" (start {block.restart + 1})" if block.restart else ""
     nodes = ",".join(block.node_list)
     return f"block {block.task}{again}: {block.shape} on {nodes or 'nodes unknown'}, {block.state}"
 
 
 def deadline(said: PromiseRecord) -> str:
-    """Describe a job's deadline and its promise: `deadline 2026-12-01 18:00:00: promised (2026-12-01 09:00:00): …`."""
+    """Describe a job's deadline and the answer to it: `deadline 2026-12-01 18:00:00: promised (2026-12-01 09:00:00):
+    …`."""
     word = "promised" if said.given else "not promised"
     return f"deadline {clock(said.deadline)}: {word} ({clock(said.time)}): {said.reason}"
 
 
 def open_deadline(at: float) -> str:
-    """Describe a deadline that no policy has answered yet."""
+    """Describe a deadline to which no policy has given an answer yet."""
     return f"deadline {clock(at)}: nothing is promised yet; its speed has to be known first, and by a policy that can"

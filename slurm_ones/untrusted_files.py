@@ -1,11 +1,11 @@
 """Paths of a job's files, and safe access to files of other users.
 
-A job's directory is writable by its user, while the reader may be privileged. So links are not followed, and nothing
-that could block is opened. Ownership is checked on the open descriptor, and reads are bounded.
+A job's user can write into the job's directory, while the reader may have more rights. So links are not followed, and
+nothing is opened that could block. The owner is checked on the open descriptor, and reads are bounded.
 
-Access to a path blocks if its file system's server does not answer, and users choose these paths. So `run_by` lets a
-runner execute the public functions from `read_files` on. The companion's runner is a child process
-(`service.file_child`), which raises `NoAnswer` after a timeout.
+Users choose these paths, and access to a path blocks if the server of its file system does not answer. So `run_by` lets
+another runner execute the public functions from `read_files` on. The companion's runner is a child process
+(`service.file_child`), and raises `NoAnswer` after a timeout.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, di
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 WRITTEN_WITHIN_S = 10.0
-"""Seconds within which a file must be durable before it is renamed into place, since afterwards another companion may
-lead."""
+"""Seconds within which a file must be written durably; later it is not renamed into place, because another companion
+may lead by then."""
 
 
 class HasFiles(Protocol):
-    """Fields of a job by which its files are found."""
+    """Fields of a job from which the paths of its files follow."""
 
     @property
     def job_id(self) -> int: ...
@@ -41,19 +41,21 @@ class HasFiles(Protocol):
 
 
 class NotBelieved(Exception):
-    """Error: a file or directory is untrusted: a link, another user's, or of a wrong type, as the message says."""
+    """File or directory that is not trusted: it is a link, another user's, or of a wrong type. The message says
+    which."""
 
 
 class NoAnswer(NotBelieved):
-    """Error: the file system of a path did not answer in time."""
+    """The file system of a path did not answer in time."""
 
 
 Part = tuple[str, int, int]
-"""Part of a file: name, offset of the first byte, and most bytes to read."""
+"""Part of a file to read: name, offset of the first byte, and largest number of bytes."""
 Found = tuple[bytes, int] | NotBelieved | FileNotFoundError
-"""Bytes read and the file's size, or the error."""
+"""Result for one part: the bytes and the file's size, or the error."""
 Runner = Callable[..., Any]
-"""Calls a function of this module with (path, uid, …) here or elsewhere; `uid` is of who chose the path."""
+"""Function that calls a function of this module with (path, uid, …), in this process or another. `uid` is the user who
+chose the path."""
 
 
 def _run_here(function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
@@ -65,7 +67,7 @@ _run: Runner = _run_here
 
 @contextmanager
 def run_by(runner: Runner) -> Iterator[None]:
-    """Context in which `runner` opens users' files, for all threads of this process."""
+    """Context manager in which `runner` opens users' files, for all threads of this process."""
     global _run
     before, _run = _run, runner
     try:
@@ -75,10 +77,11 @@ def run_by(runner: Runner) -> Iterator[None]:
 
 
 def job_directory(job: HasFiles) -> Path:
-    """Directory of the job's files: the target of the job's pointer file, or the default below its working directory.
+    """Return the directory of the job's files. The job's pointer file names it; the default is below the job's working
+    directory.
 
-    Ownership of the default is not checked here, but when it is opened. Raises `NotBelieved` if the pointer or its
-    target is not the user's, or the target is no directory.
+    The owner of the default is checked only when it is opened. Raises `NotBelieved` if the pointer file or its target
+    is not the user's, or if the target is no directory.
     """
     pointer = Path(job.work_dir) / pointer_name(job.job_id)
     try:
@@ -98,17 +101,17 @@ def job_directory(job: HasFiles) -> Path:
 
 
 def foreign(job: HasFiles) -> bool:
-    """True if this process cannot write into the job's directory, so that its orders must go through the spool."""
+    """Tell whether this process cannot write into the job's directory, so that its orders must go into the spool."""
     return job.uid != os.geteuid() and os.geteuid() != 0
 
 
 @contextmanager
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
-    """Open the directory at `path` and yield its descriptor. It must belong to `uid` (described by `whose`) and be no
+    """Open the directory at `path` and yield its descriptor. It must belong to `uid`, whom `whose` describes, and be no
     link.
 
-    Raises FileNotFoundError if it does not exist, `NotBelieved` if it is something else. Links in parent directories
-    are followed, since sites use them; they can only lead to another directory of that user.
+    Raises FileNotFoundError if it does not exist, `NotBelieved` if it is something else. A link in the path before it
+    is followed, since sites use such links. It can only lead to another directory of the same user.
     """
     if not path.is_absolute():
         raise NotBelieved(f"{str(path)!r:.200}: not an absolute path")
@@ -130,8 +133,8 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
 
 
 def read_from(directory: int | None, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
-    """Read at most `limit` bytes from `offset` of a regular file of `uid`; return them and the file's size. Without a
-    `directory`, `name` is the whole path.
+    """Read at most `limit` bytes from `offset` of a regular file that belongs to `uid`; return them and the file's
+    size. Without a `directory`, `name` is the whole path.
 
     Raises FileNotFoundError if it does not exist, `NotBelieved` if it is a link, a device, or another user's.
     """
@@ -174,8 +177,8 @@ def read_files(path: Path, uid: int, parts: Sequence[Part]) -> list[Found]:
 
 
 def read_file(path: Path, uid: int, name: str, limit: int, owner: int | None = None) -> tuple[bytes, int]:
-    """Read the first `limit` bytes of one file; return them and the file's size. `owner` is the file's owner, by
-    default the directory's. Raises as `read_files`, also for the file itself."""
+    """Read the first `limit` bytes of one file; return them and the file's size. The directory must belong to `uid`,
+    the file to `owner` (default: `uid`). Raises as `read_files` does, for the file too."""
     (found,) = _run(_parts, path, uid, [(name, 0, limit)], owner)
     if isinstance(found, Exception):
         raise found
@@ -190,7 +193,7 @@ def check_directory(path: Path, uid: int) -> None:
 
 def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe: bool = False) -> None:
     """Write `text` to a temporary file, make it durable, and rename it to `name` in the directory at `path`. The
-    directory must belong to `uid`; with `safe`, nobody else may be able to rename in it.
+    directory must belong to `uid`. With `safe`, nobody else may be able to rename files in it.
 
     Raises OSError and `NotBelieved`.
     """
@@ -198,13 +201,13 @@ def write_file(path: Path, uid: int, whose: str, name: str, text: bytes, *, safe
 
 
 def names_in(path: Path) -> list[str]:
-    """List the names in a directory of this process's own. Raises OSError and `NoAnswer`."""
+    """List the names in a directory that belongs to this process. Raises OSError and `NoAnswer`."""
     names: list[str] = _run(_names, path, os.geteuid())
     return names
 
 
 def remove(path: Path) -> None:
-    """Remove a file of this process's own, if it exists. Raises OSError and `NoAnswer`."""
+    """Remove a file that belongs to this process, if it exists. Raises OSError and `NoAnswer`."""
     _run(_remove, path, os.geteuid())
 
 
