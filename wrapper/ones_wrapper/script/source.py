@@ -159,7 +159,7 @@ def drawn(path: str) -> int:
     """Return the first line of a file that makes data of numbers drawn after a seed by the rank; 0 for none."""
     if not _SEEDS.search("".join(linecache.getlines(path))):
         return 0
-    nodes, made, own = [*ast.walk(_tree(path))], set[str](), _standing(path, _OWN)
+    nodes, made, own = _nodes(path), set[str](), _standing(path, _OWN)
     calls = [one for one in nodes if isinstance(one, ast.Call)]
     seeds = (one.lineno for one in calls if _SEEDS.search(_name(one.func)) and own & _words(*one.args, *one.keywords))
     first = min(seeds, default=sys.maxsize)
@@ -244,7 +244,7 @@ def renewed(frame: FrameType, name: str) -> bool:
 def _kept_lines(path: str) -> list[tuple[int, str]]:
     """Return lines of a file and the names that they count up, or store a best value in; `.n` of attributes. Left out
     are counts that each turn of a loop begins again."""
-    nodes = [*ast.walk(_tree(path))]
+    nodes = _nodes(path)
     given = {one: ast.unparse(one) for one in nodes if isinstance(one, (ast.Assign, ast.AnnAssign, ast.AugAssign))}
     turns = (one for loop in nodes if isinstance(loop, (ast.For, ast.While)) for one in loop.body)
     begun = {name for one in turns if one in given and not _COUNTED.match(given[one]) for name in _made(one)[0]}
