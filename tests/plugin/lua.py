@@ -19,6 +19,11 @@ class LuaError(Exception):
     """What Lua says."""
 
 
+def is_here() -> bool:
+    """Tell whether there is one without that a root is built, for which a Debian is downloaded."""
+    return find_library("lua5.1") is not None or root.is_built(SITES["old"])
+
+
 def _library() -> str:
     found = find_library("lua5.1")
     if found is not None:
