@@ -106,7 +106,7 @@ def _words_of(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 @cache
-def _assigned(path: str) -> list[tuple[set[str], set[str]]]:
+def _computed(path: str) -> list[tuple[set[str], set[str]]]:
     """Return the variables of a file's computations, and the words from which each is computed."""
     found = [one for one in _nodes(path) if isinstance(one, ast.Assign)]
     computed = [one for one in found if not isinstance(one.value, ast.Call) or _COMPUTED.search(_name(one.value.func))]
@@ -117,7 +117,7 @@ def _assigned(path: str) -> list[tuple[set[str], set[str]]]:
 def _standing(path: str, pattern: re.Pattern[str]) -> set[str]:
     """Return the words of a file that match, and the variables that are computed from them."""
     known = {word for word in _words_of(_nodes(path)) if pattern.search(word)}
-    for targets, words in 2 * _assigned(path):  # twice, for variables that are computed from variables
+    for targets, words in 2 * _computed(path):  # twice, for variables that are computed from variables
         if known & words:
             known |= targets
     return known
@@ -155,6 +155,7 @@ def cut(path: str) -> int:
     return min((getattr(node, "lineno", 0) for node in _nodes(path) if cuts(node)), default=0)
 
 
+@cache
 def drawn(path: str) -> int:
     """Return the first line of a file that makes data of numbers drawn after a seed by the rank; 0 for none."""
     if not _SEEDS.search("".join(linecache.getlines(path))):
@@ -162,7 +163,8 @@ def drawn(path: str) -> int:
     nodes, made, own = _nodes(path), set[str](), _standing(path, _OWN)
     calls = [one for one in nodes if isinstance(one, ast.Call)]
     seeds = (one.lineno for one in calls if _SEEDS.search(_name(one.func)) and own & _words(*one.args, *one.keywords))
-    first = min(seeds, default=sys.maxsize)
+    if not (first := min(seeds, default=0)):
+        return 0
 
     def draws(*parts: ast.AST) -> bool:
         inner = (one for part in parts for one in ast.walk(part) if isinstance(one, ast.Call))
