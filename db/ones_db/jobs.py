@@ -31,7 +31,7 @@ from ones_db.rows import record_of, row_of, shape_names
 from ones_db.tables import ACCOUNTING, BLOCKS, JOBS, MEMBERSHIPS, PROMISES, RUNS
 from ones_db.views import end_of
 from ones_wrapper.protocol import Membership, Spec
-from ones_wrapper.protocol.fields import ProtocolError, build, types_of
+from ones_wrapper.protocol.fields import ProtocolError, build, object_of, types_of
 from ones_wrapper.protocol.limits import StrategyLimits
 
 # Made once: an alias copies every column.
@@ -154,13 +154,7 @@ def decode_limits(text: str) -> StrategyLimits:
 
     Results are cached, because many jobs have the same limits.
     """
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ProtocolError(f"not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ProtocolError("not a JSON object")
-    return build(StrategyLimits, types_of(StrategyLimits), data)
+    return build(StrategyLimits, types_of(StrategyLimits), object_of(text))
 
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:

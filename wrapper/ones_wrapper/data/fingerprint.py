@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+from ones_wrapper.network import plain
 
 SWITCH = "ONES_FINGERPRINT"
 """Environment variable that switches fingerprints off if it is 0."""
@@ -78,41 +78,17 @@ class _Digests(Dataset[str]):
         for _ in range(2):
             with keep_generators():
                 seed_all(key(index))
-                digest = hashlib.blake2b(digest_size=8)
-                try:
-                    for part in _parts(self.dataset[index]):
-                        digest.update(part)
-                except _Unknown:
-                    return ""
-            twice.add(digest.hexdigest())
+                sample = tree_map(_comparable, self.dataset[index])
+            try:
+                twice.add(hashlib.blake2b(plain.encode(sample), digest_size=8).hexdigest())
+            except (TypeError, NotImplementedError):  # an object of the script's, a tensor without values
+                return ""
         return twice.pop() if len(twice) == 1 else ""
 
 
-class _Unknown(Exception):
-    """A sample holds an object that has no digest."""
-
-
-def _parts(thing: Any) -> Iterator[bytes]:
-    yield type(thing).__name__.encode()
-    if isinstance(thing, torch.Tensor):
-        yield f"{thing.dtype}{tuple(thing.shape)}".encode()
-        if thing.layout != torch.strided or thing.device.type == "meta":
-            raise _Unknown
-        yield thing.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if thing.numel() else b""
-    elif isinstance(thing, (np.ndarray, np.generic)):
-        if thing.dtype.hasobject:
-            raise _Unknown
-        yield f"{thing.dtype}{thing.shape}".encode() + thing.tobytes()
-    elif isinstance(thing, (bool, int, float, complex, str, bytes, type(None))):
-        yield repr(thing).encode()
-    elif isinstance(thing, dict):
-        for name in thing:
-            yield from _parts(name)
-            yield from _parts(thing[name])
-    elif isinstance(thing, (list, tuple)):
-        for one in thing:
-            yield from _parts(one)
-    elif hasattr(thing, "tobytes") and hasattr(thing, "size"):  # an image
-        yield repr((thing.size, getattr(thing, "mode", ""))).encode() + thing.tobytes()
-    else:
-        raise _Unknown
+def _comparable(part: Any) -> Any:
+    """Return a part of a sample as plain data: an array's or image's form and bytes, a number's or text's text."""
+    dtype = getattr(part, "dtype", None)
+    if hasattr(part, "tobytes") and not getattr(dtype, "hasobject", False):
+        return [str([dtype, *(getattr(part, name, None) for name in ("shape", "size", "mode"))]), part.tobytes()]
+    return repr(part) if isinstance(part, (int, float, complex, str)) else part

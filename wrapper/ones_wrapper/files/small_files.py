@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ones_wrapper.protocol.fields import object_of
 
 
 def read_small(path: Path, most: int, owners: Collection[int] = (), private: bool = False) -> bytes:
@@ -35,13 +36,7 @@ def read_small(path: Path, most: int, owners: Collection[int] = (), private: boo
 
 def read_json(path: Path, most: int) -> dict[str, Any]:
     """Return the JSON object in a file of this user. Raises OSError, and ValueError as `read_small` does."""
-    try:
-        found = json.loads(read_small(path, most))
-    except RecursionError:
-        raise ValueError("is nested too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError("is not a JSON object")
-    return found
+    return object_of(read_small(path, most))
 
 
 def replace_small(path: Path, text: bytes, mode: int | None = None, sync: bool = True) -> None:

@@ -30,7 +30,7 @@ from ones_wrapper.protocol.fields import MAX_BLOCKS as MAX_BLOCKS
 from ones_wrapper.protocol.fields import MAX_INT as MAX_INT
 from ones_wrapper.protocol.fields import MAX_TEXT as MAX_TEXT
 from ones_wrapper.protocol.fields import ProtocolError as ProtocolError
-from ones_wrapper.protocol.fields import build, types_of, value_of
+from ones_wrapper.protocol.fields import build, object_of, types_of, value_of
 from ones_wrapper.protocol.limits import StrategyLimits
 
 SPEC = "spec.json"
@@ -395,13 +395,7 @@ def _build(cls: type[T], data: Mapping[str, Any]) -> T:
 def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
     if len(text) > most:
         raise ProtocolError(f"longer than {most} bytes")
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ProtocolError("not a JSON object")
-    return data
+    return object_of(text)
 
 
 def encode_report(number: int, time: float, report: Report) -> bytes:

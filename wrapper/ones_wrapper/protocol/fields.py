@@ -5,6 +5,7 @@ Needs only the standard library.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -49,6 +50,17 @@ def _kind(hint: Any) -> FieldKind:
     if get_origin(hint) is not tuple and type(None) in get_args(hint):
         return FieldKind(choices[0], True)
     return FieldKind(hint, False)
+
+
+def object_of(text: bytes | str) -> dict[str, Any]:
+    """Return the JSON object in a text. Raises `ProtocolError`."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("not a JSON object")
+    return data
 
 
 def build(cls: type[T], types: Mapping[str, FieldKind], data: Mapping[str, Any]) -> T:
