@@ -19,7 +19,8 @@ class InvariantViolated(Exception):
 EXPECTED_ENDS = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
 """End states that a job may have. The companion is not to blame for a time limit or a failed node."""
 EXPECTED_ENDS_OF_BLOCKS = EXPECTED_ENDS | {JobState.CANCELLED, JobState.PREEMPTED}
-"""End states that a block (a task of a job's array) may have. Blocks are also cancelled as they wait, and preempted."""
+"""End states that a block (a task of a job's array) may have. It may also be cancelled while it waits, or be
+preempted."""
 
 
 def violations(world: World, store: Store) -> list[str]:
@@ -122,8 +123,8 @@ def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: 
     """Check that the reports of a job's runs use every sample of an epoch once and in order.
 
     A run must start where the newest checkpoint ends. If a run ended without a checkpoint, the next run repeats its
-    samples. A drained run must end with a checkpoint. A job of `blocks` starts where its leader was. If the leader was
-    lost, the samples that it had not reported may be missing.
+    samples. A drained run must end with a checkpoint. In a job of `blocks`, a new term starts at the old leader's
+    position. If that leader was lost, the samples that it had not reported may be missing.
     """
     newest, durable, left = (0, 0), (0, 0), False
     for restart, reports in enumerate(runs):

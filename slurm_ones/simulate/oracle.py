@@ -56,7 +56,7 @@ class _OracleJob:
     mechanism: Mechanism
     batch: int = 0
     shape: Shape | None = None
-    """Present shape; during a change already the new shape. None if the job has no GPUs."""
+    """Shape of the job, which is the new one as soon as a change begins. None if the job has no GPUs."""
     target: dict[str, int] | None = None
     """GPUs on each node after the change under way; None if no change is under way."""
     changed_epoch: int = 0
@@ -348,7 +348,7 @@ def place_near(
 ) -> dict[str, int]:
     """Place a job like `place`, but prefer the job's `own` nodes.
 
-    They are chosen if the job then needs no more nodes than with `place`, and leaves no more of their GPUs free.
+    They are chosen if the job needs no more nodes there than with `place`, and if no more GPUs stay free on its nodes.
     """
     found = place(shape, free, cluster, spread=spread, kind=kind)
     if not (found and own) or spread or cluster.uniform or len(cluster.kinds) > 1:
@@ -387,7 +387,7 @@ def _below_few(shape: Shape, free: Nodes, nodes: Sequence[NodeView], uniform: bo
 
 
 def _filled(shape: Shape, free: Nodes, uniform: bool, spread: bool) -> dict[str, int]:
-    """Return GPUs on the nodes with the least free GPUs that suffice; with `spread`, on the nodes with the most."""
+    """Return GPUs on the fullest nodes that have enough free GPUs; with `spread`, on the emptiest nodes."""
     if uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         return {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]} if len(fitting) >= shape.nodes else {}

@@ -87,7 +87,8 @@ class Outcome:
     decision_s: tuple[float, ...] = ()
     """Real seconds that each decision took."""
     goodput: tuple[tuple[float, float], ...] = ()
-    """(time, total goodput) at each tick. 1 is the goodput of all GPUs of the cluster at perfect efficiency."""
+    """(time, total goodput) at each tick. A value of 1 means that all GPUs of the cluster train at perfect
+    efficiency."""
     wall_s: float = 0.0
     """Real seconds that the whole simulation took."""
     notes: tuple[str, ...] = field(default=())
@@ -104,8 +105,8 @@ def fair_seconds(
 ) -> float:
     """Return the seconds that a job would take on its fair share of the cluster.
 
-    The share is `gpus` divided by the mean number of jobs from its submission to its end, rounded down, at least one
-    GPU. On it the job has the best size and the best batch of each epoch. `presence` lists (time, number of jobs) in
+    The share is `gpus` divided by the mean number of jobs while the job is there, rounded down, at least one GPU. On
+    this share the job has its best size and the best batch of each epoch. `presence` lists (time, number of jobs) in
     order.
     """
     end = presence[-1][0] if ended is None and presence else (ended or submitted)

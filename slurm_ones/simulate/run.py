@@ -186,8 +186,8 @@ def run_companion(
 ) -> Iterator[Store]:
     """Context that runs a companion on the world until `on_tick` returns True, and yields its database.
 
-    The database is new. It is in the world's directory unless the settings name one. `make` makes the policy if the
-    settings do not. Raises `SimulationFailed`.
+    The database is new. It is in the world's directory unless the settings name one. `make` returns the policy, in
+    place of the one that the settings name. Raises `SimulationFailed`.
     """
     stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)
 

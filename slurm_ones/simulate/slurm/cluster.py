@@ -49,7 +49,7 @@ class Faults:
         make()
 
     def reshape(self, job: SlurmJob, shape: Shape, make: Callable[[bool], None]) -> None:
-        """Change the shape of a job. `make(True)` would change only the number of nodes, `make(False)` the GPUs too."""
+        """Change the shape of a job. `make(True)` changes only the number of nodes, `make(False)` the GPUs too."""
         self.change("update", job.key, lambda: make(False))
 
 

@@ -183,7 +183,7 @@ class Nodes:
         self._sharing: dict[str, frozenset[str]] = {}
 
     def __getitem__(self, name: str) -> NodeState:
-        """Return a node that the caller may change, so what was last shown of it is dropped."""
+        """Return a node to change it. The cached view of the node is dropped."""
         self._seen.pop(name, None)
         return self._states[name]
 

@@ -17,11 +17,11 @@ from slurm_ones.simulate.slurm.nodes import Nodes, SlurmConf
 UNLIMITED_S = 365 * 86400.0
 """Seconds for which Slurm expects a job without a time limit to run."""
 RESOURCES, PRIORITY, LICENSES, UNAVAILABLE = "Resources", "Priority", "Licenses", "ReqNodeNotAvail"
-"""Slurm's names for why a job waits; names of limits are built elsewhere."""
+"""Slurm's names of reasons for waiting, except for limits."""
 
 
 class Association(NamedTuple):
-    """User, account and QOS to whose limits a job counts, and the job's licences."""
+    """User, account and QOS whose limits apply to a job, and the job's licences."""
 
     user: str = ""
     account: str = ""
@@ -123,7 +123,7 @@ class SchedulingPass:
         self.chosen: list[tuple[QueuedJob, tuple[str, ...]]] = []
         """Jobs that start, each with its nodes."""
         self.victims: dict[int, int] = {}
-        """Ids of the jobs to preempt, each with the id of the job that needs its room."""
+        """Jobs to preempt, by id: the id of the job that needs the resources."""
         self.reasons: dict[int, str] = {}
         """Reasons of waiting jobs, by job id."""
         self.crowded = False
@@ -141,7 +141,7 @@ class SchedulingPass:
     # -- the two schedulers --------------------------------------------------------------------------------------
 
     def main(self, queue: Iterable[QueuedJob]) -> None:
-        """Start jobs in order until one finds no room. In its partition, no further job starts in this round."""
+        """Start jobs in order. In each partition, stop at the first job that finds no room."""
         first: set[str] = set()
         for job in queue:
             if self._starts[job.job_id] >= job.most:
@@ -187,7 +187,7 @@ class SchedulingPass:
         return self._now + (job.limit_s or UNLIMITED_S)
 
     def _limit(self, job: QueuedJob, free: Ledger) -> str:
-        """Return the name of the limit or "Licenses" if the job waits for one of them, "" otherwise."""
+        """Return the name of the limit for which the job waits, "Licenses" if it waits for these, or ""."""
         if reason := self._counts.refusal(job):
             return reason
         if not self._counts.lacks_licenses(job):
@@ -211,8 +211,10 @@ class SchedulingPass:
                 then.spend(nodes, job.need)
 
     def _room(self, job: QueuedJob, free: Ledger) -> Ledger:
-        """Return the resources that this job may use. Those reserved for a waiting job count only if this job ends
-        before."""
+        """Return the resources that this job may use.
+
+        Resources reserved for a waiting job count only if this job ends before that one starts.
+        """
         for begins, then in self._kept:
             free = free.at_most(then) if self._ends(job) > begins else free
         return free

@@ -78,8 +78,8 @@ class ClusterSettings:
     """Time limit of each job; 0 for no limit. Slurm expects a job without a limit to run for a year."""
 
     report_s: float = 30.0
-    """Simulated time between two throughput reports of a job. Real jobs report every 2 s, but one report a tick is
-    used."""
+    """Simulated time between two throughput reports of a job. Real jobs report every 2 s, but the companion needs one a
+    tick."""
     first_report_s: float = 30.0
     """Time from a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0

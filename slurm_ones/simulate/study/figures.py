@@ -27,7 +27,7 @@ class Metric:
     """Unit: `s`, `ms`, `hours`, `share`, or "" for none."""
     meaning: str
     tables: str = "policies"
-    """Names of the tables that have a row for it. `policies` compares policies, `bound` is for `--bound`, and `shares`
+    """Names of the tables that show this metric. `policies` compares policies, `bound` is for `--bound`, and `shares`
     compares shares of elastic jobs."""
 
 
@@ -267,8 +267,8 @@ def against_bound(outcome: Outcome, bound: Bound, interval_s: float) -> dict[str
 
     The first part is the time that a job takes with the whole cluster to itself. The second is the cost of sharing the
     cluster, in the fluid schedule. The third are pauses: time with GPUs but without training, and the wait for the
-    first decision. The rest has several causes. GPUs are whole, placement matters, some changes are not worth their
-    cost, and a policy knows and decides imperfectly.
+    first decision. The rest has several causes. GPUs cannot be divided, placement matters, some changes are not worth
+    their cost, and policies know and decide imperfectly.
     """
     mean = float(completion_times(outcome).mean())
     paused = [job.lost_gpu_s * job.running_s / job.gpu_s if job.gpu_s > 0 else 0.0 for job in outcome.jobs]

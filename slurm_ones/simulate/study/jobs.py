@@ -50,7 +50,8 @@ SAME_AGAIN = {
 }
 """End states that would come again at the next attempt, each with the reason that the user is shown."""
 LEADS_TO_SLURM = ("SLURM_CONF", "SLURM_JWT")
-"""Variables that are kept in the environment. Slurm's others belong to the job in which the command itself may run."""
+"""Slurm variables that are kept in the environment. The others belong to the Slurm job in which the command itself may
+run."""
 
 _UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
 """Names of files that submitit leaves if Slurm refuses jobs. For accepted jobs, file names have the job's id."""
@@ -128,8 +129,8 @@ class StudyJobs:
 def _mine(names: Collection[str]) -> list[str]:
     """Return squeue's options for this user's jobs of these names.
 
-    The user is named, since squeue takes LOGNAME otherwise. If that were another user, no job would be found, and all
-    parts would be sent again.
+    The options name the user, because squeue would otherwise use LOGNAME. If that were another user, no job would be
+    found, and all parts would be sent again.
     """
     return [f"--user={pwd.getpwuid(os.geteuid()).pw_name}", f"--name={','.join(sorted(names))}"]
 

@@ -25,7 +25,7 @@ from slurm_ones.simulate.workloads.profiles import Workload, check_fits, read_pr
 from slurm_ones.text import seconds
 
 VARIANT = re.compile(r"-[a-h]$")
-"""Pattern of the suffix that tells apart a workload's applications of one kind, as in `bert-glue-a`."""
+"""Pattern of the suffix in names such as `bert-glue-a`, which are variants of one kind of job."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Source:
     workload: str
     profiles: Path | None = None
     jobs: int | None = None
-    """Number of jobs; of a file, the first ones. None for all of a file, or as many as the mix names."""
+    """Number of jobs, from the beginning of a file. None means all jobs of a file, or the default number of a mix."""
     load: float = 1.0
     arrivals: Arrivals | None = None
     hours: float | None = None

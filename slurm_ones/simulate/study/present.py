@@ -32,7 +32,7 @@ from slurm_ones.simulate.workloads.trace import Trace
 from slurm_ones.text import seconds
 
 UNITS = {"s": ", s", "ms": ", ms", "share": ", %"}
-"""Text that is added to the title of a row in a comparison of policies, by unit."""
+"""Text for each unit that is added to the titles of rows, in a comparison of policies."""
 
 
 def value(found: float, unit: str) -> str:
@@ -102,8 +102,10 @@ def rows(
 
 
 def _cell(summary: ContenderSummary, metric: Metric, shares: bool) -> tuple[str, str]:
-    """Return the mean as text, with its 95 % confidence interval. In a study of elasticity, with its few seeds, return
-    their lowest and highest value as the interval."""
+    """Return the mean as text, with its 95 % confidence interval.
+
+    A study of elasticity has few seeds; there the interval is from the lowest to the highest value.
+    """
     if not shares:
         return estimated(summary.metrics.get(metric.key), metric.unit)
     found = [one.get(metric.key, math.nan) for one in summary.each.values()]
@@ -131,7 +133,7 @@ def as_json(
 ) -> dict[str, Any]:
     """Return the plan and all results as JSON.
 
-    Means over seeds have the metrics' names, intervals have names of their own.
+    The key of a mean over seeds is the metric's name. Intervals are under "intervals".
     """
     mechanism = plan.mechanism
     policies = {
@@ -258,7 +260,7 @@ def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
 
 
 FAR = 2.0
-"""Ratio of recorded and simulated mean wait, larger to smaller, above which a trace is called badly reproduced."""
+"""Factor between recorded and simulated mean wait, either way, from which on a trace counts as badly reproduced."""
 FAR_S = 60.0
 """Seconds by which recorded and simulated mean wait must also differ."""
 MOST_LISTED = 1000
@@ -360,7 +362,7 @@ class ElasticityStudy:
         ]
 
     def picks(self) -> list[list[str]]:
-        """Return for each job the application that each seed gives it, if all jobs are elastic."""
+        """Return, for each job, its application with each seed, if all jobs are elastic."""
         each = [picked(self.stretch, self.curves, 1.0, seed) for seed in self.plan.seeds]
         return [[pick or RIGID for pick in picks] for picks in zip(*each, strict=True)]
 

@@ -171,7 +171,7 @@ class StudyFolder:
     def locked(self) -> Iterator[None]:
         """Context in which no other study may use the folder.
 
-        Raises `BadInput` if one does, or if others may write to it, or if we may not.
+        Raises `BadInput` if another study uses it, if other users may write to it, or if this user may not.
         """
         try:
             for folder in ("", "results", "progress", "sent", "jobs"):
@@ -236,7 +236,7 @@ class StudyFolder:
         return found
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
-        """Record the parts of an array before it is sent. By its name the next command finds them in Slurm."""
+        """Record the parts of an array before it is sent. The next command finds them in Slurm by the array's name."""
         _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:

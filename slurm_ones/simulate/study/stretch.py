@@ -1,9 +1,9 @@
 """Stretch of a trace: the consecutive jobs that are simulated, their cluster, and the study with growing shares of
 elastic jobs.
 
-A trace does not show how a job's speed depends on its size. So a rule gives each job the curves of an application. It
-always gives the same for the same seed, and the study's page shows it. Results of several seeds show how much depends
-on that choice.
+A trace does not show how a job's speed depends on its size. So a rule gives each job the curves of an application. The
+same seed always gives the same curves, and the study's page shows the rule. Results of several seeds show how much
+depends on the choice of curves.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ USUAL_NODE = 8
 SLACK_S = 60.0
 """Seconds after its time limit at which Slurm ends a job."""
 PATIENCE = 2.0
-"""Longest run time of a job from before the stretch, as a multiple of the stretch's expected time. Longer ones are cut,
-as they would prolong the study."""
+"""Longest run time of a job from before the stretch, as a multiple of the stretch's expected time. Longer run times are
+cut, as they would prolong the study."""
 BEFORE = "before-"
 """Prefix in the names of jobs that were there before the stretch. They are not counted."""
 SHARES = (0.0, 0.2, 0.5, 1.0)
@@ -45,7 +45,7 @@ POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
 TICKS = 1500
-"""About the most decisions in a run. In longer runs the interval between decisions is longer."""
+"""Approximate upper limit of decisions in a run. In longer runs the interval between decisions is longer."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, 
     """Return a stretch of at most `most` consecutive jobs. Of all such stretches of the trace it has the median load.
 
     `cluster` is (nodes, GPUs per node); by default as many GPUs as jobs held at one time. `sample` is the share of the
-    trace's jobs to use, for a cluster smaller than the recorded one. It is drawn pseudo-randomly, but always the same.
+    trace's jobs to use, for a cluster smaller than the recorded one. The sample is pseudo-random, but always the same.
     Raises `BadInput`.
     """
     jobs = [job for job in trace.jobs if _drawn(job) < sample]
@@ -136,7 +136,7 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
 
 
 def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
-    """Estimate how many seconds after the first submission all these jobs have ended on `gpus` GPUs."""
+    """Estimate the seconds from the first submission to the last end of these jobs on `gpus` GPUs."""
     work_s = sum(job.gpus * job.run_s for job in jobs)
     return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
 

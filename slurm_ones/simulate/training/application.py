@@ -372,8 +372,8 @@ class Hot:
     recover_s: float = 5.0
     """Seconds from the loss of a block until the remaining blocks train again."""
     terms: bool = False
-    """True if each change begins a new term from a checkpoint. Jobs report that, and pauses then are as long as real
-    terms'."""
+    """True if each change begins a new term from a checkpoint. Jobs then report this, and pause as long as such a
+    change takes."""
 
     def __post_init__(self) -> None:
         for name in ("pause_s", "shrink_pause_s", "launch_s", "recover_s"):

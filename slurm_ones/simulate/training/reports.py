@@ -109,7 +109,7 @@ class Reporter:
         rng: np.random.Generator,
         declares: float = 1.0,
     ) -> None:
-        """Count epochs in reports `declares` times as many as are trained; 0 to report none."""
+        """Report `declares` times as many epochs as are trained; with 0, report no number of epochs."""
         app = curve.application
         epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.

@@ -124,7 +124,7 @@ class TrainedBy:
 class StrategySpeed:
     """Step time of a job that trains by a strategy.
 
-    Each pass computes, then exchanges within a replica. The exchange between replicas overlaps with that in part (see
+    Each pass computes, then exchanges within a replica. The exchange between replicas overlaps with both in part (see
     `catalogue.ParametricSpeed`).
     """
 

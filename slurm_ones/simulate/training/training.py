@@ -87,7 +87,7 @@ class Training:
         rng: np.random.Generator,
         hot: Hot | None = None,
     ) -> None:
-        """Take the seconds of a start, `start_s`, and the costs of changing a job of blocks, `hot` (None for a plain
+        """Use `start_s` as the seconds of a start, and `hot` as the costs of changing a job of blocks (None for a plain
         job)."""
         self.hot = hot
         self.submission = submission
@@ -269,12 +269,12 @@ class Training:
         block.event = self._timeline.after(self._launch_s, ready)
 
     def _wants(self, task: int) -> bool:
-        """Return True if the current order names this block. It was started while others train."""
+        """Return True if the current order names this block. Blocks that start while others train need that."""
         order = self._believed()
         return order is not None and order.blocks is not None and task in order.blocks
 
     def _turned_away(self, task: int) -> bool:
-        """Return True if the current order names blocks, but not this one. Although ready, it must then exit."""
+        """Return True if the current order names blocks, but not this one. A ready block must then exit."""
         order = self._believed()
         return order is not None and order.blocks is not None and task not in order.blocks
 

@@ -1,8 +1,9 @@
 """Kinds of training jobs, from which workloads are generated without measurements.
 
 The figures are round numbers for GPUs like V100 and T4, four on a node, and were not measured. Each kind names its
-model. A workload changes them at random by its seed, so that no policy can be tuned to them. Jobs with a training
-strategy assume GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow the formulas of `training.strategies`.
+model. A workload changes the figures at random by its seed, so that no policy can be tuned to them. Jobs with a
+training strategy assume GPUs of 16 GB and about 40 TFLOP/s. Their memory and bytes follow the formulas of
+`training.strategies`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy, fused, leader, mesh, onebit, ring
 
 Size = Literal["small", "medium", "large", "extra-large"]
-"""Size of a job by the GPU-hours that it would take on one GPU. The first three end at 1.5, 12 and 60 GPU-hours."""
+"""Size of a job by the GPU-hours that it would take on one GPU. "small" ends at 1.5, "medium" at 12 and "large"
+at 60."""
 
 DROP = 3.0
 """Factor by which the noise scale rises when the learning rate drops."""
@@ -33,9 +35,9 @@ class ParametricSpeed:
     """
 
     fixed: float
-    """a: seconds of a step whatever the number of samples."""
+    """a, in seconds: the part of a step that does not depend on the number of samples."""
     sample: float
-    """b: seconds per sample, with data loading."""
+    """b, in seconds per sample, with data loading."""
     inside: tuple[float, float]
     """c and d in seconds if all GPUs are on one node."""
     across: tuple[float, float]
@@ -84,7 +86,7 @@ class Kind:
     drops: tuple[float, ...] = ()
     """Points of the training, from 0 to 1, at which the learning rate drops and the noise scale jumps up."""
     tolerance: float = 0.005
-    """Loss of the metric that the user accepts, as a share of `top`."""
+    """Distance below `top`, as a share of it, at which the user still accepts the metric."""
     target: float = math.nan
     """Metric that the user accepts. NaN to derive it from `tolerance`."""
     patience: int = 0

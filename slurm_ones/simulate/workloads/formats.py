@@ -272,7 +272,8 @@ NEVER = {"", "Unknown", "None", "NONE"}
 
 
 class _Runs:
-    """Collector that merges the runs of a requeued job. Its run times are summed, and the last run's GPUs count."""
+    """Collector that merges the runs of a requeued job. The job gets the sum of their times, and the GPUs of the last
+    one."""
 
     def __init__(self, name: str) -> None:
         self.found = Collector(name, "sacct")
@@ -281,7 +282,7 @@ class _Runs:
         self._merged = 0
 
     def add(self, row: AccountingRow) -> None:
-        """Add one run. It belongs to the job before, if that has the same id and user, or to a new job."""
+        """Add one run: to the job with the same id and user that ended shortly before, or else as a new job."""
         if row.start is None or row.end is None:
             self.found.leave_out(NEVER_RAN if row.end is not None else "had not ended")
             return
@@ -373,8 +374,8 @@ def sacct_rows(
     """Yield the rows of a file that `sacct --parsable2` wrote with a header. Raises `BadInput`.
 
     If `cluster` is given, rows of other clusters are rejected. Otherwise all rows must be of one cluster, because job
-    ids of several clusters overlap. `on_time` is called for each time: True if it is in Unix seconds, False if it is a
-    date. A date without zone is local time if `local`, else UTC.
+    ids of several clusters overlap. `on_time` is called with True for each time in Unix seconds, and with False for
+    each date. A date without zone is local time if `local`, else UTC.
     """
     before = ""
     for line, named in _named_rows(path):

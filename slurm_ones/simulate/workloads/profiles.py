@@ -69,7 +69,7 @@ class MeasuredSpeed:
     """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each measured placement, which is in its smallest rotation."""
+    """Rows (local batch, step, sync) of each measured placement. The key is the placement's smallest rotation."""
     points: Floats
     """(P, 3) nodes, GPUs and local batch of each measurement."""
     values: Floats
