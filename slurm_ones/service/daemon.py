@@ -1,4 +1,4 @@
-"""The daemon's loop: a tick per interval, advancing open resizes in between, and an orderly end.
+"""The daemon's loop: it ticks at each interval, advances open resizes in between, and ends in good order.
 
 Several companions may run over one database. Only the leader ticks; the others stand by.
 """
@@ -75,9 +75,9 @@ class Daemon:
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
         """Tick until `stop` is set. Between ticks, advance open resizes.
 
-        If `ticks` is given, end after this number of ticks, failed ones counted: the next run follows minutes later.
-        Before that, advance resizes until none needs a companion, within a time limit. If another companion leads, end
-        at once.
+        If `ticks` is given, end after this number of ticks. Failed ticks count too, because the next run follows
+        minutes later. Before the end, advance resizes until none needs a companion, within a time limit. If another
+        companion leads, end at once.
 
         A tick fails if controller or database is unreachable. Then the wait for the next tick doubles, up to ten
         intervals, or up to one while resizes are open. A standby asks for the lead every `Election.wait_s` seconds.
@@ -212,8 +212,8 @@ class Daemon:
             log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds are over. If the clock is set back, they begin again
-        at most once."""
+        """Return a function that returns True once these seconds are over. If the clock is set back, at most as many
+        remain."""
         until = self._clock() + seconds
 
         def late() -> bool:

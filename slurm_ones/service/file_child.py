@@ -2,11 +2,11 @@
 
 Users choose these paths, and access to a path may hang in the kernel, where no signal ends it. So the child opens them,
 each in a thread of its own. The parent waits briefly for the answer. If an access hangs, the user's other requests on
-that file system fail at once with `NoAnswer`, until it ends. Nothing waits for hanging threads or for the child. The
-child ends with its parent, or as soon as the kernel lets it.
+that file system fail at once with `NoAnswer`, until that access ends. Nothing waits for hanging threads or for the
+child. The child ends with its parent, or as soon as the kernel lets it.
 
-The limits are per user, because one user's links may lead to any file system: that user could block everybody. The
-mount table shows the file system of a path, without access to the path.
+There are also limits for each user. A user's links may lead to any file system, so one user could otherwise block
+everybody. The mount table shows the file system of a path, without access to the path.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from slurm_ones.untrusted_files import NoAnswer
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.5
-"""Most seconds to wait for slow answers in total. This holds for one user on one file system, and for all users."""
+"""Most seconds to wait for slow answers: in total for one user on one file system, and in total for all users."""
 SHARE = 0.05
-"""Part of each second that is added to this budget again."""
+"""Part of each second that is added to the budget `WAIT_S` again."""
 QUICK_S = 0.02
-"""Shortest wait for an answer, s, even if that budget is used up."""
+"""Shortest wait for an answer, s, even if the budget `WAIT_S` is used up."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
 """Most seconds to wait for one user in total, with quick answers, and the part of each second that is added to this
 budget again. `LEAST_S` is the part of each wait that does not count. Once the budget is used up, only that part is

@@ -181,7 +181,7 @@ class _Expected:
 
 
 class Metrics:
-    """Metrics that one companion serves. `clock` returns the time, by which gauges disappear."""
+    """Metrics that one companion serves. `clock` returns the time, by which old gauges disappear."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # Nothing of the process itself: that is systemd's to tell.
@@ -199,7 +199,8 @@ class Metrics:
         self._shown: set[tuple[str, ...]] = set()
         """Names and labels of the series by reason that Prometheus can already see."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """New series by reason, which are to be increased at the next tick. One that counts twice is there twice."""
+        """New series by reason, which are to be increased at the next tick. A series that increases by two is listed
+        twice."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}

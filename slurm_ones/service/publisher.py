@@ -1,8 +1,8 @@
 """Publishes to each user the data of the user's own jobs, as a file that only the user can read.
 
 At a site with one companion for all, users can read neither the job database nor a server. The files are in
-`Settings.views_folder`: `view_name(user)` for each user with jobs, and SITE_VIEW for everybody. A thread writes them
-next to the ticks. It writes only files of users whose jobs have changed.
+`Settings.views_folder`: `view_name(user)` for each user with jobs, and SITE_VIEW for everybody. A thread writes the
+files, so that ticks do not wait. It writes only files of users whose jobs have changed.
 """
 
 from __future__ import annotations
