@@ -240,7 +240,7 @@ def cookie(request: Request, root: str) -> str:
 def _job_id(request: Request) -> int:
     """Return the job id in the path; for any other text -1, an id that no job has.
 
-    A longer number is other text too, because Python refuses to parse thousands of digits.
+    A number with too many digits counts as other text, because Python refuses to parse thousands of digits.
     """
     text = request.path_params["job_id"]
     return int(text) if re.fullmatch("[0-9]{1,15}", text) else -1

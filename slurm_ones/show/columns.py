@@ -1,6 +1,6 @@
 """Columns of jobs, nodes, resizes and decisions. Each is declared once, for terminals, pages and JSON.
 
-A new column is added to its list, and JSON then has it. A table has it if its name is added to the table's line below.
+A new column is added to its list, and JSON then has it. To show it in a table, add its name to the table's line below.
 """
 
 from __future__ import annotations
@@ -361,6 +361,6 @@ RESIZES = _of(RESIZE, "started change mechanism state pause_s steps outcome")
 DECIDED = _of(DECISION, "time shape reason outcome alternatives")
 """Columns of the two tables on a job's page: RESIZES and DECIDED."""
 GIVEN = _of(DECISION, "job_id name from_shape shape reason outcome alternatives")
-"""Columns of a decision's table of jobs."""
+"""Columns of the table that shows a decision's jobs."""
 GIVE_WAY = "pause_s resizes accuracy jct_s left_s local_batch strategy user samples_per_s name epochs batch shape state"
 """Columns in the order in which a table leaves them out if it is too wide. The job id always stays."""

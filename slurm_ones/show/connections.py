@@ -29,8 +29,7 @@ PATIENCE_S = 10.0
 """Interval in seconds at which idle connections are looked for. A connection is closed after one to two intervals
 without a request, or with an answer that is not read."""
 AT_A_TIME = 16
-"""Number that divides `CONNECTIONS` into the number of strangers to close at a time. To find their owners costs the
-same for one as for many."""
+"""One sixteenth of `CONNECTIONS` is closed at a time, because finding the owners costs the same for one as for many."""
 COUNT_S = 0.1
 """Seconds after which strangers are counted again."""
 REFUSED_AT_ONCE = 64
@@ -52,10 +51,10 @@ def admit(scope: MutableMapping[str, Any]) -> None:
 
 
 class UnambiguousLength:
-    """Middleware that refuses requests with both headers that state a length.
+    """Middleware that refuses requests with both Content-Length and Transfer-Encoding.
 
-    A proxy and this server could believe different ones. The proxy's rest would then be a second request here (request
-    smuggling).
+    A proxy might use one of these, and this server the other. Then a part of the body could pass for a second request
+    (request smuggling).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -107,7 +106,8 @@ class BoundedSocket(socket.socket):
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection from a peer below its limit; close others before it, up to `REFUSED_AT_ONCE`."""
+        """Return the next connection from a peer that may have one more. Close up to `REFUSED_AT_ONCE` others before
+        it."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):

@@ -31,8 +31,8 @@ PATTERNS = 3
 def chosen(spans: Iterable[tuple[K, float, float]], before: Mapping[K, int]) -> dict[K, int]:
     """Choose a colour for each (key, start, end) of a stacked chart. Keys in `before` keep their colour.
 
-    Spans are stacked in this order. A new key gets a colour that may touch the span below it. Of these colours it gets
-    one that is not in the stack or far below, and of several the least used.
+    Spans are stacked in this order. A new key gets a colour that may touch the span below it. Of these it gets one that
+    is not in the stack, or else the one farthest below. Of several it gets the least used.
     """
     listed = list(spans)
     found = {key: before[key] for key, _, _ in listed if key in before}
@@ -71,7 +71,7 @@ def patterns(colours: Sequence[int], holding: npt.NDArray[np.float64]) -> list[i
     `holding` is (J, M): the height of each row at each moment. Most rows have pattern 0, which is plain.
     """
     alike: dict[int, set[int]] = {}
-    """Rows with a similar colour that touch a row from below, by that row."""
+    """Rows that touch each row from below and have a similar colour, by that row."""
     colour = np.array(colours, dtype=np.intp)
     for column in holding.T:
         rows = np.flatnonzero(column)

@@ -308,7 +308,7 @@ def _stroke(kind: str, text: str) -> Markup:
 def _intervals(changes: Floats, starts: Floats, ends: Floats) -> tuple[Floats, Floats]:
     """Return the edges (M + 1,) of equal intervals, and the moments (M,) at which jobs' GPUs are sampled.
 
-    A moment is the middle of its interval. The last one is before the last change.
+    A moment is the middle of its interval; the last one lies just before the last change.
     """
     begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
     edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)

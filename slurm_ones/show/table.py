@@ -1,5 +1,4 @@
-"""Tables for terminals, with fixed widths or widths by content, and JSON. Also which jobs they show, and in which
-order."""
+"""Tables for terminals, with fixed widths or widths by content, and JSON; also the filter and the order of jobs."""
 
 from __future__ import annotations
 

@@ -182,7 +182,8 @@ def bar(value: float, most: float, width: int = BAR) -> str:
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """Return a line of `width` characters for the job's time. The height of each shows how many GPUs the job held."""
+    """Return a text chart of `width` characters, from the job's start to its end. A character's height shows the GPUs
+    held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []

@@ -59,7 +59,7 @@ def decided_last(
     *,
     changes: bool = False,
 ) -> list[tuple[DecisionRecord, list[ShownDecision]]]:
-    """Return the newest decisions, newest first, each with its parts about at most `jobs` of the jobs in `names`.
+    """Return the newest decisions, newest first, each with its parts for the jobs in `names`, at most `jobs` of them.
 
     `before` and `changes` are passed to `Store.recent_decisions`. Names of jobs that ended long ago are read.
     """

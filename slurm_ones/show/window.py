@@ -31,7 +31,7 @@ from slurm_ones.show.why import why_lines
 from slurm_ones.text import plain
 
 DECISIONS, ALL_DECISIONS = 3, 20
-"""Number of a job's decisions that are shown in the pane, and if the job fills the window."""
+"""Number of decisions that are shown of a job: in the pane, and in the whole window."""
 KEYS = {
     "up, down": "another job",
     "Enter": "only the job, with its older decisions; Escape leads back",
