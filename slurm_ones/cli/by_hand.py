@@ -1,10 +1,10 @@
 """Commands `slurm-ones resize`, `pin`, `release`, `guests`, `estimate` and `rehearse`, by which owners change a job's
 size.
 
-`resize` and `pin` write the size into the job's comment (`size=8`), which Slurm allows its owner at every site. The
-companion then carries it out. `release` removes it. The other three need no companion. `guests` moves a job's waiting
-blocks to the queue for guests. `estimate` asks Slurm when a similar job would start. `rehearse` orders a checkpoint and
-a restart at the present size, and reads from the reports how long they took.
+`resize` and `pin` write the size into the job's comment (`size=8`). Slurm lets owners change their jobs' comments at
+every site. The companion then carries out the size. `release` removes it. The other three need no companion. `guests`
+moves a job's waiting blocks to the queue for guests. `estimate` asks Slurm when a similar job would start. `rehearse`
+orders a checkpoint and a restart at the present size, and reads from the reports how long they took.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _settings_file(path: Path, settings: Settings) -> Iterator[SiteFinding]:
 
 
 def _views(client: SlurmClient, settings: Settings) -> Iterator[SiteFinding]:
-    """Check what users can see who may not open the database. For other users there is `_database`."""
+    """Check what is visible to users who may not open the database. `_database` checks for the others."""
     folder = settings.views_folder
     if published_for(settings) is not None:
         assert folder is not None

@@ -25,7 +25,8 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the GPUs that must be in use at one time. If fewer are, the cluster is probably not the trace's."""
+"""Share of the cluster's GPUs that jobs should hold at one time. If they held fewer, it is probably not the trace's
+cluster."""
 
 
 @command
