@@ -105,8 +105,8 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Return these jobs as a workload for a simulated Slurm. They end by progress, so inefficient batches take
-    longer."""
+    """Return these jobs as a workload for a simulated Slurm. A job ends at a certain progress, so an inefficient batch
+    takes longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),
