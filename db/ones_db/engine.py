@@ -297,8 +297,8 @@ class Transactions:
         return {} if self._memory is None else self._memory.get(question, {})
 
     def _forget(self, *questions: str, of: Callable[[int], object] | None = None) -> None:
-        """Drop cached results of these queries, or of all queries. `of` limits this to the jobs for whose id it is
-        true.
+        """Drop cached results of these queries, or of all queries. If `of` is given, drop only jobs for whose id it
+        returns True.
 
         Keys of the cache are job ids, or tuples that begin with a job id.
         """

@@ -64,7 +64,7 @@ Row: TypeAlias = Any
 
 @dataclass
 class CachedRun:
-    """Reports of one run in the cache, up to the report with this number."""
+    """Reports of one run in the cache. `number` is that of the last one."""
 
     restart: int
     number: int = 0
@@ -245,8 +245,8 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the newest samples of each run and batch, oldest first. If `hot`, they are of each membership
-    too."""
+    """Return the query of the newest samples of each run and batch, oldest first. With `hot`, of each
+    membership too."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number

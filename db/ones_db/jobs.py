@@ -343,9 +343,9 @@ def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Se
 
 
 def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
-    """Return the rows of a table of reports after a report, in order, given (runs.id, report number) of each run.
+    """Return the rows of a table of reports that come after a report of their run, in order.
 
-    `query` selects from `table` without a condition.
+    `runs` lists (runs.id, number of that report). `query` selects from `table` without a condition.
     """
     # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     # Joined, since PostgreSQL may answer many conditions by OR with a scan that tries all of them on each row.

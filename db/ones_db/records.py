@@ -223,7 +223,7 @@ class ResizeRecord:
     old_kind: str = ""
     new_kind: str = ""
     let_go: tuple[int, ...] = ()
-    """Tasks that were held for the resize, but no longer are. If one is held again, it is not by the companion."""
+    """Tasks that were held for the resize, but no longer are. If one is held again, somebody else holds it."""
     preempted: tuple[int, ...] = ()
     """Tasks that the companion holds after the resize, because Slurm has preempted them or may do so."""
 

@@ -332,7 +332,7 @@ class ReportStore(Transactions):
     def slowest_checkpoint(self, connection: Connection, since: float) -> tuple[int, float] | None:
         """Return (job id, seconds) of the slowest checkpoint since a time; None if there is none.
 
-        Only those of jobs of blocks count that load a checkpoint at each change of blocks.
+        Only checkpoints of jobs of blocks count, and only if the job loads one at each change of its blocks.
         """
         query = (
             select(JOBS.c.job_id, CHECKPOINTS.c.seconds)

@@ -204,7 +204,7 @@ GROUPS_AT_ONCE = 1_000
 JOBS_AT_ONCE = 200
 """Number of jobs whose old rows are deleted in one transaction."""
 REST_S = 0.05
-"""Shortest pause between steps, in seconds. There is a pause once the steps since the last one have taken as long."""
+"""Shortest pause between steps, in seconds. A pause follows once the steps since the last pause have taken as long."""
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ class Store(
     AccountingStore,
     RetentionStore,
 ):
-    """Stored data of one cluster; each base class has the methods of one subject. The contract of all methods:
+    """Stored data of one cluster. Each base class has the methods of one subject. All methods keep this contract:
 
-    **Consistency.** One writer a cluster: the companion that leads. Any number of readers, in any process, at the same
-    time; reading and writing never wait for each other. A second writer is allowed: each of the two waits for the
-    other's call to end, and gets `StoreBusy` after half a minute.
+    **Consistency.** A cluster has one writer: the companion that leads. It has any number of readers, in any process,
+    at the same time. Reading and writing never wait for each other. A second writer is allowed: each of the two waits
+    for the other's call to end, and gets `StoreBusy` after half a minute.
 
-    * Every method is one transaction. When a writing method returns, its rows survive a crash of the process and of the
-    machine. When the method raises, or the process is killed in the call, no row of the call is stored. So an intent
-    may be acted on as soon as the call that stored the intent has returned. If the server is lost at the very end of a
+    Every method is one transaction. When a writing method returns, its rows survive a crash of the process and of the
+    machine. If the method raises an error, or the process is killed in the call, no row of the call is stored. So an
+    intent may be acted on as soon as the call that stored it has returned. If the server is lost at the very end of a
     call (`StoreLost`), all rows of the call may be stored. A caller who needs to know repeats the call.
 
     **Raises.** `StoreError` and its subclasses, whose messages say what to do.

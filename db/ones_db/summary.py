@@ -37,7 +37,7 @@ class TimelineRow(NamedTuple):
     user: str
     partition: str
     asked: int
-    """GPUs that the job's user requested. The job has grown by those beyond."""
+    """GPUs that the job's user requested. All GPUs beyond them are growth."""
     restart: int
     shape: Shape
     start: float

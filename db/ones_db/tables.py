@@ -28,7 +28,7 @@ from sqlalchemy import text as condition
 from sqlalchemy.types import TypeDecorator
 
 SCHEMA_REVISION = "0018"
-"""Newest schema revision. It has four digits, so that of two revisions as text the smaller one is older."""
+"""Newest schema revision. It has four digits, so that comparing two revisions as text shows which is older."""
 
 METADATA = MetaData(
     # Names of keys that migrations can rely on.

@@ -129,8 +129,8 @@ companion's last decision. It is not the present time, because the database may 
 stopped."""
 
 BEGAN = "latest(r.start_time, j.submit_time)"
-"""SQL for the time from which a run r of a job j counts: its start, but not before the job's submission. If no snapshot
-showed the start, the job has reported it, and could report any time."""
+"""SQL for the time from which a run r of a job j counts: its start, but not before the job's submission. A job may
+report any start if no snapshot showed the real one."""
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
