@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ones_wrapper.files.small_files import replace_small
 from ones_wrapper.process.exit_codes import HUNG
 from ones_wrapper.script.line import line
 
@@ -140,8 +139,10 @@ class Watch:
     def _write(self, here: Standpoint) -> None:
         if here == self._written:
             return
+        new = self._own.with_name(f"{self._own.name}.new")
         with suppress(OSError):
-            replace_small(self._own, "\n".join((self._meeting, *map(str, here))).encode(), sync=False)
+            new.write_text("\n".join((self._meeting, *map(str, here))))
+            new.replace(self._own)
             self._written = here
 
     def _others(self) -> list[Standpoint]:
