@@ -107,8 +107,8 @@ class SlurmClient(Protocol):
         """Return the GPU use of running jobs. Jobs without a measurement by Slurm (AutoDetect=nvml, JobAcctGatherType)
         are left out.
 
-        Consistency: a call starts a measurement and does not wait for it. It returns the measurement that the call
-        before it started, of the jobs named then.
+        Consistency: a call starts a measurement and does not wait for it. It returns the result of the measurement that
+        the previous call started, for the jobs of that call.
         """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
@@ -135,9 +135,9 @@ class SlurmClient(Protocol):
         """Give a pending job another shape, GPU type and queue in one update, and read the job back to verify it.
         `kind` is the GPU type: "" for any type, None for the type that the job asks for now.
 
-        Consistency: an operator may move a job to a QOS that its owner may not use. An account needs an association
-        with the job's owner, whoever moves the job. An owner may raise the time limit of his waiting task up to the
-        partition's.
+        Consistency: an operator may move a job to a QOS that its owner may not use. Slurm accepts an account only if
+        the job's owner has an association with it, whoever moves the job. An owner may raise the time limit of his
+        waiting task up to the partition's limit.
         Raises: `NotResizable` if Slurm took none or only part of the change; the job has its old shape and queue again.
         """
 
@@ -147,8 +147,8 @@ class SlurmClient(Protocol):
     def defer(self, job_id: JobKey, until: float) -> None:
         """Delay a pending job's start to `until` (Unix seconds) at the earliest; a past time lets it start at once.
 
-        Consistency: the delay is not a hold: it ends by itself even if the caller fails, and outlasts a hold and its
-        release. The job's `eligible_time` shows it, rounded up to the whole second.
+        Consistency: the delay is no hold. It ends by itself even if the caller fails, and a hold with its release does
+        not end it. The job's `eligible_time` shows the delay, rounded up to the whole second.
         Raises: `Refused` for a job that is not pending.
         """
 
@@ -262,7 +262,7 @@ def reshape(
 
     `scontrol update` is not atomic. A failed update may have changed some fields, and a successful one may leave a job
     that can never start. So the job is read back, and a partial change is undone. `tasks` reads an array's tasks.
-    `update` sends one update: of a job that has the wanted GPU type, to the shape and the queue's changes.
+    `update` sends one update. It gets the job with the wanted GPU type, the shape, and the changes of the queue.
     """
     before = read(job_id)
     if not before.pending:

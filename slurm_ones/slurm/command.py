@@ -275,7 +275,7 @@ class CommandClient:
         return self._look(job_id)
 
     def _look(self, job_id: JobKey) -> SlurmJob:
-        """Read a job as JSON. PySlurm shows neither a GPU count per job nor an exact task count."""
+        """Read a job as JSON, because PySlurm shows neither a GPU count per job nor an exact task count."""
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)

@@ -254,8 +254,8 @@ class SlurmJob:
         return self.pending and (by_limit or self.reason.startswith("ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Tell whether the pending job asks for exactly this shape; for a job without GRES, for this number of
-        nodes."""
+        """Tell whether the pending job asks for exactly this shape. For a job without GRES only the number of nodes
+        counts."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
@@ -527,8 +527,7 @@ def longest_run_s(snapshot: Snapshot, partition: str, shape: Shape, own: str = "
 
 
 def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
-    """Return the fewest leaf switches that have this number of usable nodes of the partition below them; 0 if
-    unknown."""
+    """Return the fewest leaf switches below which the partition has this number of usable nodes; 0 if unknown."""
     part = snapshot.partitions.get(partition)
     known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
     below = Counter(node.leaf for node in known if node.usable)

@@ -126,7 +126,8 @@ def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset
     """Split Slurm's state names into base state and flags.
 
     22.05's JSON, squeue's columns and PySlurm show a single name: if a flag is set, the flag instead of the base state.
-    The base state of a COMPLETING job is then UNKNOWN; only a held one is known to be requeued, so PENDING.
+    The base state of a COMPLETING job is then UNKNOWN. A COMPLETING job that is held was requeued, so its base state is
+    PENDING.
     """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
@@ -455,8 +456,7 @@ def nodes_of(
 
 
 def setting(config: Mapping[str, str], name: str) -> str:
-    """Return a setting's value in lower case; "" if Slurm does not show it. Upper and lower case of the name are
-    equal."""
+    """Return a setting's value in lower case; "" if Slurm does not show it. The case of the name does not matter."""
     return next((value.strip().lower() for key, value in config.items() if key.lower() == name.lower()), "")
 
 
