@@ -44,8 +44,8 @@ class WholeJob:
     guests, it is a guest with the queue that the database has stored for the job."""
     submit_time: float
     key: JobKey
-    """Id by which Slurm's commands name the job. For a waiting job of blocks: the array, or the block that starts first
-    if a block has been changed by itself."""
+    """Id by which Slurm's commands name the job. For a waiting job of blocks this is the array. If one of its blocks
+    was changed separately, it is the block that starts first."""
     by_blocks: bool = False
     """True if blocks join and leave during training. A plain job has one block and is resized by a requeue."""
     refusal: Reason | None = None
@@ -371,7 +371,7 @@ class Elastic:
 
     @property
     def weighed(self) -> bool:
-        """True if policies see the job, if only as one that keeps its size."""
+        """True if policies see the job, even if it must keep its size."""
         return self.optin is not None and self.shape.gpus > 0
 
     @property

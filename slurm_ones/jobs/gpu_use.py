@@ -26,7 +26,7 @@ LOOK_S = 300.0
 MEASURED = 0.5
 """Fraction of `limits.idle_s` that measurements must cover before a job can count as idle."""
 HOLDS = 3
-"""Number of `limits.idle_s` after which a job no longer counts as idle, unless it is found idle again."""
+"""Time for which a job counts as idle after it was last found idle, as a multiple of `limits.idle_s`."""
 
 
 @dataclass

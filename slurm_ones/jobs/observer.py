@@ -153,9 +153,9 @@ class Observer:
         return {array: most for array, most in (self._throttled | found).items() if most}
 
     def _with_details(self, seen: dict[int, Elastic], known: Set[int]) -> dict[int, Elastic]:
-        """Return all jobs, with a refusal for jobs that were submitted with a task count. A snapshot does not show all
-        of these. So the details of all new jobs are read in one call, once for each job since the task count never
-        changes."""
+        """Return all jobs, with a refusal for jobs that were submitted with a task count. A snapshot does not show
+        every task count. So the details of all new jobs are read in one call, once for each job since the task count
+        never changes."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
         # Tasks of an array were submitted together: one stands for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
@@ -312,7 +312,7 @@ class Observer:
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:
-    """Return the job's record, with the user's texts made printable. While guests run besides base blocks, the
+    """Return the job's record, with the user's texts made printable. While both guests and base blocks run, the
     requested shape is that of the base blocks."""
     job, home = elastic.job, elastic.job.home
     base = [elastic.shape_of(block) for block in job.running_blocks if not job.is_guest(block)]
@@ -399,8 +399,8 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the job's newest membership, or with `order` the newest that this order caused; None if there is
-        none."""
+        """Return the newest membership that the job reported, or with `order` the newest that names this order. None if
+        there is none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 

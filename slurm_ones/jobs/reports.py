@@ -70,7 +70,8 @@ SKEW_S = 300.0
 LENGTHS = 1.05
 """Factor by which a reported duration may exceed the time since the run's start."""
 ROUNDING = 1.05
-"""Factor by which the samples between two reports may exceed steps × batch. A batch is rounded when ranks share it."""
+"""Factor by which the samples between two reports may exceed steps × batch, because ranks round their shares of a
+batch."""
 MAX_PROBLEM = 500
 """Longest description of a problem, in characters."""
 
@@ -190,7 +191,7 @@ def last_measured(reports: RunReports) -> Measured | None:
 
 def confirmed(reports: RunReports, before: Measured | None) -> tuple[RunReports, str]:
     """Return the reports with plausible numbers of samples, and doubts in words. Between two reports a job cannot have
-    used more samples than steps × batch, or than the way that its position moved through the data.
+    used more samples than steps × batch, nor more than its position moved through the data.
 
     `before` is the report before the first of these. If `before` is unknown (None), the first number of samples is
     believed.
