@@ -123,11 +123,11 @@ def build_schedule(
     why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
-    """Return the schedule for the GPUs `wanted` for each job, by job id, in order of precedence.
+    """Return the schedule that gives each job the GPUs `wanted`. `wanted` is by job id, in order of precedence.
 
-    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have at least
-    all other jobs. If fragmentation leaves no room, a job gets a smaller size from its limits in `tables`. A job that
-    cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
+    `jobs` are all jobs of the round; `fixed` are those that may not change (see `fixed_jobs`). `tables` have a row for
+    every other job, or for more jobs. If fragmentation leaves no room, a job gets a smaller size from its limits in
+    `tables`. A job that cannot grow stays as it is. `why` is the reason that the schedule gives for each size.
     """
     limited = {job.job_id: job for job in tables.jobs}
     rank = {job_id: i for i, job_id in enumerate(wanted)}
@@ -216,8 +216,8 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
     """Return the schedule that gives GPUs to the jobs in this `order` until none are left; fixed jobs stay as they are.
 
     If a job does not fit, later jobs may still start. A running job keeps its shape, batch and nodes if enough GPUs are
-    left at its turn; otherwise it is parked. If a shape cannot be spread over any nodes, an earlier job may take the
-    node of a later one. `first` says in reasons which jobs go first. Allocations are in the given order.
+    left at its turn; otherwise it is parked. On a uniform cluster a shape fits only some nodes, so an earlier job may
+    take the node of a later one. `first` says in reasons which jobs go first. Allocations are in the given order.
     """
     fixed = fixed_jobs(cluster, jobs)
     wanted: dict[int, Allocation] = {}
@@ -248,7 +248,8 @@ def allocate_in_order(cluster: ClusterView, jobs: Sequence[JobView], order: Sequ
 def _by_count(
     queue: Sequence[JobView], wanted: Mapping[int, Allocation], gpus: int
 ) -> tuple[list[JobView], list[JobView]]:
-    """Split the jobs, taken in order: those for which enough GPUs are left, counted over all nodes, and the others."""
+    """Split the jobs into those for which enough GPUs are left at their turn, and all others. GPUs are counted over all
+    nodes."""
     in_time: list[JobView] = []
     late: list[JobView] = []
     for job in queue:

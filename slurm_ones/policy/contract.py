@@ -71,7 +71,7 @@ class ClusterView:
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
     """GPUs of a whole node of each kind, if there are several kinds. A kind that is missing or 0 has `node_gpus`."""
     taper: float = 1.0
-    """Ratio of two times: an exchange of gradients between leaf switches, and one below a single switch."""
+    """Time of a gradient exchange across leaf switches, as a multiple of its time below one switch."""
 
     @cached_property
     def gpus(self) -> int:
@@ -131,13 +131,13 @@ class SizeRule(NamedTuple):
     most: int
     """Largest global batch, all accumulation steps together; 0 if unknown."""
     quantum: int = 1
-    """Number of samples that divides every global batch at this size, even a fixed one."""
+    """Unit of the global batch, in samples: every global batch at this size is a multiple of it, even a fixed one."""
     together: int = 1
     """Number of consecutive ranks that must share a node."""
 
     def fits(self, shape: Shape) -> bool:
-        """Tell whether in this shape the ranks that must share a node do so: all on one node, or in whole groups on
-        each."""
+        """Tell whether this shape keeps together the ranks that must share a node: all ranks are on one node, or each
+        node has whole groups."""
         return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
 
 
@@ -152,7 +152,7 @@ class Limits:
     max_local_batch: int
     """Largest number of samples per GPU and step, all accumulation steps together."""
     quantum: int = 1
-    """Number of samples that divides every global batch, unless the batch is fixed."""
+    """Unit of the global batch, in samples: every global batch is a multiple of it, unless the batch is fixed."""
     rules: tuple[SizeRule, ...] = ()
     """Rule for each GPU count that the job's training strategy supports. It is empty for a data-parallel job, which
     takes up to `max_local_batch` samples on each GPU."""
@@ -209,7 +209,7 @@ class Progress:
     alpha: float
     beta: float
     concentration: float = 1.0
-    """Factor on α and β. It changes the width of ρ's distribution to a calibrated one, and leaves its mean."""
+    """Factor on α and β. It calibrates the width of ρ's distribution, and does not change its mean."""
     most: float = math.inf
     """Upper bound on the remaining epochs, from the number of epochs that the job declared; infinite if it declared
     none."""
@@ -263,12 +263,12 @@ class JobView:
     base_batch: int
     limits: Limits
     fixed: Reason | None = None
-    """Reason why this round may not change the job's shape, or may not start it; None if it may."""
+    """Reason why the job must keep its shape, or its wait, in this round; None if it may change."""
 
     # How fast it trains, and how much is to come.
     model: ThroughputModel
-    """Throughput model for the kind of GPU that the job has. For a waiting job, for the kind that it will most likely
-    get."""
+    """Throughput model on the job's kind of GPU. This is the kind that it has or, if it waits, the kind that it will
+    most likely get."""
     on: Mapping[str, ThroughputModel] = field(default_factory=dict)
     """Throughput model for each kind of GPU that the job may use; empty if `model` is good for every kind."""
     efficiency: EfficiencyModel
@@ -308,13 +308,13 @@ class JobView:
     joins: bool = False
     """True if the job can add GPUs on any nodes and keep its own; False if a larger size means another placement."""
     nodes_at: Mapping[int, int] | None = None
-    """Number of nodes at each size, for a job that may need more than the fewest possible; None for any other job."""
+    """Number of nodes at each size; None if the job always takes the fewest nodes possible."""
 
     # Its deadline.
     deadline: float | None = None
     """Time by which the owner wants the job to end, on the caller's clock; None without a deadline."""
     promised: bool | None = None
-    """True if an earlier schedule promised the deadline, False if one refused it; None before either
+    """True if an earlier schedule promised the deadline, False if one refused it, None if none has answered yet
     (`Schedule.promises`)."""
 
     # Known only in simulations.
@@ -380,7 +380,7 @@ class Schedule:
     """Reason for each job's allocation, or for its wait, by job id."""
     score: float = float("nan")
     parked: frozenset[int] = frozenset()
-    """Jobs that must not run until a later schedule no longer has them here. If such a job runs, it is checkpointed and
+    """Jobs that must not run until a later schedule no longer parks them. If such a job runs, it is checkpointed and
     requeued; if it waits, it is kept from starting."""
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """Sizes of highest worth for each job that may change, best first; empty if the policy does not weigh sizes."""
@@ -397,8 +397,8 @@ class Policy(Protocol):
     """Contract of all policies, checked by one test suite.
 
     A schedule never gives a GPU to two jobs, respects every job's limits, and leaves `fixed` jobs as they are. It
-    allocates or parks every other running job. All its shapes have room on the nodes besides the unchanged jobs. Equal
-    inputs, seeds and states of the policy give equal schedules.
+    allocates or parks every other running job. While unchanged jobs stay on their nodes, all other shapes have room.
+    Equal inputs, seeds and states of the policy give equal schedules.
     """
 
     name: str

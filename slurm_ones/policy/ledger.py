@@ -76,7 +76,10 @@ class Ledger(Mapping[str, int]):
 
     A shape takes equally many GPUs from each of its nodes, and takes the fullest nodes that have room, as Slurm does.
     Of equally full nodes the first in the given order is taken. If the cluster is not `uniform`, a shape takes any
-    GPUs. Equally full nodes are listed together, so placing a shape takes one step for each of its nodes.
+    GPUs.
+
+    Equally full nodes are listed together. So the time to place a shape grows with the number of its nodes, not of all
+    nodes.
     """
 
     def __init__(self, free: Mapping[str, int] | Mapping[str, Resources], *, uniform: bool = True) -> None:
@@ -236,7 +239,7 @@ def _resources(amount: int | Resources) -> Resources:
 
 def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
     """Return one row (job index, node index, GPUs) for each node of each job: (E, 3). Every node must be in the
-    cluster; `fixed_jobs` finds the jobs of other nodes."""
+    cluster. (`fixed_jobs` finds jobs on other nodes.)"""
     index = {node.name: n for n, node in enumerate(cluster.nodes)}
     held = [(j, index[name], gpus) for j, job in enumerate(jobs) for name, gpus in job.nodes.items() if gpus]
     return np.array(held, dtype=np.int64).reshape(-1, 3)
@@ -245,8 +248,8 @@ def held_gpus(cluster: ClusterView, jobs: Sequence[JobView]) -> Ints:
 def count_nodes(free: Ints, node: Ints, gpus: Ints, stays: Bools, per_node: int) -> Ints:
     """Count, for each of K candidate schedules, the nodes with 0 to P free GPUs: (K, P + 1).
 
-    `free` (N,) are the GPUs of each node if no job stays. In schedule k, entry e takes `gpus[e]` GPUs of the node
-    `node[e]` if `stays[k, e]`.
+    `free` (N,) are the GPUs of each node if no job stays. Entry e stands for `gpus[e]` GPUs of the node `node[e]`; they
+    are taken in schedule k if `stays[k, e]`.
     """
     count, nodes = len(stays), len(free)
     at = (np.arange(count)[:, None] * nodes + node).ravel()

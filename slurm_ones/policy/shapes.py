@@ -19,7 +19,7 @@ ANY_QUANTUM = 2**62
 EVERY_COUNT = 16
 """Number of nodes up to which every number of whole nodes is a size."""
 GROWTH = 1.25
-"""Factor between two numbers of nodes that are sizes, above `EVERY_COUNT` nodes."""
+"""Factor from one number of nodes that is a size to the next, above `EVERY_COUNT` nodes."""
 
 
 def shape_of(cluster: ClusterView, gpus: int) -> Shape | None:
@@ -74,7 +74,7 @@ def strategy_counts(
     cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
 ) -> list[int]:
     """Return the GPU counts in [low, high], ascending, that a job with a training strategy may have on some kind of
-    GPU. Each count has a rule, and a shape in which the ranks that must share a node do so."""
+    GPU. Each count has a rule, and a shape that keeps together the ranks that must share a node."""
     if len(cluster.kinds) > 1:
         each = [strategy_counts(cluster.of_kind(kind), rules, low, high) for kind in cluster.kinds]
         return sorted(set().union(*each))
@@ -91,8 +91,8 @@ def strategy_counts(
 
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
     """Return the smallest and largest global batch on `gpus` GPUs, both multiples of the quantum. If no batch is
-    allowed, the smallest exceeds the largest. A fixed batch must be a multiple of the strategy's quantum, but not of
-    the job's own."""
+    allowed, the smallest exceeds the largest. A fixed batch must be a multiple of the strategy's quantum. It need not
+    be a multiple of the job's own quantum."""
     rule = limits.at(gpus)
     most = min(limits.max_batch, rule.most)
     least = max(limits.min_batch, rule.replicas)
@@ -123,8 +123,8 @@ def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
 
 
 def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
-    """Return the quantum of the global batch at each size (S,). With `even`, a multiple of it also gives each replica
-    equally many samples."""
+    """Return the quantum of the global batch at each size (S,). With `even` it is raised, so that all replicas of a
+    step get equally many samples."""
     own = max(limits.quantum, 1)
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)

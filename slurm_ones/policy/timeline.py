@@ -32,7 +32,7 @@ class SpeedCurve:
     rate: Floats
     """(A,) progress per second at each size."""
     work: float
-    """Progress that remains, in the unit of `rate` times seconds."""
+    """Remaining progress, in the unit in which `rate` counts progress."""
     due_s: float
     """Seconds from now to the job's deadline; infinite without one."""
     pause_s: Floats
