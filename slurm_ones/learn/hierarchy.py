@@ -77,8 +77,8 @@ LEVELS = 4
 FAR = 2.0
 MOVES = 2.5
 MAJORITY = 0.5
-"""Largest weight of one user's jobs, relative to the weight of all others' jobs. At equal weight a false report could
-move the mean."""
+"""Largest weight of one user's jobs, relative to the weight of all others' jobs. With a weight of 1, one user's false
+reports could still move the mean."""
 SPREADS: Floats = np.array(
     [
         [1.5, 1.0, 0.9, 0.8, 0.6, 0.8, 0.5],
@@ -89,7 +89,7 @@ SPREADS: Floats = np.array(
 )
 """(LEVELS, 7) typical standard deviations of a child around its parent: families, specs, owners and jobs."""
 CERTAIN = 4.0
-"""Number of children that the typical deviations `SPREADS` count for, as a prior."""
+"""Weight of the typical deviations `SPREADS` as a prior, as a number of children."""
 WIDEST = 2.0
 """Largest deviation, as a multiple of the typical one. A user who reports falsely would widen it to gain influence."""
 ROUNDS = 5
@@ -300,9 +300,10 @@ def _most(mine: float, every: float) -> float:
 
 
 HOLDS, BEYOND = 0.8, 1.2816
-"""Coverage of the calibrated intervals, and its half width in standard deviations of a normal distribution."""
+"""Coverage of the calibrated intervals. Number of standard deviations to each side of the mean with this coverage, for
+a normal distribution."""
 UNSURE = 10.0
-"""Number of predictions that the prior of a factor, 1, counts for."""
+"""Weight of the prior, a factor of 1, as a number of predictions."""
 LEAST, MOST = 0.4, 2.5
 TESTED = 60
 """Largest number of jobs whose measurements are predicted: those that finished last."""
@@ -366,7 +367,7 @@ SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of the log of a speed factor: between two kinds, between scripts, and between jobs of a
 script."""
 COMPARED = 0.1
-"""Standard deviation of the log ratio of two jobs' speeds, since they differ in sizes and in time of day."""
+"""Standard deviation of the log ratio of two jobs' speeds that other causes explain, such as sizes and time of day."""
 
 
 class Ratio(NamedTuple):
@@ -466,7 +467,7 @@ class KindFactors:
 
 
 def _by_owner(jobs: Sequence[KindEvidence]) -> dict[tuple[str, str, str], dict[Hashable, tuple[float, float]]]:
-    """Return the log factor and its variance, by owner and pair of kinds, and there by spec."""
+    """Return the log of each speed factor and its variance: first by owner and pair of kinds, then by spec."""
     every: dict[tuple[str, str, str], dict[Hashable, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )

@@ -33,8 +33,8 @@ LEAST, MOST = 1e-2, 1e4
 """Bounds on the gradient noise scale, in multiples of the base batch."""
 CAUTIOUS = 4.0
 """Noise scale, in multiples of the base batch, of a job that never reported one, as long as no job has. A sample at a
-batch four times the base is then worth 5/8. The value is low among measured ones: the samples that too large a batch
-wastes cannot be recovered."""
+batch four times the base is then worth 5/8. This is at the low end of measured values, because samples that a large
+batch wastes are lost."""
 
 
 class NoiseEfficiency:

@@ -65,8 +65,8 @@ RESIZE_S = 30.0
 RESHARD = 2.0
 """Factor on `RESIZE_S` for a first resize that reshards its checkpoint, which is then read and written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
-"""Pause in seconds when blocks join, pause when blocks leave, and seconds until joining blocks are ready. They hold
-before any was measured, and come from small models (docs/benchmarks/resizes.md)."""
+"""Pause in seconds when blocks join, pause when blocks leave, and seconds until joining blocks are ready. They are used
+until some are measured, and come from small models (docs/benchmarks/resizes.md)."""
 TERM_S = 5.0
 """Pause, in seconds, of a change that restarts training from a checkpoint, before any was measured. It is a guess:
 forking and starting take about a second for a small model; a large model is also written and read."""
@@ -217,8 +217,8 @@ class Learner:
         return self._factors.factor(group_of(history).spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
-        """Learn the pauses of changes of blocks: over all jobs, and of joins for each spec, since a larger state takes
-        longer."""
+        """Learn for how long changes of blocks pause training, over all jobs. Joins are also learned for each spec,
+        because a larger state takes longer to send."""
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and (cost := join_of(history)) is not None:

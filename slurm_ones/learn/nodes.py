@@ -29,7 +29,7 @@ from slurm_ones.learn.histories import plain_spec
 from slurm_ones.learn.throughput import ABSURD
 
 SLOWEST = 0.3
-"""Smallest speed that a node can be given, relative to other nodes."""
+"""Smallest relative speed that a node is believed to have."""
 SLOW = 0.9
 """Relative speed from which a node does not count as slow. Time of day and neighbours explain such small
 differences."""
@@ -46,7 +46,8 @@ ENOUGH = 3
 MANY = 30
 """Largest number of comparable runs from which the noise is estimated."""
 NORMAL = 2.2219
-"""Factor from the lower quartile of the differences of two normal draws to the standard deviation of one."""
+"""Factor that turns the lower quartile of differences between two normal draws into the standard deviation of one
+draw."""
 RECENT_S = 7 * 86400.0
 """Largest age of a measurement, in seconds. Older ones are ignored, so that a repaired node is used again."""
 
@@ -145,7 +146,7 @@ def _noise_of(alike: Iterable[Sequence[_Run]]) -> dict[str, float]:
 
 
 def _compared(runs: Sequence[_Run], noise: Mapping[str, float]) -> list[_Comparison]:
-    """Return comparisons for each node of one owner's comparable runs: the runs on this node with those elsewhere."""
+    """Return a comparison for each node: one owner's runs on this node with his comparable runs elsewhere."""
     found = []
     each = noise.get(runs[0].owner, COMPARED) ** 2 if runs else 0.0
     for name in sorted(frozenset(name for run in runs for name in run.names)):

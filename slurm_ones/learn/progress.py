@@ -41,21 +41,21 @@ LEAST = 1e-3
 DECLARED = -1
 """Index of a feature that only jobs with declared epochs have."""
 RARE = 0.1
-"""Quantile of the remaining work of jobs with declared epochs, relative to the first guess. It bounds predictions from
-below, since nobody can predict which job will stop early."""
+"""Quantile of the ratio of remaining work to first guess, over finished jobs with declared epochs. No prediction is
+below it, since nobody can predict which job will stop early."""
 
 
 @dataclass(frozen=True)
 class BetaNetwork:
-    """Network from features to remaining epochs: one tanh layer, a softplus output, and a first guess by which it is
-    multiplied."""
+    """Network that predicts remaining epochs from features: one tanh layer, then a softplus output that multiplies a
+    first guess."""
 
     mean: Floats
     deviation: Floats
     weights: Floats
     """All weights as one vector, which is the form that the optimiser needs."""
     least: float
-    """Smallest factor on the first guess, for jobs that declared their epochs."""
+    """Lower bound on the factor that multiplies the first guess, for jobs that declared their epochs."""
 
     @classmethod
     def fit(cls, features: Floats, done: Floats, total: Floats, guess: Floats, rng: np.random.Generator) -> BetaNetwork:
@@ -153,18 +153,18 @@ UNKNOWN_EPOCHS = 10.0
 POINTS = 8
 """Largest number of moments of one finished job in the fit, evenly spread over its epochs."""
 LEFT = 0.01
-"""Smallest remaining share of its declared epochs that is predicted for a running job."""
+"""Smallest number of remaining epochs that is predicted for a running job, as a share of its declared epochs."""
 OVERRUN = 1.0
 """Remaining epochs for each epoch trained beyond the declared ones, or beyond those of any finished job. Lindy's law: a
 process that has lasted t lasts another t with probability one half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
-"""Quantiles at which the interval ends whose coverage is calibrated."""
+"""Quantiles between which the calibrated interval lies."""
 CONCENTRATIONS = np.geomspace(64.0, 1.0 / 64.0, 19)
 CROSSED = 400
 """Number of moments of jobs from which the concentration (the factor on α and β) is fitted."""
 AT_THE_END = 0.98
-"""Share of its declared epochs that counts as all of them."""
+"""Share of its declared epochs from which a job counts as having trained them all."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class BetaProgress:
 
 
 def at_least(progress: Progress, epochs: float) -> Progress:
-    """Return the progress with at least `epochs` remaining epochs. A NaN changes nothing."""
+    """Return the progress with at least `epochs` remaining epochs. If `epochs` is NaN nothing is changed."""
     if not epochs > progress.beta:
         return progress
     return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))

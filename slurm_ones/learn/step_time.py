@@ -44,7 +44,7 @@ NOTHING = 1e-12
 NONE = float(np.log(NOTHING))
 """Log of `NOTHING`."""
 LATENCY_GB = 0.005
-"""Latency of an exchange, given as the gigabytes that take as long: half a millisecond at 10 GB/s."""
+"""Latency of an exchange, as the number of gigabytes that could be sent in this time: half a millisecond at 10 GB/s."""
 ANY_LOCAL = 2.0**31
 """Largest number of samples per forward pass of a job that has not reported one."""
 
@@ -253,7 +253,7 @@ def _outside(parameters: Floats, at: Sizes) -> Floats:
 
 
 MISFIT = 0.15
-"""Standard deviation of the misfit: the part of log step time that the formula explains with no parameters."""
+"""Standard deviation of the misfit: the part of log step time that no choice of parameters explains."""
 NOISE = 0.07
 """Standard deviation of the noise in one measurement of log step time."""
 ALIKE_GPUS = 1.0
@@ -316,7 +316,8 @@ class Points:
     log_step: Floats
     """Log of the measured seconds of a step."""
     count: Floats
-    """Weight of each point, in measurements. It is below 1 while the point is unproven (see `throughput`)."""
+    """Weight of each point, as a number of measurements. It is below 1 while the point is unproven (see
+    `throughput`)."""
 
 
 @dataclass(frozen=True)

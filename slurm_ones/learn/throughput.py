@@ -55,13 +55,14 @@ LAST = 5
 MOST_POINTS = 16
 """Largest number of pairs of shape and batch in a fit: those measured last."""
 ODD = math.log(2.0)
-"""Log of the ratio to the median at the same size beyond which a measurement is dropped (a stall, or a clock jump)."""
+"""Largest log ratio between a measurement and the median at its size. A measurement beyond it (a stall, or a clock
+jump) is dropped."""
 ABSURD = 1e12
 """Largest samples/s and batch that are accepted."""
 LONGEST = 27.0
 """Bound on the absolute value of the log of a step's seconds."""
 MOST_DOUBT = 2.0
-"""Largest standard deviation of log throughput."""
+"""Largest standard deviation of log throughput that is returned."""
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
 """Log of the factor by which scaling may seem better than linear, because of the noise in two measurements."""
@@ -154,8 +155,8 @@ class MeasuredThroughput:
         there is less certain. A false claim could then seem to scale better than the peers do.
         """
         self.apart: Floats = np.zeros(PARAMETERS)
-        """(7,) further uncertainty of the parameters, equal at all sizes: a step of one standard deviation in one
-        direction."""
+        """(7,) direction in which the parameters are uncertain in addition. Its length is one standard deviation, at
+        every size."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -178,7 +179,7 @@ class MeasuredThroughput:
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
-        """Return the model of a job about which nothing else is known than these measurements."""
+        """Return the model of a job from these measurements and the prior only."""
         measured = list(measured)
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])

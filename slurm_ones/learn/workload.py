@@ -125,9 +125,9 @@ def _namesakes(past: Sequence[PastJob], most: int) -> tuple[Namesakes, ...]:
 LIFE_S = 4 * 3600.0
 """Expected time, in seconds, until a guest is preempted, before any guest was observed."""
 PRIOR_EVENTS = 0.25
-"""Number of preemptions that the prior `LIFE_S` counts for; a few observed ones outweigh it."""
+"""Weight of the prior `LIFE_S`, as a number of preemptions; a few observed ones outweigh it."""
 HOUR_EVENTS = 2.0
-"""Number of preemptions that the partition's overall rate counts for, as the prior of each hour of the day."""
+"""Weight of the partition's overall rate as the prior of each hour of the day, as a number of preemptions."""
 KNOWN_S = 14 * 86400.0
 """Age, in seconds, beyond which observed guests no longer count."""
 HOUR_S, HOURS = 3600.0, 24
