@@ -18,8 +18,7 @@ from slurm_ones.policy.shapes import shape_of
 
 HALVINGS = 40
 STEPS = 12
-"""Number of rounds in which, in a candidate without room, a job shrinks by a step; and of rounds in which one then
-grows."""
+"""Largest number of steps by which jobs shrink in a candidate without room, and of steps by which jobs then grow."""
 FILLS = 64
 """Largest number of times that free GPUs are given to a job, in one candidate."""
 
@@ -105,7 +104,7 @@ def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
 
 
 def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
-    """Return the children of K/2 random pairs of parents (K, G). The two children of a pair swap each gene with
+    """Return the children of K/2 random pairs of parents (K, G), two of each pair. Each gene of a pair is swapped with
     probability 0.5 (ONES §3.2)."""
     half = len(parents) // 2
     order = rng.permutation(len(parents))

@@ -5,12 +5,13 @@ from its predicted speed less a margin. The job and all jobs promised before mus
 without a promise keep their smallest size, and reservations keep their GPUs. All of this is computed from minimum
 satisfactory shares (`policy.timeline`, after ElasticFlow, ASPLOS 2023).
 
-A job with a promise needs now what it cannot do later. A size slower than this need loses `UNMET` times the weight of
-all jobs, so the search serves promises first. GPUs beyond the need are given as to any other job. PAC-ML (arXiv
-2301.13799; known to us from summaries only) learns the smallest size that meets a deadline, for one job at a time.
+The need of a job with a promise is the fewest GPUs now with which it can still end in time, if it grows later. A size
+slower than this need loses `UNMET` times the weight of all jobs, so the search serves promises first. GPUs beyond the
+need are given as to any other job. PAC-ML (arXiv 2301.13799; known to us from summaries only) learns the smallest size
+that meets a deadline, for one job at a time.
 
-A refused deadline is considered again until it has passed, since other jobs leave. No promise is given while a job that
-keeps its present GPUs for now needs more of them to keep its promise.
+A refused deadline is considered again until it has passed, since other jobs leave. No promise is given while some job
+with a promise has too few GPUs to keep it, and may not be changed now.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from slurm_ones.policy.timeline import Filled, FreeTimeline, SpeedCurve, admitte
 UNMET = 4.0
 """Penalty for a job with a promise that lacks GPUs which it needs, as a multiple of the weight of all jobs."""
 FORCED = 0.01
-"""Fraction of its worth that a size is given although it does not repay the pause before it. It orders such sizes for a
-job that must change."""
+"""Fraction of its worth that a size keeps if it does not repay its pause. So a job that must change still prefers the
+better of such sizes."""
 CONSIDERED = 8
 """Largest number of jobs considered for a promise in one decision. Jobs that were never refused come first."""
 SPARE = 0.03
@@ -143,7 +144,7 @@ def _now(timeline: FreeTimeline, curves: Sequence[SpeedCurve], shares: Sequence[
     """Return the GPUs that each job with a promise needs now: the fewest with which it still ends in time if it grows
     later. `shares` are the GPUs over time by which all of them end in time.
 
-    With its share, a long job would train evenly up to its deadline, while short jobs wait for it.
+    The shares themselves are not used: a long job would train evenly up to its deadline, while short jobs wait for it.
     """
     found = [0] * len(curves)
     left = timeline

@@ -1,8 +1,8 @@
-"""GPUs of several kinds: first the kind of each job is chosen, then a search is made within each kind as on a cluster.
+"""GPUs of several kinds: first the kind of each job is chosen, then a search is made within each kind.
 
 The worth of a unit of progress (worth.py) needs one price. So a GPU of any kind counts as a number of GPUs of the first
 kind. This number is the ratio of their prices when all jobs compete (`assign`); at first it is the ratio of the median
-job's speeds. The method is exact as long as the ratio of the prices stays.
+job's speeds. The method is exact as long as this ratio does not change.
 
 A job changes its kind only if this repays the usual costs of a change. The search within the new kind decides the job's
 size. If the job gets no GPUs there, or too few, it keeps its kind.
@@ -33,8 +33,8 @@ STEPS = 100
 OFFERS = 6
 """Number of columns to which each job offers to move in a trade, so that another job may take GPUs that become free."""
 TRIED, CELLS = 16, 20_000
-"""Largest number of offers that are tried, the cheapest first. It is lowered so that they take at most `CELLS` cells of
-`worth` together: with many jobs, prices come close to the best without trades."""
+"""Largest number of offers that are tried, the cheapest first. With many jobs fewer are tried, so that no more than
+`CELLS` cells of `worth` are visited. Prices then come close to the best without trades."""
 LEAST = 1e-9
 """Smallest gain that counts, as a fraction of the total worth."""
 
@@ -196,7 +196,7 @@ class _Try:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Kinds and sizes of highest total worth for the jobs that may change. They come from all kinds together."""
+    """Kinds and sizes of highest total worth for the jobs that may change, chosen over all kinds at once."""
 
     jobs: Sequence[JobView]
     tables: Tables
@@ -208,8 +208,8 @@ class _Wanted:
 
 
 class ByKind:
-    """Search over several kinds of GPU. It keeps a search for each kind, and how many GPUs of the first kind one of
-    each is worth."""
+    """Search over several kinds of GPU. It keeps a search for each kind, and the worth of a GPU of each kind in GPUs of
+    the first kind."""
 
     def __init__(self, search: Search) -> None:
         """Create the search. `search` prices the GPUs of all kinds; the search within a kind takes over its options and
@@ -239,7 +239,8 @@ class ByKind:
         return self._joined(of, wanted, tried, found)
 
     def _wanted(self, of: _Decision) -> _Wanted:
-        """Return the kind and GPUs of each job with the highest total worth. Room on the nodes is not considered."""
+        """Return a kind and a size for each job, chosen so that the total worth is highest. Room on the nodes is not
+        considered."""
         cluster, found = of.cluster, []
         jobs = [job for job in of.jobs if job.job_id not in of.fixed]
         fixed = [job for job in of.jobs if job.job_id in of.fixed]
@@ -338,8 +339,8 @@ class ByKind:
         return within.decide(part, mine, of.now, of.rng)
 
     def _back(self, of: _Decision, wanted: _Wanted, tried: _Try, found: Mapping[str, Schedule]) -> list[int]:
-        """Return the rows of the running jobs that would change their kind and do not gain by it with the size they
-        got."""
+        """Return the rows of the running jobs that would change their kind, but gain nothing with the size that they
+        get there."""
         tables, worth, back = wanted.tables, wanted.choices.worth, []
         for j, job in enumerate(wanted.jobs):
             kind, now = tried.kinds[job.job_id], int(tables.current[j])

@@ -55,7 +55,7 @@ STANDS_S = 60.0
 SPEED, TO_COME = 0.02, 0.05
 """Largest relative change of a job's speed, and of its remaining work, with which a decision is still reused."""
 PASSING = frozenset({"seconds", "steps"})
-"""Names of arguments of reasons that change as time passes, without a change of the reason."""
+"""Names of those arguments of reasons that differ only because time has passed."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Decided:
     """Jobs in order of submission."""
     now: float
     figures: Floats
-    """(2, J) speed of each job at one size, and its remaining progress."""
+    """(2, J) goodput of each job at its present or requested size, and its remaining progress."""
     schedule: Schedule
 
     def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:

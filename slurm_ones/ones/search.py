@@ -54,8 +54,8 @@ class OnesOptions:
     generations: int = 6
     """Number of generations in each decision. The population is kept from one decision to the next."""
     mutation: float = 0.3
-    """Probability that a job of a candidate is tried at another size; lowered to four jobs of a candidate on
-    average."""
+    """Probability that a job of a candidate is tried at another size. On average at most four jobs of a candidate
+    are."""
     goodput: bool = True
     """True to count progress; False to count samples, as published."""
     completion_prices: bool = True
@@ -79,11 +79,11 @@ class OnesOptions:
     """Limit of growth, as a multiple of the most GPUs that the job has had. Before its first run the limit is the
     number of GPUs that the user asked for (but see `first_size`)."""
     first_size: bool = True
-    """True if a job may start with more GPUs than its user asked for. A later loss of GPUs must then cost next to
-    nothing, and the less certain its speed is, the fewer GPUs it gets."""
+    """True if a job may start with more GPUs than its user asked for. Giving GPUs up again must then cost next to
+    nothing. The less certain the job's speed is, the fewer GPUs it gets."""
     horizon_s: float = 200.0
-    """Seconds within which a change must repay its pause. If no job has come or gone for longer than this, that longer
-    time."""
+    """Seconds within which a change must repay its pause. If no job has come or gone for a longer time, that time
+    counts instead."""
     horizon_share: float = 0.5
     """Share of the job's predicted remaining time within which a change must also repay its pause."""
     tenure: float = 1.0
@@ -118,7 +118,7 @@ class OnesOptions:
 LARGEST = 1e15
 """Largest progress of a job, in samples."""
 STEADY = 0.97
-"""Fraction of the best goodput from which the present batch is kept."""
+"""Fraction of the best goodput that the present batch must reach to be kept."""
 UNKNOWN_S = 600.0
 """Remaining time, in seconds, that is assumed for a job of unknown speed."""
 ENOUGH = 0.9995

@@ -158,8 +158,8 @@ class Changes(Term):
 def seconds_of(sizes: int, current: Ints, grow: Floats, shrink: Floats, prepare: Floats) -> tuple[Floats, Floats]:
     """Return two (J, U) arrays: seconds until the added GPUs are ready, and seconds of pause.
 
-    `sizes` is the number of columns, `current` (J,) each job's present column. `grow`, `shrink` and `prepare` (J,) are
-    the job's seconds.
+    `sizes` is the number of columns, `current` (J,) each job's present column. `grow` and `shrink` (J,) are each job's
+    pauses in seconds, `prepare` (J,) the seconds until added GPUs are ready.
     """
     grows = np.arange(sizes) > current[:, None]
     return np.where(grows, prepare[:, None], 0.0), np.where(grows, grow[:, None], shrink[:, None])
@@ -170,9 +170,9 @@ def less_costs(worth: Floats, current: Ints, costs: ChangeCosts) -> Floats:
     (J, U).
 
     A growing job trains at its old size until the new GPUs are ready. After the pause it trains at the new size. So the
-    pause costs training, and the preparation costs other jobs the new GPUs. A change that would end before it begins
-    counts as lasting until then, so it is worth less than no change. A waiting job pays nothing, since it starts at any
-    size.
+    pause costs training, and the preparation costs other jobs the new GPUs. A change that is expected to last less than
+    its own preparation and pause counts as just that long. So it is worth less than no change. A waiting job pays
+    nothing, since it starts at any size.
     """
     held = current[:, None]
     begins = costs.ready_s + costs.pause_s

@@ -4,7 +4,7 @@ The search maximises Σ_j worth[j, column of j], less the losses of the whole ca
 and leaves the others as they are:
 
 1. `mask`: the columns that a job may have;
-2. `speed`: the speed of a job at a column, such as less a margin for uncertainty;
+2. `speed`: the speed of a job at a column, for example lowered if it is uncertain;
 3. `weight`: the weight of a second for which a job waits;
 4. `worth`: the worth of a column to a job, in seconds of waiting saved per second (costs of changes, a deadline);
 5. `penalty`: the loss of a whole candidate (GPUs without room, shared links). It only chooses among candidates. Greedy

@@ -92,7 +92,7 @@ def fair_weights(
     exceeds `bound` times its fair JCT (finish-time fairness, Themis, NSDI 2020 §3).
 
     The fair JCT is the time of all the job's work on 1/J of the GPUs. The predicted JCT is the job's age plus the time
-    of its remaining work on as many GPUs. So a job that waits for long gains weight until it is served, whether it is
+    of its remaining work on this share. So a job that waits for long gains weight until it is served, whether it is
     long or short. Its present GPUs do not count. If they did, its weight would fall once it is served, and rise once it
     loses them.
     """
