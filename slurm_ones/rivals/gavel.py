@@ -11,7 +11,7 @@ are the abstract, the talk's outline and summaries of the public code, not the p
   their GPUs in order of priority.
 
 Differences: a job has its requested size and batch, and T_jk is its goodput with them. With `max_min`, GPUs that are
-left over are given by the sum. Two jobs never share one GPU.
+left over are given so that the sum is largest. Two jobs never share one GPU.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from slurm_ones.policy.tables import build_tables, predict, requested_allocation
 
 Objective = Literal["max_min", "max_sum"]
 LEFT_OVER = 1e-3
-"""Weight of the sum of throughputs that is added to their minimum in the objective. It is small, and only serves to use
-GPUs that are left over."""
+"""Weight of the second term in the objective, the sum of throughputs; the first term is their minimum. It is small, and
+serves to use GPUs that are left over."""
 
 
 @dataclass(frozen=True)

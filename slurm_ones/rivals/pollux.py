@@ -313,7 +313,7 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Mutate elements on nodes with free GPUs: the job's number of GPUs there is raised to a random one, at most the
     whole node.
 
-    On each such node one job on average is raised out of all jobs, and one out of those that are on it already.
+    On average this raises two jobs on each such node: one out of all jobs, and one out of those that are on it already.
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
@@ -366,8 +366,8 @@ def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
-    """Return an order of the elements by candidate, node and job, and the number of each element's (candidate, node) in
-    this order."""
+    """Return an order that sorts the elements by candidate, node and job, and the group of each sorted element.
+    Elements of one candidate on one node form a group."""
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     node = rows.row // jobs * nodes + rows.node
     order = np.argsort(node * jobs + rows.row % jobs)
@@ -375,8 +375,8 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return GPUs (E,) so that only the first of several jobs of several nodes keeps its GPUs on a node (§4.2.2,
-    interference)."""
+    """Return the GPUs (E,) of each element. If a node is used by more than one multi-node job, only the first keeps its
+    GPUs there (§4.2.2, interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = cap_groups(node, several.astype(np.int64), free)
@@ -386,14 +386,15 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
 
 
 def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """Return GPUs (E,) so that no node gives more than it has."""
+    """Return the GPUs (E,) of each element, reduced so that no node gives more than it has."""
     gpus = np.empty_like(rows.gpus)
     gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
     return gpus
 
 
 def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
-    """Return GPUs (E,) so that each row has an allowed size of its job in total. Rows are reduced on random nodes."""
+    """Return the GPUs (E,) of each element, reduced on random nodes so that each row's total is an allowed size of its
+    job."""
     totals = rows.totals
     job = np.arange(len(totals)) % len(problem.jobs)
     target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]

@@ -38,7 +38,8 @@ class Step:
     """A step from one size of a job to its next size on the concave hull of its speed."""
 
     index: float
-    """Whittle index of the step, in seconds of waiting saved per GPU-second; infinite for a first step."""
+    """Whittle index of the step, in seconds of waiting saved per GPU-second; infinite for a first step, and if the
+    job's speed is linear."""
     job: int
     """Row of the job in the tables."""
     column: int
