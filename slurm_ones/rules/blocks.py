@@ -22,8 +22,8 @@ from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
 
 REQUEUE, BLOCKS = "requeue", "blocks"
-"""Values of `ResizeRecord.mechanism`. A resize is done by a requeue (also that of a waiting job), or by blocks that
-join and leave."""
+"""Values of `ResizeRecord.mechanism`: a resize by a requeue, which also stands for the resize of a waiting job, and one
+by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
 """Seconds after its end within which the task of a block can be used again. It is less than Slurm's MinJobAge, by
 default 300 s, after which Slurm forgets the task."""
@@ -116,8 +116,8 @@ def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
 
 
 def members_of(history: JobHistory | None) -> tuple[int, ...]:
-    """Return the tasks that train together by the job's newest report, the leader first. Some may have ended or
-    restarted since."""
+    """Return the tasks that train together according to the job's newest report, the leader first. Some may have ended
+    or restarted since."""
     known = history.membership if history is not None else None
     return known.report.blocks if known is not None else ()
 
@@ -131,8 +131,8 @@ def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
 
 
 def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
-    """Return the tasks of the running blocks that train together by the report `members`. A block that Slurm has
-    restarted since then has not joined yet, so it does not count."""
+    """Return the tasks of the running blocks that train together according to the report `members`. A block that Slurm
+    has restarted since the report has not joined yet, so it does not count."""
     starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
     return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
 
@@ -158,7 +158,7 @@ def renewal(elastic: Elastic, asked: Shape, spare: Sequence[int], limits: LimitS
     GPUs, since Slurm preempts guests for them. None if the job needs none, or too few tasks are `spare`.
 
     New base blocks replace base blocks near their time limit. If no base block runs or starts, one of the shape that
-    the user `asked` for is added. It replaces running blocks with as many GPUs, the smallest blocks first.
+    the user `asked` for is added. It replaces running blocks, the smallest first, until they make up as many GPUs.
     """
     running = sorted(elastic.job.running_blocks, key=lambda job: (elastic.shape_of(job).gpus, task_of(job)))
     base = [job for job in running if not elastic.job.is_guest(job)]
@@ -251,8 +251,8 @@ class GuestSizes(NamedTuple):
 
 
 def guest_gpus(to_grow: int, tasks: int, node_gpus: int, together: int = 1) -> int:
-    """Return the GPUs of each guest of a job that may grow by `to_grow` GPUs: as few as `tasks` guests allow. The size
-    is a multiple of `together`, the number of ranks that must share a node."""
+    """Return the GPUs of each guest: the fewest with which `tasks` guests suffice for growth by `to_grow` GPUs. The
+    number is a multiple of `together`, the number of ranks that must share a node."""
     sizes = (each for each in range(together, node_gpus, together) if each == together or node_gpus % each == 0)
     return next((each for each in sizes if -(-to_grow // each) <= tasks), max(node_gpus, 1))
 
@@ -335,16 +335,16 @@ def moves(
 
 
 def _on_the_way(has: int, target: int, full: int) -> Iterator[int]:
-    """Yield sizes between `has` and `target`, the largest first: every size within one node of the target, then sizes
-    that differ by whole nodes."""
+    """Yield sizes between `has` and `target`, descending. Within one node of the target these are all sizes; further
+    away they are whole nodes above `has`."""
     near = max(target - full, has)
     yield from range(target - 1, near, -1)
     yield from (has + nodes * full for nodes in range((near - has) // max(full, 1), 0, -1))
 
 
 def _nodes(stay: Sequence[RunningBlock], added: Sequence[tuple[int, Shape]], site: FreeGpus) -> int:
-    """Return the number of the job's nodes if these blocks stay and these are added. A block that fits on nodes of the
-    job adds none, since Slurm uses the fullest nodes first."""
+    """Return the number of nodes on which the job runs if these blocks stay and these are added. A block that fits on
+    the job's own nodes adds none, since Slurm uses the fullest nodes first."""
     own = {name for block in stay for name in block.nodes}
     room = site.free.only(own)
     return len(own) + sum(shape.nodes for _, shape in added if not room.take(shape))
@@ -366,8 +366,9 @@ def staying_at(
 ) -> dict[int, tuple[int, ...]]:
     """Return each size that a subset of the blocks makes (also 0), with the tasks of the best such subset.
 
-    The best subset has the fewest blocks of `going`, then the fewest GPUs of `guests`, then contains the `leader`
-    (without one, the first block). Among equals it has the most GPUs on whole nodes, then the fewest blocks.
+    Subsets are compared by four criteria in this order: fewest blocks of `going`; fewest GPUs of `guests`; with the
+    `leader` before without (by default the first block leads); most GPUs on whole nodes. Of equals the one with the
+    fewest blocks is best.
     """
     leader = blocks[0].task if leader is None and blocks else leader
     best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0, 0), ())}
@@ -386,7 +387,7 @@ def staying_at(
 def _added(
     gpus: int, spare: Sequence[int], kept: Sequence[RunningBlock], site: FreeGpus
 ) -> tuple[tuple[int, Shape], ...] | None:
-    """Return spare tasks with shapes that have `gpus` GPUs together and find room besides the blocks `kept`; None if
+    """Return spare tasks with shapes that have `gpus` GPUs together and fit in addition to the blocks `kept`; None if
     there are none."""
     if not gpus:
         return ()
@@ -448,7 +449,7 @@ def _filling(gpus: int, free: Mapping[str, int], full: int) -> Iterator[Shape]:
 
 def _fit(shapes: Sequence[Shape], kept: Sequence[RunningBlock], site: FreeGpus) -> bool:
     """Tell whether Slurm finds room for all these shapes. Slurm chooses the nodes. So blocks that must not share a node
-    fit only if Slurm cannot place them on the same node."""
+    fit only if Slurm cannot place them on one node."""
     if not site.split_nodes:
         smallest = min(shape.gpus_per_node for shape in shapes)
         if len(shapes) > 1 and smallest < site.node_gpus:

@@ -115,8 +115,8 @@ class CapUse:
         self.count(job_id, max(gpus, self._have.get(job_id, 0)))
 
     def hindering(self, job_id: int, gpus: int, due: int) -> Cap | None:
-        """Return the first cap that forbids the job `gpus` GPUs, given what other jobs count; None if no cap does. Up
-        to `due` GPUs only strict caps can forbid."""
+        """Return the first cap that forbids the job `gpus` GPUs, given the GPUs counted for other jobs; None if no cap
+        does. Up to `due` GPUs only strict caps can forbid."""
         more = gpus - self._have.get(job_id, 0)
         for place in self._of.get(job_id, ()):
             cap = self._caps[place]
@@ -126,7 +126,8 @@ class CapUse:
 
 
 def entitled(job: JobView) -> int:
-    """Return the number of GPUs up to which only strict caps bind the job: what its user asked for, or what it has."""
+    """Return the number of GPUs up to which only strict caps bind the job: what its user asked for, or what it has if
+    that is more."""
     return max(job.requested, job.shape.gpus if job.shape is not None else 0)
 
 
@@ -234,7 +235,7 @@ def _use(
 
 
 def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
-    """Return the batch at each size that the job may have in this cluster, or with `kind`, on GPUs of this kind."""
+    """Return the job's sizes on this cluster, each with its batch. With `kind`, only GPUs of this kind are used."""
     if kind:
         job = job.on_kind(kind, runs=cluster.kinds_held(job) == (kind,))
     tables = build_tables(_part(cluster, kind), [job])

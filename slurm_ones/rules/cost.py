@@ -1,5 +1,5 @@
-"""Bounds on the cost of growth: a job's total GPU-hours, relative to those for the same progress at the size that its
-user asked for.
+"""Bounds on the cost of growth. The cost is a job's total GPU-hours, compared with the GPU-hours that the same progress
+takes at the size that its user asked for.
 
 A job may grow if its past and predicted GPU-hours stay within a factor of those at the requested size. The factor is
 1.10, or the job's own `cost=`. Progress is goodput times seconds, as in the view `what_if`. Growth is free if nobody
@@ -24,7 +24,7 @@ from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import JobRules
 
 LOWER = 0.8416
-"""Number of standard deviations below the mean that a value exceeds with probability 80 %."""
+"""Distance below the mean, in standard deviations, that a normal value exceeds with probability 80 %."""
 
 
 def charge_of(elastic: Elastic, settings: Settings, factors: Mapping[str, float]) -> float:

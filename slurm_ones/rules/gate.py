@@ -110,18 +110,18 @@ class GivenBack(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """Result of `rules.growth` for one tick: growth beyond users' requests that goes back, or must not go on."""
+    """Result of `rules.growth` for one tick: which jobs give GPUs back to pending jobs, and which must not grow."""
 
     back: Mapping[int, GivenBack] = field(default_factory=dict)
     """Size to which each job goes back, by job id."""
     contested: Mapping[str, int] = field(default_factory=dict)
-    """Id of the pending job that waits for room on each node, by node. No job grows on these nodes, except by
-    guests."""
+    """Nodes on which a pending job waits for room: the pending job's id, by node. Jobs there grow only by guests."""
     unserved: Mapping[str, int] = field(default_factory=dict)
-    """Part of `contested` where not even guests are added, since Slurm does not preempt them for the pending job."""
+    """Part of `contested` on which jobs do not even grow by guests, since Slurm does not preempt guests for the pending
+    job."""
     limited: Mapping[int, int] = field(default_factory=dict)
-    """Id of the pending job that waits for a shared limit, by id of each job that shares it and therefore must not
-    grow."""
+    """Jobs that must not grow because they share a limit for which a pending job waits: the pending job's id, by job
+    id."""
 
     def stops(self, elastic: Elastic, *, guests: bool) -> int | None:
         """Return the id of the pending job that keeps this job from growing; None if there is none. `guests` tells
@@ -151,7 +151,8 @@ class JobRules:
     untouchable: Reason | None
     """Reason why nothing about the job may be changed, not even the time of its start; None if there is none."""
     resting: Reason | None
-    """Reason why the job may not be resized now, although it is not untouchable; None if there is none."""
+    """Reason why the job may not be resized now, such as its dwell time; None if there is none. It only matters if the
+    job is not untouchable."""
     blocks: tuple[RunningBlock, ...] = ()
     """Running blocks of a job of blocks, the leader first."""
     prepared: bool = False
@@ -229,7 +230,7 @@ class PartitionRules:
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
-    """Waiting jobs to which a resize gave a shape for which the `free` GPUs do not suffice yet."""
+    """Waiting jobs that a resize has given a new shape, but for which too few GPUs are `free` yet."""
     closed: frozenset[str] = frozenset()
     """Nodes on which no job starts any more."""
     draining: frozenset[str] = frozenset()
@@ -336,8 +337,8 @@ class Round:
         return CappedJob.of(one, guests_of(self.settings).get(one.partition), asked, gpus)
 
     def _growth_caps(self, jobs: Mapping[int, JobRules]) -> tuple[Cap, ...]:
-        """Return a cap for each job that must not grow: because a pending job waits for room, because Slurm preempted
-        its blocks, or because its GPUs are idle."""
+        """Return a cap for each job that must not grow. The causes are a pending job that waits for room, a preemption
+        of the job's blocks, and idle GPUs."""
         stopped: dict[int, list[int]] = {}
         resting: list[Cap] = []
         for job_id, job in jobs.items():

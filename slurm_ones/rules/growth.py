@@ -46,11 +46,11 @@ from slurm_ones.slurm.model import Node, Quota, SlurmJob
 MOST = 50
 """Largest number of waiting jobs that are served in one tick, in Slurm's order."""
 _ROOM = re.compile(r"$|None$|Resources|Priority|Reservation$|ReqNodeNotAvail(?!.*maintenance)|Nodes.required")
-"""Reasons that Slurm gives for a job that waits for room. All others have causes that no growth holds: a hold, a
+"""Reasons that Slurm gives if a job waits for room. Growth cannot be the cause of any other reason: a hold, a
 dependency, a begin time, a user's own limit, missing hardware."""
 _LIMIT = re.compile(r"(AssocGrp)|(QOSGrp|Max\w+PerAccount)|(Licenses)")
 _SHARED = {1: "account", 2: "qos", 3: "licenses"}
-"""Field that is equal for all jobs under a shared limit, by the group of `_LIMIT` that matches Slurm's reason."""
+"""Name of the field by which jobs share a limit, by the group of `_LIMIT` that matches Slurm's reason."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class WaitingJob:
     on: Sequence[Mapping[str, Resources]] = ()
     """Resources that the job would take on each node on which it can start, one mapping for each of its partitions."""
     shared: str = ""
-    """Field that is equal for all jobs under the limit: account, qos or licenses; empty if the job waits for room."""
+    """Name of the field by which jobs share the limit: account, qos or licenses; empty if the job waits for room."""
     unserved: bool = True
     """True if Slurm does not preempt guests for the job, because it waits for a limit, or has waited for long."""
     limits: Collection[str] = ()
@@ -78,8 +78,8 @@ class WaitingJob:
         return f"{Shape(self.job.nodes, gpus)} GPUs" if gpus else "CPUs or memory"
 
     def shares(self, job: SlurmJob) -> bool:
-        """Tell whether `job` may hold a part of this limit. A limit on the number of jobs can be held only by a further
-        block, so by an array task."""
+        """Tell whether `job` may hold a part of this limit. If it is a limit on the number of jobs, only further blocks
+        hold parts of it. So the job must be an array task."""
         if "Jobs" in self.job.reason and not job.array_id:
             return False
         if self.shared == "licenses":
@@ -196,7 +196,7 @@ class _Returns:
         ended = max((one.last_resize_end or 0.0 for one in round_.histories.values()), default=0.0)
         self._settled = not round_.under_way and round_.now - ended > LOOK_S
         self._taken: list[tuple[str, Resources]] = []
-        """Node and resources that served jobs take, in the order in which they were served."""
+        """Pairs of a node and the resources that a served job takes there, in the order of serving."""
         self._not_served: list[tuple[WaitingJob, int]] = []
         """Pending jobs that cannot be served, each with the length of `_taken` at that time."""
 

@@ -41,9 +41,9 @@ from slurm_ones.slurm.model import SlurmJob, Snapshot, kind_of, partition_gpus
 from slurm_ones.text import counts
 
 ANY_BATCH = 2**31
-"""Largest batch per GPU, in samples, that a job's report is believed. A job that reports none has this limit."""
+"""Largest batch per GPU, in samples, that is believed if a job reports it. A job that reports none has this limit."""
 ANY_GPUS = 2**20
-"""Largest number of GPUs that a job's report is believed."""
+"""Largest number of GPUs that is believed if a job reports it."""
 
 
 def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
@@ -61,8 +61,8 @@ def _sharing(row: SizeLimits, node_gpus: int) -> int:
 
 
 def _rule(spec: Spec, limits: StrategyLimits, row: SizeLimits, node_gpus: int) -> SizeRule:
-    """Return the rule at one size. In a pass a replica takes as many samples as the script allows and as fit its
-    memory; 0 if none fits."""
+    """Return the rule at one size. In one pass a replica takes the largest batch that the script allows and its memory
+    holds; 0 if its memory holds no sample."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
         return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
@@ -268,8 +268,8 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
     time.
 
     `preempted` are the times of the preemptions, ascending. Each preemption starts a rest of `rest_s` seconds. If the
-    next one comes soon after this rest, within as long again, its rest is twice as long. Preemptions during a rest do
-    not double it.
+    next preemption comes after this rest, but not later than as long again, its rest is twice as long. A preemption
+    during a rest does not double it.
     """
     until = wait_s = 0.0
     for at in preempted:
@@ -368,7 +368,8 @@ def reserved_ahead(
     job: SlurmJob, shape: Shape, snapshot: Snapshot, whole_node_gpus: Mapping[str, int], now: float
 ) -> Reason | None:
     """Return the reason why a running job could not start again at this shape, on its own and on free nodes: its
-    partition is closed, or a reservation comes. None if it could start, or if another cause prevents it."""
+    partition is closed, or nodes are reserved from a later time on. None if it could start, or if another cause
+    prevents it."""
     ahead, part = ahead_of(job, snapshot, now), snapshot.partitions.get(job.partition)
     if part is not None and part.closed:
         return reason("partition_closed", partition=part.name)

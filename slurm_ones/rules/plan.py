@@ -121,8 +121,9 @@ class GpuPool:
         return self.free.take(shape, only=self._kinds.nodes(kind))
 
     def set_aside(self, waiting: Sequence[WaitingStart]) -> set[int]:
-        """Keep GPUs that are free now or soon for jobs that are to start: first those that earlier ticks reshaped, then
-        `waiting`. Return the ids of jobs that find none; empty if this is unknown because of a requeue."""
+        """Keep GPUs, free now or soon, for jobs that are to start: first for those that earlier ticks reshaped, then
+        for `waiting`. Return the ids of the jobs that find none. Return no ids if it is unknown which GPUs a requeue
+        frees."""
         after = self.free.trial()
         after.give(self._given)
         without = {
@@ -176,7 +177,7 @@ class _Planner:
         self._open = rules.open.copy()
         waiting = [change for change in changes if change.elastic.job.pending and not jobs[change.job_id].under_way]
         self._reserved = {change.job_id for change in waiting if self._is_reserved(change, jobs[change.job_id])}
-        """Waiting jobs that could start now but for a reservation that comes."""
+        """Waiting jobs that would have room now if no reservation were ahead."""
         may_start = (change for change in waiting if change.job_id not in self._reserved)
         starts = sorted(WaitingStart(change.job_id, change.new, change.new_kind) for change in may_start)
         self._later = [start for start in starts if not self._room.take(start.shape, start.kind)]
@@ -227,7 +228,8 @@ class _Planner:
         return reason("max_open", resizes=most) if self._open[mechanism] >= most else None
 
     def _without_room(self, change: PlannedChange, job: JobRules) -> Reason | None:
-        """Return a reason if there is no room for the change, else None. For a requeued job that has room, take it."""
+        """Return a reason if there is no room for the change, else None. The room of a job that is requeued is taken at
+        once."""
         if change.mechanism == BLOCKS:
             return reason("no_moves", gpus=change.new.gpus) if change.moves is None else None
         if change.job_id in self._reserved or (job.elastic.job.running and self._is_reserved(change, job)):
@@ -240,7 +242,7 @@ class _Planner:
         return reason("gpus_not_free", shape=str(change.new)) if none else None
 
     def _is_reserved(self, change: PlannedChange, job: JobRules) -> bool:
-        """Tell whether the change would have room if no reservation came."""
+        """Tell whether the change would have room now if no reservation were ahead."""
         if not job.ahead.nodes or (job.elastic.job.pending and _gained(change) <= 0):
             return False
         kind, own = change.new_kind, _own(change, self._rules)

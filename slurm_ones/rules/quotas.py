@@ -39,7 +39,7 @@ class QuotaReading:
         return cls(quotas, _held(quotas, seen))
 
     def now(self, seen: Observation) -> Quotas:
-        """Return the quotas with their present use. The use by observed jobs is exact; that by others is as last
+        """Return the quotas with their present use. The use by observed jobs is exact; the use by all others is as last
         read."""
         if not self.quotas.all:
             return self.quotas
@@ -161,7 +161,7 @@ def _held(quotas: Quotas, seen: Observation) -> Counter[Holder]:
 def _whose(
     job: SlurmJob, partition_qos: str, above: Collection[str], association: str
 ) -> Sequence[tuple[str, str, str, str]]:
-    """Return QOS, account, user and partition of each quota that the job's use counts for."""
+    """Return QOS, account, user and partition of each quota to which the job's use counts."""
     own = [("", account, "", "") for account in (job.account, *above)]
     own.append(("", job.account, job.user, association))
     for qos in {job.qos, partition_qos} - {""}:

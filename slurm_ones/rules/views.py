@@ -438,6 +438,6 @@ def _not_possible(job: JobView, gpus: int) -> Reason:
 
 
 def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
-    """Return the nodes on which the shape has room besides the other jobs, with its GPUs on each; empty without
+    """Return the nodes on which the shape has room in addition to the other jobs, with its GPUs on each; empty without
     room."""
     return dict.fromkeys(Ledger.of_cluster(cluster, others).nodes_for(shape) or (), shape.gpus_per_node)
