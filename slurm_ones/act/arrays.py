@@ -96,7 +96,7 @@ class Leftovers:
     _seen_over: dict[int, float] = field(default_factory=dict)
     """Time at which each job was first found to be over, by job id."""
     _gone_on: dict[int, int] = field(default_factory=dict)
-    """Number of steps at the start of the last membership when a held task was released to train on, by job id."""
+    """Number of the step at which the last membership began when a held task was released to train on, by job id."""
     _apart: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Time at which each block was first found to train apart, by job id, task and restart."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)

@@ -157,7 +157,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: WholeJob, *, task
 
 def _queue(machine: Machine, resize: ResizeRecord, array: WholeJob, task: int) -> Queue:
     """Return the queue into which a joining block is moved before its release: that of the guests, or that of the base
-    blocks if it was a guest before. An empty queue means no move."""
+    blocks if the block was a guest before. An empty queue means no move."""
     job, own = array.tasks[task], _home(machine, array)
     partition = own.partition.partition(",")[0]
     if task in resize.guests:
@@ -439,7 +439,7 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
     """Tell whether the change has happened: all joining blocks run, and the job's newest membership shows the change.
 
     The membership must have the joining blocks, with Slurm's restart counts, and none of the leaving ones. It is also
-    enough that a leaving base block that was a member has completed.
+    enough that one of its members is a leaving base block that has completed.
     """
     if seen is None:
         return False

@@ -42,8 +42,8 @@ class Deferrals:
     def defer(self, job: SlurmJob | WholeJob) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.
 
-        The database is written first. If the companion dies before it asks Slurm, the two differ. An older deferral
-        that Slurm still shows then counts as the owner's, and ends by itself.
+        The database is written before Slurm is asked. If the companion dies in between, Slurm still has the earlier
+        deferral. This one then counts as the owner's, and ends by itself.
         """
         until = float(math.ceil(self.clock() + self.length_s))
         self.store.set_deferral(job.job_id, until)

@@ -42,8 +42,8 @@ class HeldTasks:
         changes."""
 
     def of(self, job_id: int) -> frozenset[int]:
-        """Return the job's tasks that the companion holds. A task that does not wait may be among them; it has no
-        hold."""
+        """Return the job's tasks that the companion holds. A task that runs or has ended may be among them, although it
+        has no hold now."""
         if not (known := self._by_blocks(job_id)):
             return frozenset()
         if job_id not in self._held or self._held[job_id][0] is not known[-1]:
@@ -55,8 +55,8 @@ class HeldTasks:
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
-        """Store which tasks that the companion held are held no longer. `tasks` are the job's tasks as Slurm shows
-        them.
+        """Store which of the tasks that the companion held have been released. `tasks` are the job's tasks as Slurm
+        shows them.
 
         Tasks that an open resize holds, adds or drops are left out.
         """

@@ -47,7 +47,7 @@ class ResizeReports(Protocol):
 class Machine:
     """Tools and memory that the actions of all resizes share.
 
-    A crash may lose this memory: actions can be repeated, and deadlines are in the database.
+    This memory may be lost in a crash, since actions can be repeated and deadlines are in the database.
     """
 
     client: SlurmClient
