@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
-    """Plot a job's throughput by number of GPUs: a line for each global batch, and a line for ideal scaling."""
+    """Plot a job's throughput by number of GPUs: a line for each kind of GPU and global batch, and a line for ideal
+    scaling."""
     found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
     axes.plot(found["gpus"], ideal, linestyle=":", color="gray", label="if each GPU added as much as the first")
-    for batch, measured in found.groupby("batch"):
-        axes.plot(measured["gpus"], measured["samples_per_s"], marker="o", label=f"global batch {batch}")
+    for (kind, batch), measured in found.groupby(["kind", "batch"]):
+        label = f"global batch {batch}" + f" on {kind}" * bool(kind)
+        axes.plot(measured["gpus"], measured["samples_per_s"], marker="o", label=label)
     return _finished(axes, "GPUs", "throughput, samples/s", f"Job {job_id}, {smallest['name']}")
 
 

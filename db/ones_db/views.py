@@ -530,10 +530,11 @@ MEMBERSHIP_TIMELINE = View(
 
 SCALING = View(
     "scaling",
-    "How each job scales: throughput and efficiency at each shape and global batch, and the speed-up over its smallest",
+    "How each job scales on each kind of GPU: throughput and efficiency at each shape and global batch",
     (
         *JOB,
         *WHO,
+        Column("kind", "text", "kind of the GPUs, several with commas between; empty if it is unknown"),
         Column("nodes", "int", "nodes; one node with all GPUs stands for blocks on nodes that give unequally many"),
         Column("gpus_per_node", "int", "GPUs per node"),
         Column("gpus", "int", "GPUs in all"),
@@ -541,8 +542,10 @@ SCALING = View(
         Column("reports", "int", "throughput samples that it is measured from, rolled-up ones counted once"),
         Column("measured_s", "float", "how long it was measured, seconds"),
         Column("samples_per_s", "float", "throughput, samples/s over all ranks"),
-        Column("speed_up", "float", "throughput over that of the job's smallest shape and batch"),
-        Column("gpu_efficiency", "float", "throughput per GPU over that of the job's smallest shape and batch"),
+        Column("speed_up", "float", "throughput over that of the job's smallest shape and batch on this kind"),
+        Column(
+            "gpu_efficiency", "float", "throughput per GPU over that of the job's smallest shape and batch on this kind"
+        ),
         Column("statistical_efficiency", "float", "progress per sample relative to the base batch; null without noise"),
         Column("goodput", "float", "throughput times statistical efficiency, samples of the base batch a second"),
     ),
@@ -551,8 +554,9 @@ SCALING = View(
         m.samples_per_s / m.gpus / FIRST_VALUE(m.samples_per_s / m.gpus) OVER smallest AS gpu_efficiency,
         m.samples_per_s * m.statistical_efficiency AS goodput
     FROM (
-        SELECT {WHOSE}, {T_NODES} AS nodes, {T_EACH} AS gpus_per_node, {T_GPUS} AS gpus, t.batch, COUNT(*) AS reports,
-            SUM(t.seconds) AS measured_s, SUM(1.0 * t.samples) / SUM(t.seconds) AS samples_per_s,
+        SELECT {WHOSE}, COALESCE(r.kind, '') AS kind, {T_NODES} AS nodes, {T_EACH} AS gpus_per_node, {T_GPUS} AS gpus,
+            t.batch, COUNT(*) AS reports, SUM(t.seconds) AS measured_s,
+            SUM(1.0 * t.samples) / SUM(t.seconds) AS samples_per_s,
             SUM(CASE WHEN t.noise > 0 THEN t.seconds * (t.noise + j.base_batch)
                 / (t.noise + CASE WHEN t.batch > j.base_batch AND t.batch > COALESCE(j.grown, 0)
                 THEN t.batch ELSE j.base_batch END) END)
@@ -560,10 +564,11 @@ SCALING = View(
         {JOBS} CROSS JOIN {SAMPLES}
         WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id
             AND {T_GPUS} > 0 AND {MEASURED}
-        GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, {T_NODES}, {T_EACH}, {T_GPUS}, t.batch
+        GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, COALESCE(r.kind, ''), {T_NODES}, {T_EACH},
+            {T_GPUS}, t.batch
     ) m
-    WINDOW smallest AS (PARTITION BY m.cluster, m.job_id, m.submit_time ORDER BY m.gpus, m.nodes, m.batch)""",
-    ("submit_time", "job_id", "gpus", "nodes", "batch"),
+    WINDOW smallest AS (PARTITION BY m.cluster, m.job_id, m.submit_time, m.kind ORDER BY m.gpus, m.nodes, m.batch)""",
+    ("submit_time", "job_id", "kind", "gpus", "nodes", "batch"),
 )
 
 MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z.job_id AND m.run_id = o.id

@@ -20,7 +20,7 @@ MOST_JOBS, MOST_MEASURED = 5_000, 500
 
 @dataclass(frozen=True)
 class Measured:
-    """Throughput of a job that was measured at one shape and global batch (view `scaling`)."""
+    """Throughput of a job that was measured at one shape and global batch, on one kind of GPU (view `scaling`)."""
 
     nodes: int
     gpus: int
@@ -32,6 +32,8 @@ class Measured:
     statistical_efficiency: float | None
     """Progress per sample, divided by that of the base batch. None if the job reported no gradient noise."""
     goodput: float | None
+    kind: str = ""
+    """Kind of the GPUs; empty if it is unknown."""
 
     @property
     def useful(self) -> float:
@@ -159,7 +161,7 @@ def _measured(store: Store, job: JobUsage) -> Usage:
     predicted = rows("what_if", dict, "predicted_jct_s", asked)
     return Usage(
         job,
-        rows("scaling", Measured, "gpus, nodes, batch"),
+        rows("scaling", Measured, "kind, gpus, nodes, batch"),
         rows("resize_cost", Resized, "start_time"),
         stretches or rows("run_timeline", SizeSpan, "start_time"),
         predicted[0]["predicted_jct_s"] if predicted else None,
@@ -214,11 +216,12 @@ def of_job(usage: Usage, advice: Sequence[str]) -> list[str]:
     if usage.measured:
         lines.append("  measured   GPUs  batch   samples/s   useful/s  a GPU  for")
         most = max(one.useful for one in usage.measured)
+        several = len({one.kind for one in usage.measured}) > 1
         for one in usage.measured:
             each = f"{one.gpu_efficiency:.0%}" if one.gpu_efficiency is not None else "–"
             lines.append(
                 f"             {one.gpus:4} {one.batch:6} {one.samples_per_s:11.4g} {one.useful:10.4g}  {each:>5}  "
-                f"{seconds(one.measured_s):8}  {bar(one.useful, most)}"
+                f"{seconds(one.measured_s):8}  {bar(one.useful, most)}{f'  {one.kind}' * several}"
             )
     return lines + [f"  advice     {text}." for text in advice]
 
@@ -488,13 +491,23 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
 
+def of_one_kind(measured: Sequence[Measured]) -> list[Measured]:
+    """Return the measurements on the kind of GPU that was measured longest. Throughputs of different kinds cannot be
+    compared."""
+    spent: dict[str, float] = defaultdict(float)
+    for one in measured:
+        spent[one.kind] += one.measured_s
+    longest = max(spent, key=lambda kind: spent[kind], default="")
+    return [one for one in measured if one.kind == longest]
+
+
 def _sizes(usage: Usage) -> list[Measured]:
     """Return the best measurement at each number of GPUs, ascending. Short measurements do not count.
 
     Throughputs of different batches cannot be compared. So if no goodput is known, only the batch that was measured
     longest counts.
     """
-    long = [one for one in usage.measured if one.measured_s >= LONG_S]
+    long = [one for one in of_one_kind(usage.measured) if one.measured_s >= LONG_S]
     alike = [one for one in long if one.goodput is not None]
     if long and not alike:
         of_batch: dict[int, float] = {}

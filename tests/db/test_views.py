@@ -188,6 +188,16 @@ def test_scaling(store: Store, url: str) -> None:
     assert (other["speed_up"], len(rows(url, "scaling"))) == (1.0, 3)
 
 
+def test_scaling_on_two_kinds(store: Store, url: str) -> None:
+    """Protects a job's speed-up from a faster kind of GPU."""
+    store.record_jobs([job(5)])
+    for restart, (kind, gpus, samples) in enumerate([("v100", 1, 64), ("v100", 2, 96), ("h100", 2, 640)]):
+        store.record_runs([run(5, restart, 1, gpus, kind=kind)])
+        report(store, 5, restart, throughput=[throughput(2, samples=samples)], offset=5, number=2)
+    found = [some(row, "kind", "gpus", "speed_up", "gpu_efficiency") for row in rows(url, "scaling", job_id=5)]
+    assert found == [("h100", 2, 1.0, 1.0), ("v100", 1, 1.0, 1.0), ("v100", 2, 1.5, 0.75)]
+
+
 def test_scaling_of_a_job_id_that_was_used_again(store: Store, url: str) -> None:
     """Protects a job from being measured against an older one that had its id."""
     for submitted, samples in ((1000.0, 64), (9000.0, 640)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -135,6 +136,8 @@ def test_scaling_next_to_the_ideal() -> None:
     drawn = str(scaling(measured))
     assert drawn.count('class="point"') == 2 and "4 GPUs, batch 128: 288 useful samples/s" in drawn
     assert 'class="ideal"' in drawn and scaling([]) == "" and 'class="predicted"' not in drawn
+    faster = replace(measured[1], kind="h100", measured_s=59.0, goodput=900.0)
+    assert str(scaling([*measured, faster])) == drawn, "another kind, for a shorter time"
     further = str(scaling(measured, {1: 100.0, 16: 900.0}))
     assert 'class="predicted"' in further and ">15</text>" in further
 

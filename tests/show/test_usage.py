@@ -52,6 +52,10 @@ ADVICE = (
     (Usage(PLAIN, (measured(4, 500.0), measured(8, 540.0))), Allowed(), "_fewer"),
     (Usage(PLAIN, (measured(2, 200.0), measured(8, 700.0))), Allowed((2, 8)), "_more"),
     (
+        Usage(PLAIN, (measured(4, 500.0), measured(8, 540.0), measured(8, 990.0, kind="h100", measured_s=90.0))),
+        Allowed(), "_fewer",
+    ),
+    (
         Usage(PLAIN, (measured(8, 700.0, 512, statistical_efficiency=0.95, goodput=665.0),)), Allowed((1, 8), 512),
         "_batch",
     ),
