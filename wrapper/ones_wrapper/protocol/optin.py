@@ -52,8 +52,8 @@ _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 _BAND = re.compile(r"(\d{1,12})(?:\+-|±)(\d{1,2})%", re.ASCII)
 _STEP = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 _QUEUE = re.compile(r"(partition|qos):([A-Za-z0-9_.-]{1,64})", re.ASCII)
-_COST = re.compile(r"\d{1,3}(\.\d{1,3})?", re.ASCII)
-_ADDRESS = re.compile(r"https?://[A-Za-z0-9.-]{1,100}(:\d{1,5})?/[A-Za-z0-9_./~=&?+-]{0,300}", re.ASCII)
+_COST = re.compile(r"(?!0+(?:\.|\Z))\d{1,3}(\.\d{1,3})?", re.ASCII)
+_ADDRESS = re.compile(r"(?!.*/\.\.)https?://[A-Za-z0-9.-]{1,100}(:\d{1,5})?/[A-Za-z0-9_./~=&?+-]{0,300}", re.ASCII)
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
 
@@ -166,10 +166,13 @@ def _one_of(key: str, **words: bool) -> Callable[[str], bool]:
     return read
 
 
-def _name(text: str) -> str:
-    if _NAME.fullmatch(text) is None:
-        raise _NotUnderstood("a name of letters, digits, dots and dashes such as fuse=sweep1")
-    return text
+def _like(pattern: re.Pattern[str], expected: str, make: Callable[[str], Any] = str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        if pattern.fullmatch(text) is None:
+            raise _NotUnderstood(expected)
+        return make(text)
+
+    return read
 
 
 def _deadline(text: str) -> Deadline:
@@ -199,18 +202,6 @@ def _guests(text: str) -> bool | GuestQueue:
     return GuestQueue(match[1], match[2])
 
 
-def _cost(text: str) -> float:
-    if _COST.fullmatch(text) is None or float(text) < 1.0:
-        raise _NotUnderstood("a factor of at least 1 such as cost=1.5")
-    return float(text)
-
-
-def _notify(text: str) -> str:
-    if _ADDRESS.fullmatch(text) is None or "/.." in text:
-        raise _NotUnderstood("an address such as notify=https://hooks.example.org/services/T1/B2")
-    return text
-
-
 _VALUES: dict[str, Callable[[str], Any]] = {
     "gpus": _stepped,
     "nodes": lambda text: _range(text, MAX_GPUS),
@@ -218,12 +209,12 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "resize": _one_of("resize", on=True, off=False),
     "array": _one_of("array", blocks=True),
     "size": _size,
-    "fuse": _name,
+    "fuse": _like(_NAME, "a name of letters, digits, dots and dashes such as fuse=sweep1"),
     "deadline": _deadline,
     "kinds": _kinds,
     "guests": _guests,
-    "cost": _cost,
-    "notify": _notify,
+    "cost": _like(_COST, "a factor of at least 1 such as cost=1.5", float),
+    "notify": _like(_ADDRESS, "an address such as notify=https://hooks.example.org/services/T1/B2"),
 }
 """Parsers of the values in a comment, by key."""
 
