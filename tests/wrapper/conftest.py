@@ -45,5 +45,6 @@ def _read(request: pytest.FixtureRequest) -> None:
         names = {getattr(one, "__module__", None) for one in vars(request.module).values()} & sys.modules.keys()
         for module in (sys.modules[name] for name in names | {forks.__name__, loaded.__name__}):
             if is_script_file(path := getattr(module, "__file__", None) or "<none>"):
-                for read in (source.cut, source.drawn, source.ranges, source._assigned):
+                for read in (source.cut, source.drawn, source.ranges):
                     read(path)
+                source.kept(compile("", path, "exec"))
