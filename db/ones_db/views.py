@@ -298,11 +298,11 @@ class JobSummary:
     account: Annotated[str, Of("j.account", "account it is charged to")]
     partition: Annotated[str, Of("j.partition", "partition it was last seen in")]
     state: Annotated[str, Of("j.state", "base state, as Slurm names it")]
-    elastic: Annotated[bool, Of("j.elastic", "opted in, and nothing speaks against resizing it")]
-    refusal: Annotated[str, Of("j.refusal", "why it is not elastic, in words; empty if it is")]
-    refusal_code: Annotated[str, Of("j.refusal_code", "code of that reason")]
+    elastic: Annotated[bool, Of("j.elastic", "true if it opted in and may be resized")]
+    refusal: Annotated[str, Of("j.refusal", "sentence that says why the job is not elastic; empty if it is elastic")]
+    refusal_code: Annotated[str, Of("j.refusal_code", "code of the reason in refusal")]
     report_note: Annotated[
-        str, Of("j.report_note", "part of its directory or reports that could not be believed, in words")
+        str, Of("j.report_note", "what was wrong with the job's directory or reports, as a sentence")
     ]
     start_time: Annotated[float | None, Of(_STARTED, "first start, Unix seconds")]
     end_time: Annotated[float | None, Of("j.end_time", "end, Unix seconds; null until then")]
@@ -319,36 +319,38 @@ class JobSummary:
         bool, Of("n.restart = j.restart AND n.end_time IS NULL AND j.end_time IS NULL", "its newest run has not ended")
     ]
     batch: Annotated[int | None, Of(_BATCH, "global batch last in force, samples")]
-    passes: Annotated[int | None, Of(_PASSES, "forward passes per optimizer step, if the job has reported them")]
+    passes: Annotated[
+        int | None, Of(_PASSES, "forward passes per optimizer step; null if the job has not reported them")
+    ]
     samples_per_s: Annotated[
         float | None,
         Of(
             _newest("throughput", "1.0 * t.samples / t.seconds", "p", " AND t.seconds > 1e-6"),
-            "throughput that it reported last, samples/s",
+            "newest throughput that the job reported, samples/s",
         ),
     ]
     epoch: Annotated[int | None, Of("p.epoch", "epochs done")]
-    epochs: Annotated[int | None, Of("j.epochs", "epochs it means to train; 0 if it does not say")]
-    cursor: Annotated[int | None, Of("p.cursor", "samples of the epoch already used")]
-    dataset: Annotated[int | None, Of("j.dataset", "samples in an epoch; 0 if it does not know")]
-    loss: Annotated[float | None, Of(_newest_epoch("loss"), "loss of its newest epoch that reported one")]
+    epochs: Annotated[int | None, Of("j.epochs", "epochs that the job will train; 0 if unknown")]
+    cursor: Annotated[int | None, Of("p.cursor", "samples of the current epoch already used")]
+    dataset: Annotated[int | None, Of("j.dataset", "samples in an epoch; 0 if unknown")]
+    loss: Annotated[float | None, Of(_newest_epoch("loss"), "newest loss that the job reported for an epoch")]
     accuracy: Annotated[
-        float | None, Of(_newest_epoch("accuracy"), "accuracy of its newest epoch that reported one, as a fraction")
+        float | None, Of(_newest_epoch("accuracy"), "newest accuracy that the job reported for an epoch, 0 to 1")
     ]
-    resizes: Annotated[int, Of(f"({RESIZED})", "resizes while it ran that took effect, by requeue or by blocks")]
+    resizes: Annotated[int, Of(f"({RESIZED})", "resizes of the running job that took effect, by requeue or by blocks")]
     resizing: Annotated[
         str | None,
         Of(
             "(SELECT z.state || CASE WHEN z.back THEN '_back' ELSE '' END FROM resizes z "
             "WHERE z.job_id = j.id AND z.ended IS NULL LIMIT 1)",
-            "state of the resize that is open; null if none is",
+            "state of the open resize; null if no resize is open",
         ),
     ]
     pause_s: Annotated[
         float,
         Of(
             "(SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id)",
-            "pauses of all its resizes together, seconds; 0 if none is known",
+            "sum of the pauses of all its resizes, seconds; 0 if none is known",
         ),
     ]
     attempts: Annotated[int, Of(_over_runs("attempts"), "restarts of the ranks within runs, over all runs")]
@@ -360,13 +362,13 @@ class JobSummary:
         Of(
             "(SELECT r.nonfinite_step FROM runs r WHERE r.job_id = j.id AND r.nonfinite_step IS NOT NULL"
             " ORDER BY r.restart DESC LIMIT 1)",
-            "step of the last report that had such a loss",
+            "step of the last report with a loss that is not a finite number",
         ),
     ]
     strategy: Annotated[
-        str | None, Of("j.strategy", "training strategy, by its own word; null if it is plainly data parallel")
+        str | None, Of("j.strategy", "training strategy that the job named; null if it is plainly data parallel")
     ]
-    limits: Annotated[StrategyLimits | None, Of("j.limits", "what that strategy can do, as a JSON object")]
+    limits: Annotated[StrategyLimits | None, Of("j.limits", "limits of the strategy, a JSON object")]
 
     def __hash__(self) -> int:
         # Of those that tell most lines apart: a page looks thousands up at each tick.
@@ -420,14 +422,18 @@ JOB_SUMMARY = View(
             for column, _ in _LINE
             for one in (column, *([said(_SAID[column.name], column.name)] if column.name in _SAID else []))
         ),
-        Column("requested_gpus", "int", "GPUs it asked for"),
+        Column("requested_gpus", "int", "GPUs that the job requested"),
         Column("queueing_s", "float", "submission to first start, seconds"),
-        Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
-        Column("runs", "int", "its starts; of a job of blocks its terms"),
+        Column(
+            "running_s",
+            "float",
+            "sum of the lengths of its runs, seconds; a run in progress counts up to the newest report or decision",
+        ),
+        Column("runs", "int", "number of its starts; for a job of blocks, number of its terms"),
         Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
         Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
         Column("largest_gpus", "int", "most GPUs that it trained on"),
-        Column("gpu_hours", "float", "GPU-hours of all its runs, of a job of blocks those that its blocks held"),
+        Column("gpu_hours", "float", "GPU-hours of all its runs; for a job of blocks, of all its blocks"),
     ),
     f"""
     SELECT c.name AS cluster, {SELECTED},
@@ -459,15 +465,19 @@ RUN_TIMELINE = View(
     (
         *JOB,
         *WHO,
-        Column("restart", "int", "Slurm's restart count, 0 in the first run; of a job of blocks the term"),
-        Column("nodes", "int", "nodes, of a job of blocks at its end; 0 if not known"),
-        Column("gpus_per_node", "int", "GPUs per node; 0 if not known"),
-        Column("gpus", "int", "GPUs in all, of a job of blocks at its end"),
+        Column("restart", "int", "Slurm's restart count, 0 in the first run; for a job of blocks, the term"),
+        Column("nodes", "int", "nodes (for a job of blocks, at its end); 0 if unknown"),
+        Column("gpus_per_node", "int", "GPUs per node; 0 if unknown"),
+        Column("gpus", "int", "GPUs in all (for a job of blocks, at its end)"),
         *stored(RUNS, "node_list batch"),
         *time_of("start_time", "started", "start"),
-        *time_of("end_time", "ended", "end; of a run that Slurm requeued, its newest report; null while it goes on"),
-        Column("running_s", "float", "its length, seconds; of a run that goes on, as far as is known"),
-        Column("gpu_hours", "float", "its length times its GPUs at each time, GPU-hours"),
+        *time_of("end_time", "ended", "end (newest report if Slurm requeued the run; null while the run goes on)"),
+        Column(
+            "running_s",
+            "float",
+            "length of the run, seconds; a run in progress counts up to the newest report or decision",
+        ),
+        Column("gpu_hours", "float", "GPU-hours that the run held"),
         *stored(RUNS, "end_reason"),
     ),
     f"""
@@ -489,9 +499,13 @@ BLOCK_TIMELINE = View(
         Column("gpus", "int", "GPUs in all"),
         *stored(BLOCKS, "node_list"),
         *time_of("start_time", "started", "start"),
-        *time_of("end_time", "ended", "end; null while it goes on"),
-        Column("running_s", "float", "its length, seconds; of a block that goes on, as far as is known"),
-        Column("gpu_hours", "float", "its length times its GPUs, GPU-hours"),
+        *time_of("end_time", "ended", "end; null while the block runs"),
+        Column(
+            "running_s",
+            "float",
+            "its length, seconds; a running block counts up to the newest report or decision",
+        ),
+        Column("gpu_hours", "float", "GPU-hours that the block held"),
         *stored(BLOCKS, "state"),
     ),
     f"""
@@ -510,11 +524,15 @@ MEMBERSHIP_TIMELINE = View(
     (
         *JOB,
         *WHO,
-        Column("term", "int", "term of the leader; the run's restart"),
+        Column("term", "int", "term of the leader: restart in run_timeline"),
         *stored(MEMBERSHIPS, "generation"),
-        *time_of("start_time", "started", "from when"),
-        *time_of("end_time", "ended", "to when: the next one, or the run's end; null while it is in force"),
-        Column("lasted_s", "float", "its length, seconds; of one that is in force, as far as is known"),
+        *time_of("start_time", "started", "start"),
+        *time_of("end_time", "ended", "end: start of the next membership or end of the run; null while in force"),
+        Column(
+            "lasted_s",
+            "float",
+            "how long it was in force, seconds; a current one counts up to the newest report or decision",
+        ),
         *stored(MEMBERSHIPS, "blocks nodes gpus_per_node"),
         Column("gpus", "int", "GPUs in all"),
         *stored(MEMBERSHIPS, "batch step pause_s bytes transfer_s ready_s why order_number"),
@@ -539,7 +557,7 @@ SCALING = View(
         Column("gpus_per_node", "int", "GPUs per node"),
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
-        Column("reports", "int", "throughput samples that it is measured from, rolled-up ones counted once"),
+        Column("reports", "int", "number of throughput samples measured, a rolled-up sample counted once"),
         Column("measured_s", "float", "how long it was measured, seconds"),
         Column("samples_per_s", "float", "throughput, samples/s over all ranks"),
         Column("speed_up", "float", "throughput over that of the job's smallest shape and batch on this kind"),
@@ -585,15 +603,15 @@ RESIZE_COST = View(
     (
         *JOB,
         *WHO,
-        *time_of("start_time", "started", "when it was written down"),
-        Column("restart", "int", "restart count of the run that it left; -1 if the job waited"),
+        *time_of("start_time", "started", "when the resize was stored"),
+        Column("restart", "int", "restart count of the run that the resize ended; -1 if the job waited"),
         Column("old_gpus", "int", "GPUs before"),
         Column("new_gpus", "int", "GPUs after; 0 if the job was parked"),
         *stored(RESIZES, "old_batch new_batch"),
         Column("state", "text", f"state in which it ended; '{RESIZE_DONE}' when it took effect"),
         Column("pause_s", "float", "from the last step before to the first report after it, seconds"),
-        Column("total_s", "float", "from its writing down to its end, seconds"),
-        Column("checkpoint_s", "float", "to write the checkpoint that its order asked for, seconds"),
+        Column("total_s", "float", "from when the resize was stored to its end, seconds"),
+        Column("checkpoint_s", "float", "time to write the checkpoint that the resize ordered, seconds"),
         Column("stall_s", "float", "pause of training for that checkpoint, seconds"),
         *stored(RUNS, "queue_s launch_s import_s group_s load_s first_step_s"),
         Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
@@ -642,8 +660,8 @@ GPU_HOURS = View(
     (
         *OF_A_DAY,
         Column("jobs", "int", "jobs that ran on that day"),
-        Column("runs", "int", "runs of theirs on that day; of jobs of blocks, starts of blocks"),
-        Column("gpu_hours", "float", "GPU-hours that they held; of runs that go on, as far as is known"),
+        Column("runs", "int", "runs of these jobs on that day; for jobs of blocks, starts of blocks"),
+        Column("gpu_hours", "float", "GPU-hours that these jobs held on that day"),
     ),
     # A run is cut at midnights; of numbers of days there need be no more than the longest run has.
     f"""
@@ -666,14 +684,14 @@ GPU_HOURS = View(
 
 IDLE_GPUS = View(
     "idle_gpus",
-    "How much of their GPUs jobs used, as far as that was measured: by user, account and day (UTC)",
+    "Measured use of the GPUs by user, account and day (UTC)",
     (
         *OF_A_DAY,
         Column("jobs", "int", "jobs whose use was measured on that day"),
         Column("gpu_hours", "float", "GPU-hours of training for which it was measured"),
-        Column("gpu_use", "float", "mean share of these in which the GPUs were in use"),
-        Column("idle_gpu_hours", "float", "of these the GPU-hours of reports that used less than a tenth"),
-        Column("gpu_memory", "int", "most memory in use of a GPU, bytes; null if it is unknown"),
+        Column("gpu_use", "float", "mean use of the GPUs during gpu_hours, 0 to 1"),
+        Column("idle_gpu_hours", "float", "part of gpu_hours whose reports show a use below 0.1"),
+        Column("gpu_memory", "int", "highest memory use of a GPU, bytes; null if unknown"),
     ),
     f"""
     SELECT p.cluster, p.user_name, p.account, substr(utc(p.day_time), 1, 10) AS day, p.day_time,
@@ -700,16 +718,20 @@ DECISIONS_EXPLAINED = View(
         *JOB,
         *WHO,
         Column("decision_id", "int", "the decision"),
-        *time_of("time", "decided", "when it was made"),
+        *time_of("time", "decided", "when the decision was made"),
         *stored(DECISIONS, "policy mode"),
-        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (only that changes)"),
+        Column(
+            "action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (only the batch changes)"
+        ),
         Column("from_gpus", "int", "GPUs it held; null if it waited"),
         Column("gpus", "int", "GPUs it gets; null if it waits"),
         Column("from_batch", "int", "global batch it had, samples"),
         Column("batch", "int", "global batch it gets, samples"),
         *stored(DECISION_JOBS, "reason reason_code reason_arguments"),
-        Column("alternatives", "text", "what was weighed, best first, as nodes x GPUs per node / batch; 0x0/0 waits"),
-        Column("acted", "bool", "the companion set out to carry it out"),
+        Column(
+            "alternatives", "text", "choices considered, best first, as nodes x GPUs per node / batch; 0x0/0 means wait"
+        ),
+        Column("acted", "bool", "true if the companion began to carry out the decision"),
         *stored(DECISION_JOBS, "outcome outcome_code outcome_arguments"),
     ),
     f"""
@@ -733,26 +755,30 @@ DECISIONS_EXPLAINED = View(
 
 WHAT_IF = View(
     "what_if",
-    "JCT of each completed job, against what it would have been at the requested size by the job's own measurement",
+    "JCT of each completed job, and the JCT predicted for it at its requested size from its measured throughput",
     (
         *JOB,
         *WHO,
         *stored(ALL_JOBS, "requested_nodes requested_gpus_per_node"),
         Column("batch", "int", "global batch in which its first run began, samples"),
-        Column("samples", "float", "samples it used, those repeated after a lost checkpoint counted once"),
-        Column("measured_s", "float", "how long it was measured at the requested shape in that batch, seconds"),
-        Column("samples_per_s", "float", "throughput there, samples/s; null if it was never measured there"),
-        Column("wait_s", "float", "submission to the first hello, as it was: first queueing and first start, seconds"),
+        Column("samples", "float", "samples it trained on; samples repeated after a lost checkpoint count once"),
+        Column("measured_s", "float", "how long it was measured at the requested shape with this batch, seconds"),
+        Column(
+            "samples_per_s",
+            "float",
+            "throughput at the requested shape with this batch, samples/s; null if never measured",
+        ),
+        Column("wait_s", "float", "submission to the first hello (first queueing and first start), seconds"),
         Column("jct_s", "float", "job completion time, seconds"),
-        Column("other_s", "float", "jct_s without wait_s, training and resizes: first step, evaluation, end; seconds"),
+        Column("other_s", "float", "jct_s minus wait_s, training and resizes: first step, evaluation and end, seconds"),
         Column(
             "predicted_jct_s",
             "float",
-            "wait_s + samples / samples_per_s + other_s, seconds; null if not known",
+            "wait_s + samples / samples_per_s + other_s, seconds; null if unknown",
         ),
-        Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid; null if there were none"),
-        Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
-        Column("by_blocks", "int", "those of them by blocks"),
+        Column("speed_up", "float", "predicted_jct_s / jct_s; above 1 if the resizes paid off; null without resizes"),
+        Column("resizes", "int", "resizes of the running job that took effect, by requeue or by blocks"),
+        Column("by_blocks", "int", "part of resizes that was by blocks"),
     ),
     f"""
     SELECT p.*, CASE WHEN p.resizes > 0 THEN p.predicted_jct_s / p.jct_s END AS speed_up
@@ -786,7 +812,7 @@ WHAT_IF = View(
 
 SIZE_LIMITS = View(
     "size_limits",
-    "What the training strategy of each job can do at each number of GPUs, by its own word",
+    "What the training strategy of each job can do at each number of GPUs, as the job reported it",
     (
         *JOB,
         *WHO,
