@@ -166,7 +166,8 @@ class GuestSettings(_Section):
     qos: Lower = ""
     """QOS that Slurm preempts (preempt/qos). With an operator's companion, users need no access to it"""
     partition: Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")] = ""
-    """partition of the same nodes that Slurm preempts (preempt/partition_prio). Users must have access to it"""
+    """partition that has the same nodes and that Slurm preempts (preempt/partition_prio). Users must have access to
+    it"""
     account: Lower = ""
     """account to which guests are charged, so that they do not use up the user's own limits. Each user needs an
     association with it"""
@@ -174,9 +175,9 @@ class GuestSettings(_Section):
     """false: GPU-hours of guests cost nothing. For a QOS, Slurm itself shows this by UsageFactor 0"""
 
     most: int = Field(8, ge=1)
-    """largest number of guests of one job. Each has one GPU if so few suffice, else more, up to a node; too few array
-    tasks make them larger as well. If Slurm allocates whole nodes, or device cgroups hide GPUs, each guest has a
-    node"""
+    """largest number of guests of one job. Each guest has one GPU if that is enough for all growth, otherwise more, up
+    to a whole node. Guests are also larger if the array has too few tasks. If Slurm allocates whole nodes, or device
+    cgroups hide GPUs, each guest has a node"""
     grace_s: Seconds = Field(0, ge=0)
     """GraceTime of the QOS. A job whose changes restart from a checkpoint, and take longer than this, is expected to
     lose work with each preempted guest"""

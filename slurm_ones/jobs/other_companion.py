@@ -1,9 +1,11 @@
 """Agreement between two companions of the same job, its owner's and the site's: one of them yields.
 
-While the site's companion acts, it keeps a fresh file in its spool, the mark. The owner's companion yields on every job
-that reads orders from this spool. The owner's companion writes its orders into the job's directory. The site's
-companion yields on a job whose newest order there is recent. If both start in the same second, the job obeys the order
-with the higher number. The other companion then gives up its resize without notifying the job.
+While the site's companion acts, it touches a file in its spool again and again: the mark. The owner's companion yields
+on every job that reads orders from a spool with a recent mark. The owner's companion writes its orders into the job's
+directory. The site's companion yields on a job whose newest order there is recent.
+
+If both start in the same second, the job obeys the order with the higher number. The other companion then gives up its
+resize without notifying the job.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ HALVINGS = 40
 STEPS = 12
 """Largest number of steps by which jobs shrink in a candidate without room, and of steps by which jobs then grow."""
 FILLS = 64
-"""Largest number of times that free GPUs are given to a job, in one candidate."""
+"""Largest number of steps by which free GPUs of one candidate are given away."""
 
 
 def greedy(choices: Choices) -> Ints:
@@ -115,7 +115,7 @@ def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 def mutate(choices: Choices, parents: Ints, chance: float, rng: np.random.Generator) -> Ints:
     """Return the candidates (K, J) with some jobs one size larger or smaller. Each job is changed with probability
-    `chance`, or with a smaller one, so that on average at most four jobs of a candidate change."""
+    `chance`. This is lowered if more than four jobs of a candidate would change on average."""
     count, jobs = parents.shape
     rate = min(chance, 4.0 / max(jobs, 1))
     rows = np.arange(jobs)

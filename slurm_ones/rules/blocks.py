@@ -203,8 +203,8 @@ def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
 
 
 def held_by_others(tasks: Collection[int]) -> Reason:
-    """Return the reason to take back a change because somebody else holds these tasks. From then on the companion
-    leaves them."""
+    """Return the reason to take back a change because somebody else holds these tasks. From then on the companion does
+    not touch them."""
     if len(tasks) == 1:
         return reason("block_held", task=min(tasks))
     return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))

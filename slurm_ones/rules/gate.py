@@ -175,7 +175,7 @@ class JobRules:
     guests: frozenset[int] | None = None
     """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
-    """Nodes with reservations that would begin during a run that starts now."""
+    """Nodes that are reserved from a time at which a run that starts now would still go on."""
     barred: frozenset[str] = frozenset()
     """Nodes that the job's user excludes, by `--exclude` or `--constraint`."""
 
@@ -480,8 +480,8 @@ class Round:
         return free.fits(elastic.shape)
 
     def _ahead(self, elastic: Elastic) -> ReservedNodes:
-        """Return nodes with reservations on which blocks would join. For a job that grows by guests there are none,
-        because guests end before a reservation begins."""
+        """Return the nodes on which blocks would join but which are reserved from a later time on. For a job that grows
+        by guests there are none, because guests end before a reservation begins."""
         if hot(elastic) and elastic.partition in self.settings.guests:
             return NOTHING_AHEAD
         joining = next((block for block in elastic.job.blocks if block.pending), elastic.job.first)

@@ -336,7 +336,7 @@ LOSES_LICENSES = (25, 5, 0), (25, 11, 7)
 
 
 class ReservedNodes(NamedTuple):
-    """Nodes with reservations that would begin during a run of the job that starts now."""
+    """Nodes that are reserved from a time at which a run of the job that starts now would still go on."""
 
     nodes: frozenset[str] = frozenset()
     reason: Reason | None = None
@@ -347,8 +347,8 @@ NOTHING_AHEAD = ReservedNodes()
 
 
 def ahead_of(job: SlurmJob, snapshot: Snapshot, now: float) -> ReservedNodes:
-    """Return the nodes of the job's partition with reservations of others that would begin during a run that starts
-    now."""
+    """Return the nodes of the job's partition that others have reserved from a time at which a run that starts now
+    would still go on."""
     part = snapshot.partitions.get(job.partition)
     if part is None:
         return NOTHING_AHEAD

@@ -125,8 +125,8 @@ def understood(what: str) -> Iterator[None]:
 def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset[str]]:
     """Split Slurm's state names into base state and flags.
 
-    22.05's JSON, squeue's columns and PySlurm show a single name: if a flag is set, the flag instead of the base state.
-    The base state of a COMPLETING job is then UNKNOWN. A COMPLETING job that is held was requeued, so its base state is
+    22.05's JSON, squeue's columns and PySlurm show a single name: a flag if one is set, or else the base state. The
+    base state of a COMPLETING job is then UNKNOWN. A COMPLETING job that is held was requeued, so its base state is
     PENDING.
     """
     base, flags = JobState.UNKNOWN, set()
