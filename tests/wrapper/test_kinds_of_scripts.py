@@ -138,6 +138,7 @@ COUNTER, COLLECTED, EMPTIED = "counts from 0 again", "history (train.py:", "is o
         ("def shown(g):\n    print(g.norm())\n    return g\nnet.bias.register_hook(shown)\n" + PREPARE + LOOP, ""),
         (STOPPER + PREPARE + LOOP, "Stopper.wait (train.py:"),
         (STOPPER + TRAINER + PREPARE + LOOP, "Stopper.wait (train.py:"),
+        (STOPPER + TRAINER.replace("= Stopper()", "= [Stopper()]") + PREPARE + LOOP, "Stopper.wait (train.py:"),
         ("from types import SimpleNamespace\nstate = SimpleNamespace(seen=0)\n" + PREPARE + LOOP
          + "        state.seen = state.seen + 1\n", "SimpleNamespace.seen (train.py:"),
         (PREPARE + "best = torch.tensor(9.0)\n" + LOOP + "        best = loss.detach()\n", "best (train.py:"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import kept, renewed
 
+_FEW = 100
+"""Longest list whose items are searched, such as a trainer's callbacks."""
 _PLAIN = ("__main__", "types", "argparse")
 """Modules of classes that may have no methods of the script: its own, SimpleNamespace, Namespace."""
 
@@ -30,16 +32,21 @@ def counts(
     for frame in frames:
         values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
         shared |= names.keys()
-        things += [one for one in values.values() if id(one) not in carried]
+        things += [one for one in _with_items(values.values()) if id(one) not in carried]
         found += [name for name in names if name in values and _is_number(values[name])]
     own = [one for one in things if _codes(type(one)) or type(one).__module__ in _PLAIN]
-    inner = (it for one in own for it in _attributes(one).values() if _codes(type(it)) and id(it) not in carried)
-    for one in [*own, *inner]:
+    inner = (it for one in own for it in _with_items(_attributes(one).values()) if _codes(type(it)))
+    for one in [*own, *(it for it in inner if id(it) not in carried)]:
         its = shared.union(*map(kept, _codes(type(one))))
         found += [
             f"{type(one).__name__}.{at}" for at, it in _attributes(one).items() if f".{at}" in its and _is_number(it)
         ]
     return [one for one in dict.fromkeys(found) if one not in known]
+
+
+def _with_items(values: Iterable[Any]) -> Iterator[Any]:
+    for one in values:
+        yield from (one, *one) if type(one) in (list, tuple) and len(one) <= _FEW else (one,)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
