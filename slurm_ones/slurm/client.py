@@ -239,7 +239,7 @@ def _fault(job: SlurmJob, shape: Shape, kind: str, queue: Queue, before: SlurmJo
         return f"Slurm holds GPUs of {f'type {job.kind}' if job.kind else 'any type'}"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
-    # The reason before is that of the shape before, until Slurm has tried again.
+    # Until Slurm has tried again, the pending reason is still that of the old shape.
     if job.never_starts and not before.never_starts:
         return f"Slurm says {job.reason}"
     return ""
@@ -268,7 +268,7 @@ def reshape(
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
     if len(before.array_tasks) > 1 and not all(task.pending for task in tasks(before.array_id)):
-        # An update by the array's id changes those too, and takes nodes from what runs.
+        # An update by the array's id would also change its running tasks, and take nodes from them.
         raise NotResizable(f"job {job_id}: not all of its tasks wait; only one of them can be reshaped, by its own id")
     if before.task_counts:
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")

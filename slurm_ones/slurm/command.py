@@ -79,7 +79,7 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
         re.compile(
             r"unable to contact|socket timed out|connection (refused|reset|timed)|zero bytes|"
             r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|rate limit|"
-            # What scontrol says of a dead controller when it was to change a job.
+            # scontrol's answer to a request for a change if the controller is dead.
             r"unexpected message received",
             re.I,
         ),
@@ -156,7 +156,7 @@ class CommandClient:
         hung."""
         self._timeout_s = timeout_s
         self._keepalive = keepalive
-        # Times as numbers, messages in English, and no format of the user's own.
+        # Times are numbers, messages are English, and the user's own output formats are unset.
         self._env = {
             k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_"))
         }
@@ -189,7 +189,7 @@ class CommandClient:
             raise not_started(argv[0], error) from None
         except subprocess.TimeoutExpired:
             raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s") from None
-        # A user's text may be of any encoding; what is not UTF-8 must not stop a tick.
+        # A user's text may have any encoding. Bytes that are not UTF-8 must not stop a tick.
         output = done.stdout.decode("utf-8", "replace")
         errors = done.stderr.decode("utf-8", "replace")
         if done.returncode and not (enough and output.startswith(enough)):
@@ -211,7 +211,8 @@ class CommandClient:
         return int(match[1]), int(match[2])
 
     def config(self) -> dict[str, str]:
-        # It ends with a ping, and fails when that does not come back: where slurmctld limits the rate of RPCs, say.
+        # The output ends with a ping. If the ping fails, for example because slurmctld limits RPCs, the command fails
+        # too.
         question = ["scontrol", "show", "config"]
         answer = with_retries(lambda: self.run(question, enough="Configuration data as of"))
         lines = (line.partition("=") for line in answer.splitlines())
@@ -230,9 +231,9 @@ class CommandClient:
         wanted = set(job_ids)
         named, found = sorted(wanted), dict[int, SlurmJob]()
         for first in range(0, len(named), MOST_NAMED):
-            with suppress(UnknownJob):  # squeue complains if it was asked only for unknown jobs
+            with suppress(UnknownJob):  # squeue fails if it is asked only for jobs that it does not know
                 found |= self._json(",".join(map(str, named[first : first + MOST_NAMED])))
-        # 22.05 shows all jobs whichever it was asked for.
+        # 22.05 lists all jobs, whichever were requested.
         return {job_id: job for job_id, job in found.items() if job_id in wanted}
 
     def _json(self, job_ids: str) -> dict[int, SlurmJob]:
@@ -242,8 +243,8 @@ class CommandClient:
                 data: Any = json.loads(text)
             except ValueError as error:
                 raise Refused(f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?") from None
-            # A release may end with status 0 and no jobs when the controller does not answer, as 22.05 does: that must
-            # not pass for an empty queue.
+            # If the controller does not answer, a release may exit with status 0 and list no jobs, as 22.05 does. That
+            # must not count as an empty queue.
             if fault := json_fault(data):
                 raise Unreachable(f"squeue --json: {fault}")
             return parse_jobs(data)
@@ -295,7 +296,7 @@ class CommandClient:
     def quotas(self, users: Collection[str]) -> Quotas:
         whose = [f"users={','.join(sorted(users))}"] if users else []
         found = parse_quotas(self._ask(["scontrol", "-o", "show", "assoc_mgr", *whose, "flags=assoc,qos"]))
-        # Without accounting there are no accounts either.
+        # Without accounting there are no usage factors either.
         return replace(found, usage_factors=self._usage_factors()) if found.parents else found
 
     def _usage_factors(self) -> dict[str, float]:
@@ -335,7 +336,7 @@ class CommandClient:
         if not asked:
             return
         self.run(hold_tasks_command(array_id, asked))
-        # One that started meanwhile is held as well, and would be again when it is requeued.
+        # A task that started meanwhile is held too, and would still be held after its next requeue.
         for job in self.tasks(array_id):
             if job.held and not job.pending and not job.ended and asked.issuperset(job.array_tasks):
                 self.release(job.key, start_now=False)
@@ -345,8 +346,8 @@ class CommandClient:
         whole, kind = job.gpus_per_node == 0, job.kind
         tasks, each = self._release < (25, 11), 0
         if tasks and not whole:
-            # 22.05 keeps the tasks of the run before, and counts --cpus-per-gpu for each task: a job back on one GPU
-            # had all CPUs of a node, and four GPUs had the CPUs of one.
+            # 22.05 keeps the task count of the run before, and counts --cpus-per-gpu for each task. So a job that
+            # shrank to one GPU got all CPUs of a node, and a job with four GPUs got the CPUs of one.
             shown = _CPUS_PER_GPU.search(self.run(["scontrol", "-o", "show", "job", str(job.key)]))
             each = int(shown[1]) if shown else 0
         words = reshape_command(
@@ -366,8 +367,8 @@ class CommandClient:
 
     @property
     def _now(self) -> str:
-        # Before 25.11, which may requeue without a delay, a run may start in the second in which the last one was
-        # killed. Its node refuses it ("Job credential revoked") and the job fails.
+        # Releases before 25.11 may requeue without a delay. A run may then start in the second in which the last one
+        # was killed. Its node refuses it ("Job credential revoked"), and the job fails.
         return "now+2" if self._release < (25, 11) else "now"
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
@@ -375,7 +376,7 @@ class CommandClient:
             self.run(command)
 
     def defer(self, job_id: JobKey, until: float) -> None:
-        # Seconds since 1970 mean the same in every time zone, and in the night when the clocks change.
+        # Unix seconds mean the same in every time zone, and in the night when clocks change.
         self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
@@ -383,7 +384,7 @@ class CommandClient:
         self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={switches}"])
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        # Without a look first, scancel says nothing of a job that is not there.
+        # The job is read first, because scancel reports no error for a job that does not exist.
         job = self._look(job_id)
         command = ["scancel", f"--signal={signal}", *(["--full"] if batch else [])]
         if not job.array_id:
@@ -434,7 +435,7 @@ class CommandClient:
         job = self._look(task)
         if job.pending:
             return
-        # What was cancelled would come back to life, and what runs be killed.
+        # A cancelled task would run again, and a running one would be killed.
         if not job.ended or job.completing or job.state is JobState.CANCELLED:
             shown = "+".join([job.state.value, *sorted(job.flags)])
             raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
@@ -451,7 +452,7 @@ class CommandClient:
                 raise
 
     def cancel_waiting(self, array_id: int) -> None:
-        # scancel does not know an array that has ended as a whole.
+        # scancel fails for an array that has ended as a whole.
         with suppress(UnknownJob):
             self.run(cancel_waiting_command(array_id))
 
@@ -501,7 +502,7 @@ class Sstat:
             try:
                 null = subprocess.DEVNULL
                 self._asked = subprocess.Popen(command, stdin=null, stdout=output, stderr=null, env=self._env), output
-            except OSError:  # there is none, or there are more jobs than an argument holds
+            except OSError:  # there is no sstat, or the job ids do not fit one argument
                 output.close()
         return found
 
@@ -512,7 +513,7 @@ class Sstat:
         with output:
             if process.poll() is None:
                 process.kill()
-                # One that hangs in the kernel is not waited for.
+                # An sstat that hangs in the kernel is not waited for.
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(1.0)
                 return {}

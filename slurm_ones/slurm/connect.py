@@ -19,7 +19,7 @@ def why_not_pyslurm() -> str:
     try:
         import slurm_ones.slurm.pyslurm  # noqa: F401
     except ImportError as error:
-        # Not installed, or built for another libslurm: both look like this.
+        # PySlurm is not installed, or was built for another libslurm: both raise the same error.
         return str(error)
     return ""
 
@@ -62,9 +62,9 @@ def _class_of(name: str) -> Callable[..., SlurmClient]:
     module, _, attribute = name.partition(":")
     try:
         found: Callable[..., SlurmClient] = getattr(import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # of a module that somebody else wrote
+    except (Exception, SystemExit) as error:  # the module is somebody else's
         raise ConfigError(f"client {name!r} cannot be imported: {type(error).__name__}: {error}") from None
-    # A client that passes calls on, as one of another process does, answers to any name.
+    # A client that forwards calls, for example to another process, accepts any attribute name.
     needed = () if hasattr(found, "__getattr__") else vars(SlurmClient)
     lacking = [method for method in needed if not method.startswith("_") and not hasattr(found, method)]
     if not isinstance(found, type) or lacking:

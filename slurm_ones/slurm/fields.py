@@ -48,7 +48,7 @@ def number(value: Any, default: int = 0) -> int:
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST <= value <= MOST:
         return default
-    # 22.05 writes Slurm's NO_VAL and INFINITE as they are.
+    # 22.05 writes Slurm's NO_VAL and INFINITE as plain numbers.
     return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
 
 
@@ -236,7 +236,7 @@ STATUS = Notation(_printed_status, _status, lambda code: (_whole(code), 0))
 def read(field: Field, source: str, values: list[Any]) -> list[Any]:
     """Read one field of many records. Text and PySlurm values that are equal are parsed once."""
     reader = getattr(field.notation, source)
-    if source == "json":  # numbers are objects there, and 1 is not True
+    if source == "json":  # numbers are dicts there, and 1 would equal True
         return [reader(value) for value in values]
     known = {value: reader(value) for value in {*values}}
     return [known[value] for value in values]

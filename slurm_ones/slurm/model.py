@@ -159,7 +159,7 @@ class SlurmJob:
     limit reaches beyond it."""
     preempt_time: Annotated[float, Field(TIME, "PreemptTime", "preempt_time", "preempt_time")] = 0.0
     """Time at which Slurm began to preempt the job; 0 for never."""
-    # Not every source shows those that follow, so they do not count in comparisons.
+    # Not every source shows the next fields, so they do not count when jobs are compared.
     memory_mb: int = field(default=0, compare=False)
     """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only the request."""
     exclusive: bool = field(default=False, compare=False)
@@ -169,7 +169,7 @@ class SlurmJob:
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
     """Nodes that the job excludes (`--exclude`). Before 26.05 a snapshot by squeue leaves this empty."""
-    # Only `SlurmClient.details` shows the others.
+    # The next fields are only shown by `SlurmClient.details`.
     switches: Annotated[int, Field(COUNT, "", "required_switches")] = field(default=0, compare=False)
     """Largest number of leaf switches that the job asks for; 0 for no limit, and before Slurm 23.02."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)

@@ -143,7 +143,7 @@ def state_of(names: tuple[str, ...], *, held: bool) -> tuple[JobState, frozenset
     return base, frozenset(flags)
 
 
-# Of thousands of jobs many ask for the same.
+# Many of thousands of jobs have the same requests.
 _gpus, _gpu_kind, _other_gres = lru_cache(4096)(gpus), lru_cache(4096)(gpu_kind), lru_cache(4096)(other_gres)
 
 
@@ -162,14 +162,14 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
     pending = state is JobState.PENDING
     nodes, most, reason, tasks = plain["nodes"], plain["max_nodes"], plain["reason"], plain["tasks"]
     if most in (0, nodes):
-        # 22.05 goes on showing the nodes of a requeued job's last run. If no maximum was asked for, it shows none or
-        # the same number again. What it asks for now is in its TRES.
+        # 22.05 still shows the nodes of a requeued job's last run. If the user asked for no maximum, it shows 0 or the
+        # same number as the maximum. The present request is in the job's TRES.
         asked = _requested_nodes(more.requested) if pending else None
         nodes = most = nodes if asked is None else asked
     requeue_held = held and REQUEUE_HELD in (more.description if reason == "JobHeldUser" else reason).replace("_", " ")
     gpus_per_node = _gpus(more.gres)
     array_tasks = plain["array_tasks"] or ((more.array_task,) if more.array_task >= 0 else ())
-    # Of tasks that were cancelled together nothing tells which they were.
+    # A record of tasks that were cancelled together has no task numbers.
     array_id = plain["array_id"] if array_tasks else 0
     code, killed = more.status
     killed = killed or more.signal
@@ -198,7 +198,8 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
         gpus_total=(0 if pending else more.allocated_gpus or nodes * gpus_per_node)
         or _gpus(more.gpus_per_job)
         or by_task,
-        # Without task counts Slurm counts one task a node (of the most, if an update was refused half-way).
+        # Without a task count Slurm counts one task for each node (for each of the most nodes, if an update failed
+        # half-way).
         task_counts=more.exact_tasks or more.tasks_per_node > 0 or tasks > max(nodes, most) > 0,
         priority=more.held_by_priority or 0,
         array=more.is_task or more.heterogeneous > 0,
@@ -243,7 +244,7 @@ def parse_queue(text: str, names: Sequence[str], between: str) -> dict[int, Slur
         if row[0] not in jobs:
             jobs[row[0]] = job_of(row)
         else:
-            # Tasks that wait in one record differ in nothing else.
+            # Waiting tasks in one record differ only in their task numbers.
             more.setdefault(row[0], []).extend(row[_TASKS])
     for job_id, tasks in more.items():
         job = jobs[job_id]
@@ -415,7 +416,7 @@ def parse_topology(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for fields in records(text):
         leaf = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
-        # A block of blocks names those that it is made of.
+        # An aggregated block lists the blocks that it consists of, not nodes of its own.
         if leaf and "AggregatedBlock" not in fields:
             for name in hosts(fields.get("Nodes")):
                 found.setdefault(name, leaf)

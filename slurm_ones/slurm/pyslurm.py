@@ -26,7 +26,7 @@ from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import JobKey, SlurmJob, Task
 from slurm_ones.slurm.parse import BITSTR, job_of, rows
 
-# libslurm, too, looks there, when it reads the first array.
+# libslurm reads the same variable when it reads the first array.
 os.environ.update(BITSTR)
 
 
@@ -80,10 +80,10 @@ class PySlurmClient(CommandClient):
         try:
             (job,) = jobs_of([self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id))]).values()
         except KeyError:
-            # Of an array it looks for the steps of one task among those of another.
+            # For an array, PySlurm looks for the steps of one task among those of another.
             return super().job(job_id)
-        # Of an array it takes the first task, whichever was meant. A job requeued into a hold has words in place of the
-        # reason. They stay when an operator holds the job as well.
+        # For an array, PySlurm returns the first task, whichever was asked for. The reason of a job that was requeued
+        # into a hold is a text. It stays when an operator holds the job too.
         held = job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))
         return super().job(job_id) if job.array or held else job
 

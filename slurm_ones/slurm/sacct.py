@@ -217,7 +217,7 @@ class Sacct:
     def __init__(self, cluster: str = "") -> None:
         self._cluster = cluster
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SACCT_")}
-        # Times as numbers, messages in English.
+        # Times are numbers, messages are English.
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         with self._output(["sacct", "--helpformat"]) as lines:
             known = {word.lower() for line in lines for word in line.decode("utf-8", "replace").split()}
