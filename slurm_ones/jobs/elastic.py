@@ -143,7 +143,7 @@ def arrays(jobs: Iterable[SlurmJob]) -> dict[int, tuple[SlurmJob, ...]]:
     for job in jobs:
         if job.array_id and job.array_tasks:
             found[job.array_id].append(job)
-    # Only the newest record of a task counts; to sort that out for every sweep would cost too much.
+    # Only the newest record of a task counts. To find it for every array would take too long.
     return {
         array: tuple(records)
         for array, records in found.items()
@@ -163,7 +163,7 @@ def says_blocks(comment: str) -> bool:
     try:
         optin = parse_comment(comment)
     except BadComment:
-        # A word that is wrong elsewhere in it takes no running job apart.
+        # A mistake elsewhere in the comment must not turn a running job of blocks into separate jobs.
         return "array=blocks" in comment.replace(",", " ").split()
     return optin is not None and optin.blocks
 
@@ -188,18 +188,18 @@ def whole_job(
     if first.running:
         first = min((job for job in blocks if job.running), key=lambda job: job.array_tasks[0] in lent)
         if first.array_tasks[0] in lent and (first.held or first.admin_held):
-            # It may be held for its next start.
+            # A running guest may be held for its next start.
             first = replace(first, held=False, admin_held=False)
     home = min(
         blocks, key=lambda job: (not says_blocks(job.comment), job.array_tasks[0] in lent, job is not first, job.ended)
     )
     if known is not None and home.array_tasks[0] in lent:
-        # All its tasks have been guests: Slurm does not know any more to which partition it was submitted.
+        # All its tasks have been guests, so Slurm no longer knows the partition to which it was submitted.
         licenses = LICENCES.text(known.licenses.removeprefix(NO_LICENSES))
         partitions = tuple(known.partition.split(","))
         home = replace(home, partitions=partitions, account=known.account, qos=known.qos, licenses=licenses)
     if known is not None and known.end_time is not None and first.pending and first.held:
-        # It ended, and Slurm has forgotten all but the tasks that stand in a hold.
+        # The job has ended, and Slurm has forgotten all tasks but the held ones.
         first = replace(first, state=JobState(known.state), flags=frozenset(), held=False, end_time=known.end_time)
     submitted = min([job.submit_time for job in blocks] + ([known.submit_time] if known is not None else []))
     apart = first.pending and len({job.job_id for job in blocks}) > 1
@@ -250,7 +250,7 @@ def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
     """Return one record for each array task, ascending by task: the live record, or else the newest."""
     found: dict[int, SlurmJob] = {}
     for record in records:
-        # One more than a job of blocks may have tells that there are too many.
+        # One task more than a job of blocks may have is enough to see that there are too many.
         for task in record.array_tasks[: MAX_BLOCKS + 1]:
             one = record.of_task(task)
             other = found.get(task)
@@ -260,8 +260,8 @@ def newest(records: Sequence[SlurmJob]) -> tuple[SlurmJob, ...]:
 
 
 def _newness(job: SlurmJob) -> tuple[bool, int, bool, float, int]:
-    # Tasks that were cancelled while they waited together leave a record that may pass for the first task's, with a
-    # later start: what had nodes ran.
+    # Tasks that were cancelled while they waited together leave a record that looks like one of the first task, with a
+    # later start. The record with nodes is the one that ran.
     return not job.ended, job.restart, bool(job.node_list), job.start_time, job.job_id
 
 
@@ -297,15 +297,15 @@ def _blocks_refusal(blocks: Sequence[SlurmJob], others: str, count: int, known: 
     if count > MAX_BLOCKS:
         return reason("blocks_many", most=MAX_BLOCKS)
     live = [job for job in blocks if not job.ended]
-    # Tasks in a hold show that a companion prepared them, or that their owner keeps them; guests, that their launcher
-    # did. Once prepared, it has none.
+    # Held tasks show that a companion prepared them, or that their owner keeps them; guests show that their launcher
+    # did. A prepared array has no throttle.
     prepared = (known is not None and known.refusal.code != "blocks_unthrottled") or any(map(_lent, live))
     if not (prepared or len(live) < 2 or any(job.throttle or (job.pending and job.held) for job in live)):
         return reason("blocks_unthrottled")
     if others:
         return reason("blocks_differ", what=others)
     depending = [job for job in live if job.pending and job.reason.startswith("Dependency")]
-    # A dependency of the whole array keeps its first task too.
+    # A dependency of the whole array keeps its first task from starting too.
     if depending and (len(depending) < len(live) or len(live) < len(blocks)):
         return reason("blocks_depend")
     return None
@@ -320,10 +320,10 @@ def _representative(blocks: Sequence[SlurmJob]) -> SlurmJob:
     if active or startable:
         return (active or startable)[0]
     ended = [job for job in blocks if job.ended]
-    # One that was requeued into a hold has not ended.
+    # A task that was requeued into a hold has not ended.
     stopped = [job for job in live if job.restart or job.completing]
     if ended and not stopped:
-        # Of a task that was cancelled while it waited Slurm has a start too, but no nodes.
+        # For a task that was cancelled while it waited, Slurm shows a start but no nodes.
         return max(ended, key=lambda job: (bool(job.node_list), bool(job.start_time), job.end_time, job.array_tasks))
     return (stopped or live)[0]
 

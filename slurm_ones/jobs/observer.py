@@ -157,7 +157,7 @@ class Observer:
         every task count. So the details of all new jobs are read in one call, once for each job since the task count
         never changes."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
-        # Tasks of an array were submitted together: one stands for all.
+        # Tasks of an array were submitted together, so one of them is read for all.
         asked = {next(block.job_id for block in seen[id_].job.blocks if not block.ended): id_ for id_ in new}
         details = self._client.details(list(asked)) if asked else {}
         self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in known}
@@ -218,7 +218,7 @@ class Observer:
             return
         records = []
         for job_id, record in self._store.jobs(list(lost)).items():
-            # A task has the array's own id: it is not the job, whose other tasks may train on.
+            # One task has the array's own id. It is not the job, since its other tasks may still train.
             whole = self._array(job_id, record, snapshot) if says_blocks(record.comment) else None
             job = whole or jobs.get(job_id)
             if job is None:
@@ -340,7 +340,7 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
 
 def node_record(node: Node) -> NodeRecord:
     """Return the node's record. It does not depend on the jobs that run on the node."""
-    # A reserved node goes on being idle or busy.
+    # A reserved node may become idle or busy while it is reserved.
     state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
@@ -356,7 +356,7 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
     kind, start = kind_of(job.node_list, kinds or {}), job.start_time or None
     if job.by_blocks:
         if same is not None and same.kind and "," not in same.kind:
-            # Others join before they train, and a term in which others lead may be read later than these.
+            # The known kind is kept: blocks run before they join, and the reports of a new term may be read late.
             kind = same.kind
         first = min((block.start_time for block in job.blocks if block.start_time), default=start)
         start = (same.start_time if same is not None else None) or (None if job.restart else first)
@@ -391,7 +391,7 @@ class DrainReports:
         number, time, checkpoint = found
         if not checkpoint_stands(job, checkpoint.name):
             return None
-        # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
+        # A drained job reports nothing more. If it has reported more, it trains on, whatever the clocks say.
         _, last = self._store.report_positions([job.job_id])[job.job_id].get(restart, (0, 0))
         if last > number:
             return None

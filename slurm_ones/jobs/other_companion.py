@@ -40,7 +40,7 @@ class OtherCompanion:
 
     def refusal(self, job: WholeJob) -> Reason | None:
         """Return the reason to yield for the job; None if no other companion acts on it."""
-        # An order's number is the time in milliseconds; one far ahead is not of a companion.
+        # An order's number is its time in milliseconds. A number far ahead was not written by a companion.
         recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
         if self._own_uid is None:
             return reason("owner_acts", user=job.user, seconds=YIELD_S) if recent else None
@@ -52,7 +52,7 @@ class OtherCompanion:
                 continue
             if mark.st_uid == folder.st_uid != os.geteuid() and self._clock() - mark.st_mtime < YIELD_S:
                 return reason("site_acts", user=login_of(mark.st_uid))
-        # One of root's needs no spool.
+        # A companion of root needs no spool.
         return reason("site_acts", user="root") if recent and not self._spools(job) else None
 
     def number(self, job: WholeJob) -> int:

@@ -64,7 +64,7 @@ class PastJobs:
         self._open = {}
         for job_id, rows_of_job in jobs.items():
             for one in _apart(rows_of_job):
-                # The last row of each task, which of other jobs is the last row.
+                # The last row of each task counts; a job without tasks has one last row.
                 if any(row.live for row in {row.job_id: row for row in one}.values()):
                     self._open.update({(job_id, row.job_id, row.submit): row for row in one})
                 elif self._of_blocks(one[0]):
@@ -75,7 +75,7 @@ class PastJobs:
 
 
 def _says_blocks(comment: str) -> bool:
-    # One that is not understood takes nothing apart here, unlike in `elastic`.
+    # Unlike in `elastic`, a comment that is not understood does not matter here.
     with suppress(BadComment):
         optin = parse_comment(comment)
         return optin is not None and optin.blocks

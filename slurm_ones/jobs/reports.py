@@ -238,7 +238,7 @@ def _lines(
     faults."""
     end = data.rfind(b"\n") + 1
     if not end:
-        # A line longer than what is read at a time would be waited for for ever: step over it.
+        # A line longer than MAX_BYTES would be waited for for ever, so it is skipped.
         return [], len(data) if len(data) == MAX_BYTES else 0, after, ""
     lines: list[ReportLine] = []
     bad, place, first_bad, too_fast = 0, 0, "", ""
@@ -261,7 +261,7 @@ def _lines(
             first_bad = first_bad or str(error)
             continue
         if number > highest:
-            # It waits until it is due; a run's numbers count its reports.
+            # The line waits until that number is plausible; a run numbers its reports.
             place = begin
             too_fast = (
                 f"{reports_name(restart)}: it reports faster than {PER_S:g} times a second; the rest is read later"

@@ -112,7 +112,7 @@ class Terms:
         later one.
         """
         if not job.by_blocks:
-            # The run before may have written its last reports after its requeue was seen.
+            # The last run may have written reports after its requeue was observed.
             return job, range(max(0, job.restart - 1), job.restart + 1)
         known = self._known.get(job.job_id)
         if job.job_id not in self._known:
@@ -120,7 +120,7 @@ class Terms:
             if known is not None and job.job_id not in self._spans:
                 self._spans[job.job_id] = range(known.restart, known.restart + 1)
         if known is not None:
-            # A task that was used again has a later one.
+            # A task that was requeued has a later submission time.
             job = replace(job, submit_time=min(job.submit_time, known.submit_time))
         span = self._spans[job.job_id] if job.job_id in self._ahead else self._follow(job, now)
         self._ahead.discard(job.job_id)
@@ -213,7 +213,7 @@ def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
     job = snapshot.jobs.get(record.slurm_id)
     if job is not None and job.restart == record.restart and not job.pending:
         return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
-    # A guest that waits in no hold was requeued by Slurm: the companion holds what it puts back.
+    # A guest that waits without a hold was requeued by Slurm, since the companion holds the tasks that it requeues.
     taken = record.guest and job is not None and job.pending and not job.held
     state = JobState.PREEMPTED if taken else JobState.UNKNOWN
     return replace(record, state=state.value, end_time=snapshot.time)
