@@ -77,11 +77,11 @@ def place(
         if gpus <= budget:
             admitted.append((job.job_id, gpus))
             budget -= gpus
-    # Large shapes first: small ones fill what they leave.
+    # Large shapes come first; small ones fit into what is left.
     for job_id, gpus in sorted(admitted, key=lambda pair: -pair[1]):
         counts = [gpus]
         if shrink:
-            own = by_id[job_id].shape  # its own GPUs were not kept for it: with as many as now it would not move
+            own = by_id[job_id].shape  # the job's own GPUs were not kept, and at its present size it would not move
             before = own.gpus if own is not None else 0
             limits = by_id[job_id].limits
             counts += [n for n in sorted(limits.gpus, reverse=True) if n < gpus and n != before and takes(limits, n)]

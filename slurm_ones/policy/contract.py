@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# It imports its parts when they are first used: all of them would take half a second of each command.
+# scipy imports its parts when they are first used: all of them would take half a second in each command.
 import scipy
 
 from ones_db.reasons import Reason
@@ -247,7 +247,7 @@ class JobView:
     consider deadlines, preemptions or the like.
     """
 
-    # What it asks for, has, and may have.
+    # Request, present allocation and limits.
     job_id: int
     submitted: float
     requested: int
@@ -265,7 +265,7 @@ class JobView:
     fixed: Reason | None = None
     """Reason why the job must keep its shape, or its wait, in this round; None if it may change."""
 
-    # How fast it trains, and how much is to come.
+    # Speed and remaining work.
     model: ThroughputModel
     """Throughput model on the job's kind of GPU. This is the kind that it has or, if it waits, the kind that it will
     most likely get."""
@@ -275,7 +275,7 @@ class JobView:
     progress: Progress
     dataset: int
 
-    # What it has had so far.
+    # Past.
     samples: float
     """Progress since the job's first run, in samples at the base batch: each sample is multiplied by its batch's
     efficiency."""
@@ -289,7 +289,7 @@ class JobView:
     losses: tuple[tuple[float, float], ...] = ()
     """Pairs (epochs done, loss), one for each epoch whose loss the job reported."""
 
-    # What a resize costs.
+    # Costs of a resize.
     resize_s: float = 30.0
     """Expected pause of training at a resize, in seconds. If `shrink_s` is given, only for resizes that add GPUs."""
     shrink_s: float | None = None
@@ -301,7 +301,7 @@ class JobView:
     borrows: Borrows | None = None
     """Preemptions expected of the job's guest blocks; None if the job does not grow by guests."""
 
-    # How a running job of blocks changes in place.
+    # Changes in place, for a running job of blocks.
     smaller: Mapping[int, Mapping[str, int]] | None = None
     """Sizes to which the job can shrink in place, each with the GPUs that it keeps on each node. None if it can shrink
     to any size."""
@@ -310,7 +310,7 @@ class JobView:
     nodes_at: Mapping[int, int] | None = None
     """Number of nodes at each size; None if the job always takes the fewest nodes possible."""
 
-    # Its deadline.
+    # Deadline.
     deadline: float | None = None
     """Time by which the owner wants the job to end, on the caller's clock; None without a deadline."""
     promised: bool | None = None

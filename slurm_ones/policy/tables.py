@@ -55,7 +55,7 @@ def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str 
 
 
 def _useful(job: JobView, shape: Shape, batch: int) -> float:
-    # No GPU takes more than this: the job lowers such a batch by itself.
+    # A GPU takes no more than this. The job itself lowers a larger batch.
     batches = np.array([min(batch, job.limits.at(shape.gpus).most or batch)])
     speed = job.model.throughput(np.array([shape.nodes]), np.array([shape.gpus]), batches)
     return float(speed[0] * job.efficiency.efficiency(batches)[0])
@@ -155,7 +155,7 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
     """Build the tables of these jobs on this cluster. A running job's present size is allowed even if its limits
     exclude it."""
     placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
-    # Jobs of one kind have the same choice.
+    # Jobs with the same key have the same sizes.
     kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
     choice = {kind: _counts(placeable, *kind) for kind in set(kinds)}
     counts = [choice[kind] for kind in kinds]
@@ -310,7 +310,7 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     low = np.where(least <= most, least, max(job.batch, 1)).astype(np.float64)
     high = np.where(least <= most, most, max(job.batch, 1)).astype(np.float64)
     grid = low[:, None] * (high / low)[:, None] ** STEPS
-    # Multiples of the replicas, so that all have equally much to do.
+    # Batches are multiples of the number of replicas, so that all replicas have equally much to do.
     unit = quanta(job.limits, gpus, even=True)[:, None]
     even = np.maximum(np.round(grid / unit), 1) * unit
     even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)

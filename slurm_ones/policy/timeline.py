@@ -91,7 +91,7 @@ class FreeTimeline:
         ends = np.array([*cuts, max(last, NEAR_S)])
         free = np.full(len(starts), gpus, dtype=np.int64)
         for one in reserved:
-            # A stretch that it touches is wholly its own: rather too few GPUs than too many.
+            # The reservation takes every interval that it touches as a whole: rather too few free GPUs than too many.
             free[(starts < one.end - now) & (ends > one.start - now)] -= one.gpus
         return cls(starts, ends, np.maximum(free, 0))
 
@@ -166,7 +166,7 @@ def admitted(
         if found is None and promised[i].due_s > new.due_s:
             found = left.fill(new)
             left = left.taken(found, new.least)
-        # Those that come before the new one get what they get without it.
+        # Jobs that come before the new one are filled as without it.
         now = before[i] if found is None else left.fill(promised[i])
         left = left.taken(now, promised[i].least)
         if before[i].met and not now.met and broken is None:
