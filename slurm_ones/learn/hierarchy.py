@@ -198,7 +198,7 @@ class Tree:
             found, weighed = self._from_below[level][0][place], self._from_below[level][1][place]
             below = self._places[level + 1].get(nodes[level + 1]) if level + 1 < LEVELS else None
             if below is not None:
-                # This child's message comes in further down.
+                # The message of this child is added further down.
                 own, own_weighed = self._messages[level]
                 found, weighed = found - own[below], weighed - own_weighed[below]
             before, room = mean, MOVES * np.sqrt(np.diagonal(np.linalg.inv(precision)))
@@ -241,7 +241,7 @@ class Tree:
             inverse = np.linalg.inv(covariance)
             covariance = np.asarray(np.linalg.inv(inverse + found), dtype=np.float64)
             mean = np.einsum("nab,nb->na", covariance, np.einsum("nab,nb->na", inverse, mean) + weighed)
-            # The children, given the node above: off it by `apart`, with covariance `left`.
+            # Children, given the node above: `apart` is their distance from it, `left` the covariance of that distance.
             tight = self.spreads[level] ** -2.0
             own = np.linalg.inv(at.precision + np.diag(tight))
             pull = own * tight[None, None, :] - np.eye(PARAMETERS)
@@ -255,7 +255,7 @@ class Tree:
             total = CERTAIN * SPREADS[level] ** 2 + (counts * square).sum(axis=0)
             self.spreads[level] = np.minimum(np.sqrt(total / (CERTAIN + counts.sum())), WIDEST * SPREADS[level])
             if level + 1 < LEVELS:
-                # What is above each child, less its own message, is what is expected of it.
+                # The belief about the node above without a child's own message is what is expected of this child.
                 message, own_weighed = self._messages[level]
                 above_precision = np.linalg.inv(above_covariance)
                 rest = above_precision - message
@@ -344,7 +344,7 @@ def _factor(off: np.ndarray, users: Sequence[str]) -> float:
     others = {user: len(users) - count for user, count in counts.items()}
     weight = np.array([min(1.0, others[user] / counts[user]) if others[user] else 1.0 for user in users])
     order = np.argsort(off)
-    # One more prediction, still unknown, is to be held as well.
+    # One further prediction, not known yet, must be covered as well.
     reached = np.cumsum(weight[order]) >= HOLDS * (weight.sum() + 1.0)
     quantile = off[order[np.argmax(reached)]] if reached.any() else off.max()
     sure = weight.sum() / (weight.sum() + UNSURE)
@@ -414,7 +414,7 @@ def faster(layout: StepLayout) -> Floats:
     """Return the change (7,) of a job's parameters if it computes e times as fast and exchanges gradients as before."""
     along = np.zeros(PARAMETERS)
     along[SPEED] = 1.0
-    if not layout.wired:  # then the exchange is relative to the reference step
+    if not layout.wired:  # the exchange is then relative to the reference step
         along[INSIDE] = 1.0
     return along
 

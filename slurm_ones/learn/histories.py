@@ -159,7 +159,7 @@ def own_noise(history: JobHistory) -> float | None:
         return None
     points = history.noise
     if inexact(history.spec) and history.last_resize_end is not None:
-        # The worth of a sample depends on the number of GPUs too.
+        # The efficiency of a sample then depends on the number of GPUs too.
         points = tuple(point for point in points if point.time > history.last_resize_end)
     return noise_ratio(history.spec.base_batch, (point.noise for point in points))
 
@@ -238,7 +238,7 @@ def ratios(points: Sequence[ThroughputPoint], fit: Fit, layout: StepLayout, here
         if not len(seen.count):
             continue
         reference, row = np.float64(fit.reference), seen.at.each(lambda values: values[None])
-        # The misfit at a size is taken to be alike on both kinds.
+        # The misfit at a size is assumed to be the same on both kinds.
         misfit = model.log_step(row)[0] - log_step(fit.parameters, seen.at, reference)
         log, slope = 0.0, np.zeros(0)
         for _ in range(6):

@@ -182,20 +182,20 @@ class Learner:
                 key = script(history.job.user, history.job.name)
                 self._scripts.pop(key, None)
                 self._scripts[key] = history.spec
-        # Users choose the names.
+        # Users choose the names, so their number must be bounded.
         _keep(self._scripts, SCRIPTS)
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
-        # A job that reports its bytes counts a second time, without them: for jobs that have not run yet.
+        # A job that reports its bytes is fitted a second time without them, as evidence for jobs that have not run yet.
         variants = [[one for one in (history, without_bytes(history)) if one is not None] for history in new]
         fits = iter(fit_all([(*points_in(one), AROUND[is_wired(one.spec)]) for both in variants for one in both]))
         self._past |= {id(both[0]): [(one, next(fits)) for one in both] for both in variants}
-        # Those that are kept hold their history, so that no other object gets its identity.
+        # `_past` holds the histories that it keeps, so no other object can get the same id.
         self._past = {key: self._past[key] for key in map(id, histories)}
         measured = [both[0] for both in self._past.values() if len(both[0][1].misfit)]
         self._factors.learn([_kinds_of(history, fit) for history, fit in measured])
-        # Figures of all are expressed for one kind of GPU.
+        # The parameters of all jobs are expressed for one kind of GPU.
         jobs: dict[bool, list[tuple[GroupPath, Fit]]] = {False: [], True: []}
         for history, _ in measured:
             factor = self._factor_of(history, back=True)
@@ -246,7 +246,8 @@ class Learner:
         self._learn_scripts(histories)
         self._fit(map(self._with_spec, histories))
         self._most = max(self._most, len(histories))
-        # A prior is found again when it is asked for; no job may ever end that would make all of them new.
+        # A prior that was dropped is computed again when it is needed. Without this bound the caches would grow until a
+        # job finishes.
         for known in (self._learned, self._priors, self._peers):
             _keep(known, self._most + SPARE)
 
@@ -359,7 +360,7 @@ class Learner:
 
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
-            return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
+            return NoiseEfficiency(1.0, math.inf)  # without a base batch no batch is less efficient
         typical = self._noise if inexact(history.spec) else self._noises.get(plain_spec(history.spec), self._noise)
         ratio = own_noise(history) or typical
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1), free_batch(history))

@@ -184,7 +184,7 @@ def _judged(name: str, votes: Mapping[Hashable, Sequence[_Comparison]]) -> SlowN
         return None
     each = [middle([(one.log, one.variance) for one in found]) for found in votes.values()]
     logs, variances = sorted(log for log, _ in each), [variance for _, variance in each]
-    # The middle one; of an even number the milder of two.
+    # The median; if the number is even, the milder of the middle two.
     log, variance = logs[len(logs) // 2], statistics.median(variances) / len(each)
     believed = Factor(0.0, SPREAD**2).after([(log, variance)])
     doubt = math.sqrt(believed.variance)

@@ -77,7 +77,7 @@ class BetaNetwork:
                 rng.normal(0.0, 1.0 / math.sqrt(width), width * HIDDEN),
                 np.zeros(HIDDEN),
                 rng.normal(0.0, 0.1, HIDDEN),
-                [level + math.log(-math.expm1(-level))],  # softplus of this is the level
+                [level + math.log(-math.expm1(-level))],  # the softplus of this is the mean level
             ]
         )
         found = scipy.optimize.minimize(
@@ -140,7 +140,7 @@ def _loss(weights: Floats, inputs: Floats, alpha: Floats, rho: Floats, guess: Fl
         [(inputs.T @ by_hidden).ravel(), by_hidden.sum(axis=0), hidden.T @ by_raw, [by_raw.sum()]]
     )
     decayed = weights.copy()
-    decayed[-1] = 0.0  # the output's level is the mean of the logs, not something to shrink
+    decayed[-1] = 0.0  # the output's bias is the mean of the logs, so it is not decayed
     return float(-log_density.mean() + 0.5 * DECAY * decayed @ decayed), gradient + DECAY * decayed
 
 

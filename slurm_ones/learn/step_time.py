@@ -282,8 +282,9 @@ class Prior:
 def _cautious() -> Prior:
     mean, deviation = np.zeros(PARAMETERS), np.full(PARAMETERS, 1.0)
     mean[OVERHEAD], deviation[OVERHEAD] = -1.1, 1.2
-    # With these a job gains about as n^0.8 inside a node of eight, and little less across: fast networks are usual.
-    # In a ring each GPU sends 2 (n - 1) / n of the gradients, which from 2 GPUs to 64 doubles.
+    # With these values a job's speed grows about as n^0.8 inside a node of eight, and little less across nodes, since
+    # fast networks are common. In a ring each GPU sends 2 (n - 1) / n of the gradients, twice as much on 64 GPUs as on
+    # 2.
     mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.6, 0.02, 1.3, 0.02])
     deviation[ACROSS] = 0.8
     deviation[OVERLAP] = 0.7
@@ -297,8 +298,8 @@ CAUTIOUS = _cautious()
 
 def _wired() -> Prior:
     prior = _cautious()
-    # Ten gigabytes a second inside a node, a fourth of that between nodes. That the bytes grow is known already: what
-    # each GPU adds is its messages' latency.
+    # Ten gigabytes a second inside a node, a fourth of that between nodes. The growth of the bytes is known. So each
+    # further GPU only adds the latency of its messages.
     prior.mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.1, 0.005, 4.0, 0.005])
     prior.deviation[INSIDE] = 1.5
     return prior
@@ -358,7 +359,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     most = max(len(points.count) for points in every)
     if most == 0:
         return [_unmeasured(*job) for job in jobs]
-    # What is filled up weighs nothing.
+    # Padding has weight 0.
     at = Sizes.together([points.at for points in every], padded)
     measured = padded([points.log_step for points in every], 0.0)
     count = padded([points.count for points in every], 0.0)
@@ -392,7 +393,7 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
         return result
 
     parameters: Floats = mean.copy()
-    # Only the speed first: the others say little until it is about right.
+    # First only the speed is fitted: the other slopes mean little until it is about right.
     gap = measured - log_step(parameters, at, reference)
     share = np.abs(weights).sum(axis=2)
     parameters[:, SPEED] -= (share * gap).sum(axis=1) / np.maximum(share.sum(axis=1), 1e-9)

@@ -103,7 +103,7 @@ def points_of(
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
         kind = (point.shape.nodes, point.shape.gpus, point.batch)
-        # Taken out and put in again, so that the kinds are in the order of their last measurement.
+        # The key is removed and inserted again, so that the keys are in the order of their last measurement.
         logs = kinds.pop(kind, [])
         kinds[kind] = [*logs[1 - LAST :], math.log(point.batch / point.samples_per_s)]
     kept = list(kinds.items())[-MOST_POINTS:]
@@ -220,7 +220,7 @@ class MeasuredThroughputs:
         self._parameters = np.stack([fit.parameters for fit in fits])
         self._covariance = np.stack([fit.covariance for fit in fits])
         most = max(len(fit.misfit) for fit in fits)
-        # What is filled up weighs nothing.
+        # Padding has weight 0.
         self._points = Sizes.together([fit.points.at for fit in fits], padded)
         self._misfit = padded([fit.misfit for fit in fits], 0.0)
         self._slopes = np.zeros((len(fits), most, PARAMETERS))
@@ -292,7 +292,7 @@ class MeasuredThroughputs:
         if all(not len(layout.gpus) for layout in self._layouts):
             most = np.array([[layout.max_local] for layout in self._layouts])
             sent = np.array([[layout.gradient_gb] for layout in self._layouts])
-            # Of jobs without rows their own numbers, a column, take the place of one.
+            # For jobs without rows, one column of their own numbers stands in for the single number.
             return sizes(nodes, gpus, batches, self._reference, StepLayout(most, gradient_gb=sent))  # type: ignore[arg-type]
         each = [
             sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
