@@ -62,8 +62,8 @@ class Promises(Term):
         )
         if not found.needs.any():
             return worth
-        # No change of a young job repays its pause: all sizes but its own are worth nothing. One that has to give way
-        # takes the best that is left, and not any of them.
+        # No change of a young job repays its pause, so all sizes but its present one are worth 0. If it must change, it
+        # should still get the best of them.
         training = at.unit[:, None] * at.speed
         worth = np.where(worth == 0.0, FORCED * training, worth)
         return worth + found.worth(at.speed, tables.sizes, at.weight)

@@ -247,10 +247,10 @@ class ByKind:
         for kind in cluster.kinds:
             runs = [bool(of.held[job.job_id]) and _slowest(job, of.held[job.job_id]) == kind for job in jobs]
             views = [job.on_kind(kind, runs=there) for job, there in zip(jobs, runs, strict=True)]
-            # Nodes and deadlines are seen to within the kind.
+            # Nodes and deadlines are handled by the search within the kind.
             views = [replace(view, nodes={}, smaller=None, joins=False, nodes_at=None, deadline=None) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], of.now))
-        # The search within a kind knows what giving up GPUs costs.
+        # The pause for giving up GPUs is handled by the search within a kind.
         tables = side_by_side(
             [replace(job, shrink_s=None, deadline=None) for job in jobs], [at.tables for at, _ in found]
         )
@@ -325,7 +325,7 @@ class ByKind:
         for job in of.jobs:
             if job.job_id in tried.spread or tried.kinds[job.job_id] != kind:
                 continue
-            # One that runs on a kind that it does not accept stays as it is, if it does not leave.
+            # A job that runs on a kind that it does not accept stays as it is, unless it leaves this kind.
             view = job.on_kind(kind, runs=tuple(of.held[job.job_id]) == (kind,))
             if job.shape is not None and view.shape is None:
                 gpus = int(wanted.tables.sizes[tried.columns[row[job.job_id]]])

@@ -228,7 +228,7 @@ class Search:
         for term in self.terms:
             speed = term.speed(at, speed)
         remaining = np.array([self._remaining(job, rng) for job in jobs])
-        # An unknown job is taken for a short one, as most are: a guess at its speed may be far off.
+        # A job of unknown speed is assumed to be short, as most are. A guess of its speed may be far off.
         strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
         remaining = np.where(strange, UNKNOWN_S * speed.max(axis=1, initial=0.0), remaining)
         done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
@@ -293,7 +293,7 @@ class Search:
             born = repair(choices, np.concatenate([children, mutants]), least, rng)
             young = improve(choices, born, ROUNDS if options.local_search else 0)
             young = at.nodes.fitted(choices, young)
-            if len(penalties) > 1:  # local search knows nothing of them, and may lead away from what they prefer
+            if len(penalties) > 1:  # local search ignores penalties, and may make a candidate worse
                 young = np.concatenate([young, born])
             population = np.concatenate([population, young])
             scores = np.concatenate([scores, score(young)])
@@ -403,7 +403,7 @@ def weighed_sizes(parts: Sequence[ClusterView], tables: Tables, choices: Choices
     kind."""
     if not tables.jobs:
         return {}
-    # Of sizes of one worth the smaller comes first.
+    # Of sizes of equal worth the smaller comes first.
     best = np.argsort(-choices.worth, axis=1, kind="stable")[:, :WEIGHED]
     worth = np.take_along_axis(choices.worth, best, axis=1)
     shapes = [shape_of(parts[k], int(size)) for k, size in zip(tables.kind, tables.sizes, strict=True)]

@@ -58,7 +58,7 @@ class Reach(Term):
     def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
         """Return the job with only the sizes within the limit of growth. Its smallest size always remains."""
         if job.deadline is not None:
-            return job  # what it needs to end in time is weighed against others, by what is known of its speed
+            return job  # its need for the deadline is weighed against other jobs
         had = most[job.job_id]
         bound = self.leap * had if had else max(job.requested, 1)
         if not had and self.first_size:
@@ -139,10 +139,11 @@ class Changes(Term):
         shrink = np.array([shrink_s(job) for job in jobs])
         prepare = np.array([within(job.prepare_s, 0.0, LARGEST_S) for job in jobs])
         ready, pause = seconds_of(len(at.tables.sizes), current, grow, shrink, prepare)
-        # Where no job came or went for long, none is expected for as long again.
+        # If no job has come or gone for some time, none is expected for as long again.
         horizon = max(self.horizon_s, at.quiet_s)
         tenure = np.array([_tenure(job) for job in jobs])
-        # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
+        # A job that has run for a short time may soon be changed again. If changing back costs next to nothing, this
+        # does not matter.
         tenure = np.where(shrink <= CHEAP * self.horizon_s, np.maximum(tenure, self.horizon_s), tenure)
         old = at.speed[np.arange(len(jobs)), current][:, None]
         left = np.maximum(at.remaining[:, None] - old * ready, 0.0)

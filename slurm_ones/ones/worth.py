@@ -71,7 +71,7 @@ def worth_of_progress(
         can = goodput[j] > 0
         owed += weight[j]
         found[j] = max(float(((owed[:, None] + bill[:, can]) * slowness[j, can]).min(axis=1).max()), 0.0)
-        # Waiting, the first column, saves nothing.
+        # In column 0 the job waits, which saves nothing.
         owed -= (found[j] * goodput[j] - bill).max(axis=1)
     return found, ends
 
@@ -110,7 +110,7 @@ def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpu
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
     rate = np.where(within, goodput, 0.0).max(axis=1)
-    rate[rate == 0] = np.inf  # a job that can have no size waits, whatever its weight
+    rate[rate == 0] = np.inf  # a job without any size waits, whatever its weight
     return remaining / rate, np.maximum((done + remaining) / rate, 1.0)
 
 
