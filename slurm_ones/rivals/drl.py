@@ -104,7 +104,7 @@ def _features(
     current = tables.sizes[tables.current].astype(np.float64)[:, None]
     runs = current > 0
 
-    # Speed-ups: over the first step, per GPU, of the whole and of what this step adds.
+    # Speed-ups per GPU relative to the first step: of all GPUs, and of those that this step adds.
     slower = np.concatenate([np.zeros_like(speed[:, :1]), speed[:, :-1]], axis=1)
     single = speed[:, :1] / np.maximum(size[:, :1], 1.0)
     useful = _finite(speed / np.maximum(size, 1.0) / single, 2.0)

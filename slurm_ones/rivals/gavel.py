@@ -92,7 +92,7 @@ class Gavel:
                     had = self._had[job.job_id].get(kind, 0.0) / max(self._rounds[job.job_id], 1)
                     owed[j, k] = shares[j, k] / max(had, 1e-3)
         left, found = there.copy(), dict[int, tuple[str, int]]()
-        # Of equals those go first that keep their kind, and then the faster kind.
+        # Of equal jobs those that keep their kind come first, then those on the faster kind.
         for j, k in sorted(owed, key=lambda at: (-owed[at], -speeds[at])):
             if jobs[j].job_id not in found and gpus[j, k] <= left[k]:
                 found[jobs[j].job_id] = cluster.kinds[k], int(gpus[j, k])

@@ -124,7 +124,7 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Rea
         slots=slots,
         ordinal=_ordinal(slots, len(mobile)),
         current=on_node.sum(axis=1),
-        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, if there is none
+        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0 (size 0) if there is none
         below=tables.sizes[best],
         column=np.searchsorted(tables.sizes, np.arange(int(tables.sizes[-1]) + 1), side="right") - 1,
         samples=np.array([within(job.samples, 0.0, LARGEST) for job in mobile]),
@@ -197,7 +197,7 @@ def place_counts(space: Space, wanted: Ints) -> tuple[Ints, Ints]:
     counts, free, cannot_grow = _place(space, wanted)
     wanted, rows, again = wanted.copy(), cannot_grow.any(axis=1), 0
     while rows.any():
-        # Its GPUs went to others: they must do without them. After the second time nobody grows there.
+        # The failed job's GPUs went to others, which must now do without them. From the second round on nobody grows.
         grows = space.running & (wanted[rows] > space.current)
         wanted[rows] = np.where(cannot_grow[rows] | (grows & (again > 0)), space.current, wanted[rows])
         counts[rows], free[rows], failed = _place(space, wanted[rows])
@@ -289,7 +289,7 @@ def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:
 def mutate(parents: Ints, removable: Bools, chance: float, rng: np.random.Generator) -> Ints:
     """Mutate uniformly: each `removable` job (J,) loses all its GPUs with probability `chance`."""
     jobs = len(removable)
-    gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column is the idle GPUs'
+    gone = np.zeros((len(parents), jobs + 1), dtype=np.bool_)  # the last column counts idle GPUs
     gone[:, :jobs] = (rng.random((len(parents), jobs)) < chance) & removable
     return np.where(np.take_along_axis(gone, parents, axis=1), jobs, parents)
 

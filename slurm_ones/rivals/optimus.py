@@ -55,7 +55,7 @@ class LossCurve:
         """Return the number of epochs after which a further epoch lowers the loss by less than `drop`."""
         if self.slope <= 0.0:
             return 0.0
-        # slope / (slope · k + offset)² is what the epoch around k brings.
+        # slope / (slope · k + offset)² is the fall of the loss in an epoch after k epochs.
         return max((math.sqrt(self.slope / drop) - self.offset) / self.slope, 0.0)
 
 
@@ -92,7 +92,7 @@ def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
     inside = det > 1e-12 * w * wxx
     a = np.where(inside, (w * wxy - wx * wy) / safe, 0.0)
     b = np.where(inside, (wxx * wy - wx * wxy) / safe, wy / w)
-    # If one of two unknowns would be negative, it is zero and the other is fitted by itself.
+    # If one of the two unknowns would be negative, it is set to 0 and the other is fitted by itself.
     b = np.where(a < 0, wy / w, b)
     a = np.where(b < 0, wxy / np.maximum(wxx, 1e-300), np.maximum(a, 0.0))
     return a[:, None], np.maximum(b, 0.0)[:, None]

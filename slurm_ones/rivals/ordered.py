@@ -79,7 +79,7 @@ class Srtf:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         rank = {job.job_id: self._key(cluster, job) for job in jobs}
-        # Of equal jobs the one that runs goes on.
+        # Of equal jobs the running one comes first.
         order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))
         return allocate_in_order(cluster, jobs, order, self.first)
 

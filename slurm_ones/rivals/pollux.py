@@ -317,7 +317,7 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """
     jobs, nodes = len(problem.jobs), len(problem.capacity)
     row = rows.row
-    node = row // jobs * nodes + rows.node  # of all candidates, one after the other
+    node = row // jobs * nodes + rows.node  # nodes of all candidates, numbered consecutively
     everywhere = (len(rows.starts) - 1) // jobs * nodes
     used = np.bincount(node, weights=rows.gpus, minlength=everywhere)
     free = used < np.tile(problem.capacity, everywhere // max(nodes, 1))
@@ -539,7 +539,7 @@ def ranks(first: Floats, second: Floats) -> Ints:
     point dominates: better in one aim and not worse in the other."""
     order = np.lexsort((-second, -first))
     result = np.zeros(len(first), dtype=np.int64)
-    best: list[float] = []  # of each front, the negative of the most in the second aim so far
+    best: list[float] = []  # by front: minus the largest value of the second aim so far
     before = (np.nan, np.nan)
     rank = 0
     for at, one, two in zip(order.tolist(), first[order].tolist(), second[order].tolist(), strict=True):

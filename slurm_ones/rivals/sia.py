@@ -147,7 +147,7 @@ def solve(tables: Tables, costs: Floats, room: Sequence[RoomOfKind], options: Si
         sizes = np.where(tables.kind == k, tables.sizes, 0)
         needs.append(sizes)
         there.append(gpus)
-        if whole * per_node < gpus:  # else the GPUs say it all
+        if whole * per_node < gpus:  # otherwise the number of GPUs is constraint enough
             needs.append(np.where(sizes % per_node == 0, sizes // per_node, 0))
             there.append(whole)
     return _program(tables.current, costs, needs, there, options)

@@ -67,7 +67,7 @@ def allocate(tables: Tables, gpus: int) -> Ints:
     least = _least_gpu_seconds(tables)
     steps = [step for j in range(len(column)) for step in steps_of(j, tables.sizes, tables.goodput[j])]
     refused: set[int] = set()
-    # A job's steps stay in their order: its index never rises, and sorting is stable.
+    # The steps of a job stay in order: their index never rises, and the sort is stable.
     for step in sorted(steps, key=lambda step: (-step.index, least[step.job])):
         if step.gpus > gpus:
             refused.add(step.job)
@@ -88,11 +88,11 @@ def steps_of(job: int, sizes: Ints, goodput: Floats) -> list[Step]:
         slope[: at + 1] = -np.inf
         if not np.isfinite(slope).any():
             return found
-        # Of sizes on one line the smallest.
+        # Of several sizes on one line the smallest is taken.
         best = int((slope >= slope.max() * (1.0 - 1e-9)).argmax())
         then, faster = int(sizes[best]), float(goodput[best])
         lost = then * speed - gpus * faster
-        # Rounding must not let it rise.
+        # Rounding must not make the index rise.
         last = min(last, (faster - speed) / lost if lost > 1e-9 * then * speed else np.inf)
         found.append(Step(last, job, best, then - gpus))
         at, gpus, speed = best, then, faster
