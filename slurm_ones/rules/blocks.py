@@ -319,7 +319,7 @@ def moves(
             if added is not None and keeps_base(stay, added):
                 ways.append((_nodes(stay, added, site), Moves(added, _others(blocks, kept[gpus]))))
         if ways:
-            # The first of them where several end on as few nodes: it keeps most.
+            # If several ways end on equally few nodes, the first keeps most GPUs.
             return ways[0][1] if apart else min(ways, key=itemgetter(0))[1]
     has = sum(block.shape.gpus for block in blocks)
     if has < target <= has + room:
@@ -327,7 +327,7 @@ def moves(
             if allows(gpus) and (added := _added(gpus - has, spare, blocks, site)):
                 return Moves(added)
     if has > target:
-        # A step on the way is no matter of who is to be replaced.
+        # Blocks that must be replaced are ignored in a step on the way.
         for gpus in sorted((gpus for gpus in staying if least <= gpus < target and gpus), reverse=True):
             if keeps_base([block for block in blocks if block.task in staying[gpus]]):
                 return Moves((), _others(blocks, staying[gpus]))

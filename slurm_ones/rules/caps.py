@@ -228,7 +228,7 @@ def _use(
     *,
     strict: bool,
 ) -> CapUse:
-    # Whoever waits and may start counts with what it asks for.
+    # A waiting job that may start counts with the GPUs that it asks for.
     have = {id_: least[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
     have |= {id_: min(got.shape.gpus, least[id_]) for id_, got in given.items()}
     return CapUse([cap for cap in caps if cap.strict == strict], have)
@@ -264,7 +264,7 @@ def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[
     staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
     kept = {job.job_id for job in staying}
     moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]
-    # A policy names kinds for all that move, or for none.
+    # A policy names the kind for all jobs that move, or for none.
     room = {
         kind: Ledger.of_cluster(_part(cluster, kind), staying) for kind in {given[job.job_id].kind for job in moving}
     }

@@ -101,7 +101,7 @@ def _affordable(tables: Tables, row: int, job: JobRules, charge: float, factor: 
         return np.asarray(allowed, dtype=np.bool_)
     there = goodput[asked]
     if not _measured(history, view.requested):
-        # The size that was asked for may be better than expected: its cost is taken at its lower 20 % bound.
+        # The requested size may be better than predicted. So its cost is taken at the lower 20 % bound.
         there *= 1.0 + LOWER * tables.uncertainty[row, asked]
     counted = np.minimum(sizes, view.requested) + charge * np.maximum(sizes - view.requested, 0)
     each = counted / np.where(allowed & (goodput > 0.0), goodput, np.nan)

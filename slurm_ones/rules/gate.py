@@ -90,7 +90,7 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
     """Return what each job will have after its open resize, by job id."""
     found = {}
     for resize in resizes:
-        # No block leaves any more once it is taken back.
+        # While the resize is being taken back, no block leaves any more.
         dropped = () if resize.back else resize.dropped
         moves = Moves(resize.added, dropped) if resize.mechanism == BLOCKS else None
         found[resize.job_id] = UnderWay(target_of(resize), kind_of_target(resize), moves)
@@ -385,7 +385,7 @@ class Round:
     def kinds(self, name: str) -> Kinds:
         """Return the kinds of GPU in the partition."""
         kinds = self.seen.snapshot.kinds(name)
-        # If the setting gives GPUs to nodes for which Slurm lists none, nobody knows their kind.
+        # If the setting gives GPUs to nodes for which Slurm lists none, their kind is unknown.
         if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
             kinds = {}
         return Kinds(kinds, self.types_given)
@@ -526,7 +526,7 @@ class Round:
         dwell_s = self._dwell_s(elastic, history)
         rested = rested_at(job, history, dwell_s)
         failed = history is not None and history.failures > 0
-        # What its owner asks for by hand waits for no dwell time.
+        # A size that the owner sets by hand does not wait for the dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
         if self.now < rested and not by_hand and not (at_once and not failed):
             if history is not None and failed and rested > job.start_time + dwell_s:
@@ -545,7 +545,7 @@ class Round:
             return reason("batch_misses", first=batch[0], last=batch[1], base=base, most=most)
         limits = self.settings.limits
         if hot(elastic):
-            return None  # of its blocks each has a time limit of its own: see `rules.blocks.going`
+            return None  # each block has its own time limit: see `rules.blocks.going`
         worn = near_limit(job.first, limits, self.now) or resized_enough(job, history, limits, self.now)
         return worn or self._restarts(elastic)
 

@@ -162,7 +162,7 @@ def with_growth(round_: Round) -> Round:
     unserved: dict[str, int] = {}
     limited: dict[int, int] = {}
     helped = {one.job.job_id for one in waiting if returns.serve(one)}
-    for one in reversed({one.job.job_id: one for one in waiting}.values()):  # of several the first is named
+    for one in reversed({one.job.job_id: one for one in waiting}.values()):  # of several, the first is named
         sharing = [id_ for id_, other in round_.seen.elastic.items() if one.shares(other.job.home)]
         limited |= dict.fromkeys(sharing, one.job.job_id)
         for nodes in one.on:
@@ -250,7 +250,7 @@ class _Returns:
             return len(fits) >= one.job.nodes and named <= fits
 
         if enough() and one.job.reason == "Resources" and self._settled:
-            # Slurm says that it does not fit, for something that is not known here.
+            # Slurm says that the job does not fit, for a reason that is not known here.
             going = [piece for piece in self._pieces if not nodes.keys().isdisjoint(piece.held)][:1]
         for piece in self._pieces:
             if enough():
@@ -260,7 +260,7 @@ class _Returns:
                 change(piece, Resources.plus)
         if not enough():
             return False
-        for piece in reversed(going.copy()) if wanted else ():  # what is not needed stays, the oldest first
+        for piece in reversed(going.copy()) if wanted else ():  # pieces that are not needed stay, the oldest first
             change(piece, Resources.without)
             if enough():
                 going.remove(piece)
@@ -367,10 +367,11 @@ def _counts(job: SlurmJob, round_: Round) -> bool:
     elastic = round_.seen.elastic
     one = elastic.get(job.array_id)
     if one is not None and one.job.by_blocks:
-        # One that is not ours to change waits as any other job; its guests were only lent what they had.
+        # An array that the companion may not change waits like any other job. Its guests are left out, since they only
+        # use what is free.
         return one.refusal is not None and not one.job.is_guest(job)
     one = elastic.get(job.job_id)
-    # One that is trained within another waits for that job.
+    # A job that trains within another waits for that job.
     return one is None or (one.refusal is not None and one.refusal.code != "fused")
 
 
@@ -384,7 +385,7 @@ def _wants(job: SlurmJob, round_: Round, places: Callable[[_Want], Mapping[str, 
         full = {getattr(quota, shared) for quota in round_.quotas.all if _is_full(quota, shared, job)} - {""}
         return WaitingJob(job, shared=shared, limits=under(job) & full or {getattr(job, shared)}, under=under)
     if job.gpus_total and not job.gpus_per_node:
-        # Of GPUs in all (--gpus) Slurm shows one node, and takes as many as it needs.
+        # For a total GPU count (--gpus) Slurm shows one node, and uses as many as it needs.
         of_node = max((round_.seen.snapshot.gpus_of_node.get(name, 0) for name in job.partitions), default=0)
         job = replace(job, nodes=max(job.nodes, -(-job.gpus_total // max(of_node, 1))))
     found = []
@@ -480,7 +481,7 @@ def _coming(round_: Round) -> list[Piece]:
     """Return the pieces that become free because blocks end or resizes are open."""
     found = []
     for job_id, one in round_.seen.elastic.items():
-        # One that takes longer to end may hang.
+        # A block that takes longer to end may hang.
         ending = [job for job in one.job.blocks if job.completing and round_.now - job.end_time <= LOOK_S]
         move = round_.under_way.get(job_id)
         if move is not None and move.moves is not None:

@@ -157,7 +157,7 @@ class Kinds:
 
     def may_change(self, elastic: Elastic) -> bool:
         """Tell whether the job may change its kind of GPU: its owner allows it, and Slurm accepts such a request."""
-        # Of blocks that together hold unequally many GPUs of their nodes each asks for its own.
+        # If the blocks do not have equally many GPUs per node, each block asks for its own kind.
         asks = any(block.gpus_per_node for block in elastic.job.blocks) and not elastic.whole_nodes
         return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
@@ -182,7 +182,7 @@ class Kinds:
         if not got.kind or len(self.every) < 2:
             return asks
         if elastic.job.by_blocks and held in self.every and self.given:
-            # Blocks that join are of the kind of those that train, or take the place of all of them.
+            # Joining blocks have the kind of the training blocks, unless they replace all of them.
             return got.kind if self.may_change(elastic) else held
         if not self.may_change(elastic) or (got.shape == elastic.shape and held == got.kind):
             return asks

@@ -153,7 +153,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> ResizePlan:
     planner = _Planner(rules, changes)
     for change in changes:
         planner.consider(change)
-    # Who keeps its GPUs moves to fewer nodes where the others leave room for that.
+    # Jobs that keep their GPUs move to fewer nodes if other jobs leave room.
     for change in changes:
         packs = _gained(change) == 0 and _may_be_packed(jobs[change.job_id], rules)
         if packs and change.job_id not in planner.outcomes:
@@ -170,7 +170,7 @@ class _Planner:
     def __init__(self, rules: PartitionRules, changes: Sequence[PlannedChange]) -> None:
         jobs = rules.jobs
         self._rules, self._room = rules, GpuPool(rules)
-        # Who waits and may start counts with what it asks for.
+        # A waiting job that may start counts with the GPUs that it asks for.
         most = {id_: job.gpus for id_, job in jobs.items()}
         given = {change.job_id for change in changes if not change.parks}
         self._use = CapUse(rules.caps, most | {id_: jobs[id_].elastic.shape.gpus for id_ in given if not most[id_]})
@@ -202,7 +202,7 @@ class _Planner:
             return
         against = _hindrance(change, job, rules, self._use)
         if by_blocks and against is not None and against.code in SITE_LIMITS:
-            # To move to fewer nodes takes more GPUs for a moment than to be joined.
+            # To move to fewer nodes a job holds more GPUs for a moment than if blocks just join.
             joined = _with_moves(change, job, rules, self._room.free, apart=True)
             if joined.moves and _hindrance(joined, job, rules, self._use) is None:
                 change, against = joined, None
@@ -215,7 +215,7 @@ class _Planner:
             self.queued.add(change.job_id)
 
     def _order_batch(self, change: PlannedChange, job: JobRules) -> None:
-        # An order in the middle of a resize would call its drain off.
+        # An order in the middle of a resize would cancel its drain.
         free_to_change = job.elastic.job.running and not job.elastic.refusal and job.under_way is None
         if free_to_change and change.old_batch not in (None, change.new_batch):
             against = breaks(job.spec, change.old, change.old_batch, change.new_batch, self._rules.node_gpus)
@@ -340,7 +340,7 @@ def _with_moves(
     site = FreeGpus(free.only(only), rules.node_gpus, rules.whole_nodes, rules.split_nodes, sizes)
     least = job.elastic.gpu_range[0]
     leaves = change.leaves_kind
-    # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
+    # Blocks of two kinds would train at the pace of the slower kind, so either all blocks are replaced or none.
     going = running if leaves else job.going
     allows = job.elastic.allows
     found = moves(
@@ -372,7 +372,7 @@ def _with_moves(
     shape = as_one([*left, *(shape for _, shape in found.added)])
     if shape.gpus == change.new.gpus:
         return replace(change, moves=found)
-    # A step on the way: no larger a batch than both sizes take.
+    # In a step on the way the batch is at most what both sizes take.
     batches = [batch for batch in (change.old_batch, change.new_batch) if batch is not None]
     return replace(change, moves=found, new=shape, new_batch=min(batches, default=None))
 
@@ -408,7 +408,7 @@ def _hindrance(change: PlannedChange, job: JobRules, rules: PartitionRules, use:
     against = breaks(job.spec, change.new, change.old_batch, change.new_batch, rules.node_gpus)
     if against is not None:
         return against
-    # Who gives GPUs up has more for the moment in which other blocks take the place of its own.
+    # While new blocks replace others, a job that gives up GPUs holds more for a moment.
     least = change.new.gpus < change.old.gpus or (change.moves is not None and change.moves == job.renewal)
     gpus = change.new.gpus if least else max(change.new.gpus, _at_once(change))
     cap = use.hindering(change.job_id, gpus, job.requested)
@@ -447,7 +447,7 @@ def plans(
         rules = round_.partition(partition)
         decided = decide(round_, rules)
         made = plan(decided.schedule, rules)
-        # A job in the middle of a resize is not decided about.
+        # The policy does not decide about a job with an open resize.
         found.append(PartitionPlan(decided, [job for job in rules.jobs.values() if job.under_way is None], made))
         if begins:
             resized = [change for change in made.begin if change.resizes]

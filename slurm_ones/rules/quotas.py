@@ -64,7 +64,7 @@ def quota_caps(
         for quota, each in _binding(one, quotas, snapshot):
             if not quota.per_job:
                 shared[quota][job_id] = each
-            elif not hot(one.elastic):  # each block is a job of its own
+            elif not hot(one.elastic):  # each block is a job of its own for Slurm
                 caps.append(Cap(int(quota.most / each + 1e-9), frozenset({job_id}), _words(quota), strict=True))
     about: Counter[Quota] = Counter()
     for one in there:

@@ -251,7 +251,7 @@ def _nodes_at(view: JobView, room: Sequence[int], full: int) -> dict[int, int]:
     for gpus in view.limits.gpus:
         whole, rest = divmod(gpus, full)
         fewest = whole + (rest > 0)
-        # The emptiest nodes: full ones first, and then one with room for what is left.
+        # `room` is descending: full nodes first, then a node with room for the rest.
         fits = len(room) >= fewest and all(gpus == full for gpus in room[:whole]) and (not rest or room[whole] >= rest)
         if gpus in smaller:
             found[gpus] = len(smaller[gpus])
@@ -292,7 +292,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, history
     if not rules:
         gpus = tuple(n for n in valid_counts(cluster, low, high) if elastic.allows(n))
         if elastic.shape.gpus and elastic.shape.gpus not in gpus:
-            # An odd size that its owner asked for is valid: it runs there.
+            # An odd size that the owner asked for is valid, since the job runs at it.
             gpus = tuple(sorted({*gpus, elastic.shape.gpus}))
     base = spec.base_batch if spec is not None else 1
     if spec is not None and spec.limits is not None and spec.limits.batch_fixed:
@@ -356,7 +356,7 @@ def _view(
         efficiency=known.efficiency,
         progress=known.progress,
         samples=known.samples,
-        # Of an epoch whose length nobody knows, as much as was seen of it.
+        # If the length of an epoch is unknown, the samples seen so far are used.
         dataset=known.dataset or (int(history.samples) if history is not None else 0),
         epochs=0,
         epochs_since_change=0,
