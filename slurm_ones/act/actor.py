@@ -87,7 +87,7 @@ class Actor:
             except (Unreachable, NotLeader):
                 raise
             except Exception:
-                # One odd job must not leave somebody else's held.
+                # A job for which this fails must not keep other users' jobs held.
                 log.exception("job %d: its resize could not be taken further now", resize.job_id)
                 left += 1
         return left
@@ -165,7 +165,7 @@ class Actor:
         jobs: dict[int, SlurmJob | WholeJob] = {**seen.snapshot.jobs}
         jobs |= {job_id: one.job for job_id, one in seen.elastic.items()}
         deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
-        # Also in advise mode: what an acting companion kept from starting must not wait for its deferral to end.
+        # In advise mode too: jobs that a companion in act mode deferred must not wait until the deferral ends.
         self._deferrals.reconcile(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
 
     def _advise(self, job_id: int, advice: Hashable, lines: list[str]) -> None:
@@ -194,7 +194,7 @@ class Actor:
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
         if change.moves is None and job.by_blocks and isinstance(job.key, Task):
-            # Of a waiting job of blocks one task changes, if they have been taken apart.
+            # If the blocks of a waiting job were changed separately, only one task changes.
             moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
             job_id=job.job_id,
@@ -230,7 +230,7 @@ class Actor:
 
     def _order_batch(self, change: PlannedChange) -> None:
         job, batch = change.elastic.job, change.new_batch
-        # Another order since, as of a resize that was taken back, asked for another batch.
+        # A later order, such as that of a resize taken back, may have asked for another batch.
         if self._ordered.get(job.job_id) == (batch, self._orders.last_number(job)):
             return
         try:
@@ -246,7 +246,7 @@ class Actor:
         None."""
         decided, acted = one.decided, made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, decided.schedule, made, job.elastic.job.job_id in acted) for job in one.jobs)
-        # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
+        # Reasons are compared by code, since their texts contain seconds that pass. A changed limit of the site counts.
         limited = {id_: why for id_, why in made.outcomes.items() if why.code in SITE_LIMITS}
         refused = {**decided.schedule.refused, **limited}
         gist = tuple(
@@ -330,7 +330,7 @@ def commands(
         return [shlex.join(hold_command(job.job_id)), *end]
     return [
         order(drain=True),
-        # Its owner chose the name: a line break in it must not begin a command.
+        # The owner chose this name. A line break in it must not begin a command.
         f"# wait until {plain(str(path.parent))} reports the checkpoint, then within a minute:",
         shlex.join(requeue_command(job.job_id)),
         f"# wait until job {job.job_id} is PENDING and no longer COMPLETING, then:",

@@ -55,7 +55,7 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
     array = job.array_id if job.array_id == job.job_id else 0
     if resize.restart >= 0 or not array:
         return WholeJob.of(job)
-    # One of them may run by now, which its owner let go: then the others stand in our hold as before.
+    # One block may run already because its owner released it. The others are then still held by the companion.
     whole = look_at(client, array)
     first = min(whole.blocks, key=lambda block: (not block.running, block.ended))
     ours = any(map(may_be_ours, whole.blocks)) and State(resize.state) in HOLDS_JOB
@@ -221,7 +221,7 @@ class Leftovers:
             for block in (block for block in elastic.job.running_blocks if task_of(block) not in staying):
                 key = (elastic.job.job_id, task_of(block), block.restart)
                 since = self._apart[key] = min(now, before.get(key, now))
-                # The clocks of Slurm and of the job may be far from this one.
+                # Slurm's clock and the job's may differ much from this one.
                 if now - max(since, block.start_time, members.time) > APART_S:
                     apart.add(key)
             if not staying or not apart - self._told:

@@ -42,10 +42,12 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     others = _held_by_others(machine, resize, array)
     chosen = others & dict(resize.added).keys()
-    # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
+    # Chosen tasks stay in the record, so that the next look finds them too. The reason for taking the change back names
+    # them.
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not any(map(is_alive, array.blocks)):
-        # Who trained by its order is not held by us any more: if it waits in a hold, somebody else's.
+        # A task that trained by this order is no longer held by the companion. If it waits in a hold, somebody else
+        # holds it.
         seen, joined = _newest(machine, array), State(resize.state) is State.LEAVING and not resize.back
         trained = {*dict(resize.added)} if joined else set()
         if seen is not None and seen.order == resize.order_number:
@@ -63,7 +65,7 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
 
 
 def _look(machine: Machine, resize: ResizeRecord) -> WholeJob:
-    # Whatever its tasks say, its term is what its reports and orders go by.
+    # Reports and orders go by the resize's term, whatever the tasks show.
     return look_at(machine.client, resize.job_id, resize.restart, machine.guests)
 
 
@@ -116,7 +118,7 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[W
     ]
     for step, refused in steps:
         try:
-            with suppress(UnknownJob):  # which the next look shows
+            with suppress(UnknownJob):  # the next look shows it
                 step(machine, resize, array)
         except Refused as error:
             return array, refused(str(error))
@@ -130,7 +132,7 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: WholeJob) -> tuple[W
 def _hold(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
     unheld = _unheld(resize, array)
     if len(unheld) > 1:
-        # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
+        # Tasks are named: a block that trains may be requeued by Slurm at this moment, and must start again.
         machine.client.hold_waiting(resize.job_id, unheld)
     else:
         for task in unheld:
@@ -138,7 +140,7 @@ def _hold(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
 
 
 def _lift_throttle(machine: Machine, resize: ResizeRecord, array: WholeJob) -> None:
-    # Never before the holds: all tasks would start.
+    # Never before the tasks are held: all of them would start.
     if _throttled(array) and not _unheld(resize, array) and not _released_by_owner(array):
         machine.client.throttle(resize.job_id, 0)
 
@@ -262,11 +264,11 @@ def _opening(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
         for task in closed:
             job = array.tasks[task]
             try:
-                # Slurm delays what was requeued, and a launcher without a companion the next base.
+                # Slurm delays the start of a requeued task. A launcher without a companion delays the next base block.
                 machine.release(Task(array.job_id, task), now=job.restart > 0 or job.eligible_time > machine.clock())
             except Refused as error:
                 return _turn(machine, resize, reason("release_refused", answer=str(error)))
-    # Blocks that leave are waited for as a checkpoint is.
+    # Leaving blocks have as long as a checkpoint may take.
     deadline = machine.deadline(State.JOINING if resize.added else State.DRAINING)
     return machine.move(resize, State.JOINING, deadline=deadline)
 
@@ -319,7 +321,7 @@ def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Rea
         job = array.tasks.get(task)
         if job is None:
             return reason("block_unknown", task=task)
-        # Before a hold: Slurm itself holds what it will never start.
+        # This is checked before a hold, since Slurm itself holds a job that it can never start.
         if job.pending and job.never_starts:
             return reason("never_starts", cause=job.reason)
         if job.limited:
@@ -337,7 +339,7 @@ def _never_joins(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Rea
     if waiting and late:
         given = machine.settings.blocks_wait_s
         return reason("queued_too_long", seconds=given) if resize.added else reason("blocks_not_joined")
-    # If this host's clock is behind Slurm's, a start lies in the future: then the wait as a whole counts.
+    # If this clock is behind Slurm's, a start seems to be in the future. Then the whole wait counts.
     if not waiting and (now > since + machine.settings.start_timeout_s or (late and now < since)):
         return reason("blocks_not_joined")
     return None
@@ -347,7 +349,7 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
     if resize.back:
         return _withdrawing(machine, resize, array)
     seen = machine.reports.membership(array, resize.order_number)
-    if seen is None:  # by the newest report those that left train, and a hold of theirs would not be ours
+    if seen is None:  # by the newest report the leaving blocks train, so a hold on them would not be the companion's
         resize = _note_held(machine, resize, {*resize.held, *resize.dropped})
     left = _put_back(machine, array, resize.dropped)
     if left and not machine.late(resize):
@@ -360,7 +362,7 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
 
 
 def _turn(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
-    # Blocks that start hear only then that they are not wanted.
+    # Blocks that start learn only after this that they are not wanted.
     return machine.move(resize, State.LEAVING, why, back=True, deadline=machine.deadline(State.STARTING))
 
 
@@ -368,12 +370,12 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     number, last = resize.order_number or 0, machine.orders.last_number(array)
     seen = _newest(machine, array)
     joined = last >= number and _joined(resize, array, seen)
-    # If all who trained are gone, those go on that run: also if they were to join, and still start.
+    # If all training blocks are gone, the running ones go on, even those that were to join; else those that may start.
     training = _training(resize, array, seen) or _running(array) or _to_start(resize, array)
     stands = False
     try:
         if seen is not None and joined and last > number:
-            # It had the order before it could be called off: what it does is what it is to do.
+            # The job got the order before it could be cancelled. So it is ordered to do what it does already.
             running = ({*seen.blocks, *dict(resize.added)} - {*resize.dropped}) & _running(array)
             _order(machine, resize, array, seen, running, resize.new_batch, machine.orders.next_number(array))
         elif not joined and last == number:
@@ -383,16 +385,16 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
         stands = True
     if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
-    # If some had joined already they stay, and those whose place they took are gone.
+    # If some blocks had joined already they stay, and the blocks that they replaced are gone.
     tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
-    # Tasks that we hold must be known even if the job never reports that they left, or is stopped right after. So must
-    # those that we do not hold, since their owner may.
+    # Tasks that the companion holds must be stored even if the job never reports that they left, or is stopped right
+    # after. Tasks that it does not hold must be removed, since their owner may hold them later.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
     resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
     left = _put_back(machine, array, tasks)
     if (left or stands) and not machine.late(resize):
         return resize
-    # As it was written down when it turned.
+    # The reason is the one stored when the resize turned back.
     why = next(step.detail for step in machine.store.resize_steps(resize.id) if step.back)
     return machine.move(resize, State.ROLLED_BACK, why)
 
@@ -426,7 +428,7 @@ def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list
         except Refused as error:
             log.info("job %s: it is not kept for another time: %s", Task(array.job_id, task), error)
             if job.pending:
-                left.append(task)  # it has started, if anything
+                left.append(task)  # the task has probably started
     return left
 
 
@@ -447,8 +449,8 @@ def _joined(resize: ResizeRecord, array: WholeJob, seen: Membership | None) -> b
     joining = [array.tasks.get(task) for task, _ in resize.added]
     if not all(job is not None and job.running for job in joining):
         return False
-    # Base blocks leave only as the others join; a guest that Slurm preempts may end so by itself. If clocks are hours
-    # apart, the report of that is not believed.
+    # A base block leaves only after the others have joined, while a preempted guest may end at any time. The report is
+    # not believed if clocks are hours apart.
     base = (job for task in resize.dropped if (job := array.tasks.get(task)) and not array.is_guest(job))
     gone = (job for job in base if job.state is JobState.COMPLETED)
     if any(restarts.get(task_of(job)) == job.restart for job in gone):

@@ -80,7 +80,7 @@ class Deferrals:
             except UnknownJob:
                 continue
             except Refused as error:
-                # Its record stays: a next companion must not take the wait for the owner's.
+                # The record stays, so that the next companion does not take the deferral for the owner's.
                 log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
                 unread.add(job_id)
         self.reconcile((), jobs, unread)
@@ -93,7 +93,7 @@ class Deferrals:
         try:
             self.defer(job)
         except Refused as error:
-            # It may have started or ended since the snapshot; the next one tells.
+            # The job may have started or ended since the snapshot. The next snapshot shows it.
             log.warning("job %d: it could not be kept from starting: %s", job.job_id, error)
 
     def _release(self, job_id: int, job: SlurmJob | WholeJob | None, until: float) -> None:

@@ -79,7 +79,7 @@ class Fusions:
         ours = self.deferrals.all_ours(one.job for one in seen.elastic.values()) if known else set()
         tick = _Tick(seen, busy, ours)
         new = 0
-        # Those that train come first: nobody is given to a second one. Then those that were answered.
+        # Carriers that train come first, so that no job gets a second carrier. Then come carriers that were answered.
         for carrier, told in sorted(known, key=lambda each: (each[1].asks, not self._answered(each[0].job))):
             new += told.asks and not self._answered(carrier.job)
             if new > ANSWERS:
@@ -138,7 +138,7 @@ class Fusions:
         """End the deferrals of these jobs. They are read from Slurm again, because this tick's snapshot is older than
         the deferrals."""
         for job_id in job_ids:
-            with suppress(Refused):  # it is gone
+            with suppress(Refused):  # the job is gone
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:

@@ -67,7 +67,7 @@ class HeldTasks:
             if newest.state == State.PREPARING.value:
                 return
             ours -= {*newest.dropped, *dict(newest.added)}
-        # A record may stand for several tasks, and a task may have a second one of an earlier end.
+        # A record may stand for several tasks, and a task may also have a record of an earlier end.
         seen = [(task, job.completing or (job.held and not job.ended)) for job in tasks for task in job.array_tasks]
         if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
@@ -137,7 +137,7 @@ class StaleHolds:
         self._known &= held.keys()
         if fresh := held.keys() - self._known:
             began = _began(self._client)
-            back = 0.0 < self._last < began  # a companion that started later may meet a hold of before: the owner's
+            back = 0.0 < self._last < began  # an older hold than this companion is the owner's
             for key in sorted(fresh, key=str):
                 id_, job = held[key]
                 if (job.requeue_held or back) and self._is_stale(id_, job, began if back else 0.0):

@@ -98,7 +98,7 @@ class Machine:
         unless `once`. After a restart of the companion it is due again."""
         key = (resize.id, Stage.of(resize))
         asked = self._asked.get(key)
-        # A clock that was set back must not put it off.
+        # A clock that was set back must not delay the action.
         if asked is not None and (once or 0.0 <= self.clock() - asked < ASK_AGAIN_S):
             return False
         self._asked[key] = self.clock()
@@ -145,7 +145,7 @@ class Machine:
     def is_another(self, job: WholeJob) -> bool:
         """Tell whether Slurm has given the job's id to a new job, as it may after it lost its state."""
         known = self.store.jobs([job.job_id]).get(job.job_id)
-        # Of a requeue Slurm shows the new submission before it counts the restart.
+        # At a requeue Slurm shows the new submission time before it counts the restart.
         fresh = not any(block.restart or block.completing for block in job.blocks)
         return known is not None and fresh and job.submit_time > known.submit_time
 
@@ -166,7 +166,8 @@ class Machine:
             held = State(resize.state) in HOLDS_JOB
             if not held and resize.deadline is not None and not self.late(resize):
                 raise
-            # A job is not held for it, and its order was written: what it said when that was decided stands.
+            # While the job is held, an unreadable spec does not stop the resize. The order was written by the spec of
+            # that time.
             spec, problem = None, "" if held else str(error)
         if problem:
             return reason("strategy_unread", problem=problem)
@@ -213,7 +214,7 @@ class Machine:
             return
         try:
             if self.client.version() < SHOWS_SWITCHES:
-                return  # a preference of the owner's would look like ours
+                return  # an owner's own preference would look like the companion's
             now = self.client.details([job.job_id]).get(job.job_id)
             if now is None or (now.switches and now.switch_wait_s != SWITCH_WAIT_S) or now.switches == most:
                 return

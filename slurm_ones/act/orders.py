@@ -116,12 +116,13 @@ class OrderWriter:
         `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
-        # A number far ahead follows one that the job's user forged, and must not raise other jobs' numbers.
+        # A number far ahead follows one that the job's user forged. It must not raise the numbers of other jobs'
+        # orders.
         if order.number < 1000 * (self.clock() + AHEAD_S):
             self._newest = max(self._newest, order.number)
-        # scancel tries for half a minute to signal a job that waits.
+        # scancel tries for half a minute to signal a waiting job.
         if wake is not None and wake.running:
-            with suppress(SlurmError):  # it would find the order by itself, a little later
+            with suppress(SlurmError):  # the job finds the order by itself, a little later
                 self.client.signal(wake.key, LOOK_SIGNAL)
 
     def mark(self) -> None:
@@ -155,7 +156,7 @@ class OrderWriter:
                     try:
                         remove(self.spool / name)
                     except PermissionError as error:
-                        if error.errno != errno.EPERM:  # which is another user's file, in a spool with the sticky bit
+                        if error.errno != errno.EPERM:  # it is another user's file, in a spool with the sticky bit
                             raise
         except (OSError, NotBelieved) as error:
             log.warning("%s: orders to jobs that ended could not be removed: %s", self.spool, error)

@@ -43,11 +43,11 @@ class ResizeMachine(Machine):
             try:
                 resize = ADVANCE[resize.mechanism](self, resize)
             except Refused as error:
-                # Looked at again next time; the others' resizes must not wait for it.
+                # The next look tries again. Other jobs' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
                 break
             except NoAnswer as error:
-                # It stays as it is, for as long as its state's deadline.
+                # The resize stays as it is until the deadline of its state.
                 log.info("job %d: %s: %s", resize.job_id, before, error)
                 break
             if Stage.of(resize) == before:
@@ -91,9 +91,10 @@ def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
     if (why := machine.hindered(resize, job)) is not None:
         return _cancel_drain(machine, resize, job, why)
     if job.held:
-        # Somebody else's, for its next start: once it is requeued it would pass for ours, and be lifted.
+        # Somebody else holds the job for its next start. After a requeue this hold would look like the companion's, and
+        # be lifted.
         return _cancel_drain(machine, resize, job, reason("held_while_running"))
-    # After a restart of ours it may be there, or cancelled already.
+    # After a restart of the companion the order may be written already, or cancelled.
     if machine.due(resize, once=True) and machine.orders.last_number(job) < resize.order_number:
         gain = machine.gains.get(resize.id)
         order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True, gain=gain)
@@ -103,7 +104,7 @@ def _draining(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRe
             return machine.move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
     drained = machine.drained(resize, job)
     if drained is not None:
-        # A job that has waited nearly its whole minute is about to train on: leave it to that.
+        # A job that has waited for nearly its whole minute is about to train on, and is left to do so.
         return machine.move(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
     if machine.late(resize):
         return _cancel_drain(machine, resize, job, reason("no_checkpoint"))
@@ -122,7 +123,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
     if machine.late(resize) or machine.drained(resize, job) is None:
         return _cancel_drain(machine, resize, job, reason("not_requeued_in_time"))
     if machine.orders.last_number(job) > (resize.order_number or 0):
-        # A companion that died, or could not write it down, cancelled it.
+        # An earlier companion cancelled the drain, and died or could not store it.
         return machine.move(resize, State.ABANDONED, reason("drain_cancelled"))
     if (why := machine.hindered(resize, job)) is not None:
         return _cancel_drain(machine, resize, job, why)
@@ -139,7 +140,7 @@ def _requeuing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
 def _cancel_drain(machine: Machine, resize: ResizeRecord, job: WholeJob, why: Reason) -> ResizeRecord:
     """Cancel the drain. The job then trains on as before at once, and not only after a minute."""
     if machine.other_order(job) > (resize.order_number or 0):
-        return machine.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
+        return machine.move(resize, State.ABANDONED, reason("other_companion"))  # the job follows that order
     _order_batch(machine, job, resize.restart, resize.old_batch)
     return machine.move(resize, State.ABANDONED, why)
 
@@ -164,7 +165,7 @@ def _parking(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
             return machine.move(resize, State.RELEASING, reason("switched_off"), back=True)
         if machine.due(resize):
             try:
-                # In this order: a job that is released first could start in between.
+                # The order matters: a job that is released first could start before it is deferred.
                 machine.deferrals.defer(job)
                 machine.client.release(job.key, start_now=False)
             except Refused as error:
@@ -179,14 +180,14 @@ def _holding(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
     first = resize.id in machine.new and not resize.back
     machine.new.discard(resize.id)
     if first and job.pending and (job.held or any(block.pending and block.held for block in job.blocks)):
-        # It was not when this was decided, nor any block of it, and nobody else had a reason to.
+        # Neither the job nor a block was held when this was decided, so the owner has held it since.
         return machine.move(resize, State.ABANDONED, reason("held_by_owner"))
     if not job.pending:
         if resize.back:
-            # At the new shape, after all.
+            # The job runs at the new shape after all.
             return machine.move(resize, State.RELEASING, back=False)
         why = reason("started_before_reshape")
-        # A hold that came too late must not outlive this run: it would strike at its next requeue.
+        # A hold that came too late must not outlast this run: it would take effect at the next requeue.
         return machine.move(resize, State.RELEASING if job.held else State.ABANDONED, why, back=job.held)
     if job.held:
         return machine.move(resize, State.RESHAPING)
@@ -208,7 +209,7 @@ def _reshaping(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
             return machine.move(resize, State.RELEASING)
     except Refused as error:
         why = reason("old_shape_refused" if resize.back else "shape_refused", answer=str(error))
-    # It is not to be held for its old shape: that is tried again while it waits.
+    # The job is not held until the old shape is accepted. That is tried again while it waits.
     return machine.move(resize, State.RELEASING if resize.back else State.RESHAPING, why, back=True)
 
 
@@ -234,9 +235,9 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
         if machine.just_requeued(resize, job):
             return resize
         try:
-            # Also a running job: a hold that came too late would strike at its next requeue.
+            # A running job is released too: a hold that came too late would take effect at the next requeue.
             if machine.due(resize):
-                # A waiting job's own --begin stays.
+                # The `--begin` of a job that was waiting stays.
                 machine.release(job.key, now=job.pending and resize.restart >= 0)
             return _handle_if_released(machine, resize)
         except UnknownJob:
@@ -244,7 +245,7 @@ def _releasing(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeR
         except Refused as error:
             if resize.back:
                 raise
-            # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
+            # Slurm may have taken a shape that it reported as refused. A companion that died then left the job with it.
             return machine.move(resize, State.RESHAPING, reason("release_refused", answer=str(error)), back=True)
     if job.pending:
         machine.deferrals.release(job)
@@ -268,7 +269,7 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
         return machine.move(resize, State.STARTING)
     if resize.back:
         return _waiting_back(machine, resize, job)
-    # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
+    # This is checked before a hold: Slurm itself holds a job that it can never start, and nobody else would release it.
     if job.first.never_starts:
         return machine.move(resize, State.HOLDING, reason("never_starts", cause=job.first.reason), back=True)
     if job.held:
@@ -277,10 +278,11 @@ def _waiting(machine: Machine, resize: ResizeRecord, job: WholeJob) -> ResizeRec
         return machine.move(resize, State.HOLDING, reason("limit_reached", cause=job.first.reason), back=True)
     late = machine.late(resize)
     if resize.restart < 0:
-        # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
+        # Nothing of a waiting job is interrupted. It may wait on once Slurm has considered its new shape.
         if job.eligible_time > machine.clock() + AT_ONCE_S or job.first.reason == "Dependency":
             return _wait_at_old_shape(machine, resize, reason("waits_for_other"))
-        # If it waits only for its start by Slurm's clock, ours is ahead: Slurm has not looked yet.
+        # A job that waits only for its start time shows that this clock is ahead of Slurm's, which has not considered
+        # it yet.
         if (late and job.first.reason != "BeginTime") or job.first.reason not in ("", "None", "BeginTime"):
             return _finish(machine, resize, job)
     if late:
@@ -293,10 +295,11 @@ def _waiting_back(machine: Machine, resize: ResizeRecord, job: WholeJob) -> Resi
     late = machine.late(resize)
     steps = machine.store.resize_steps(resize.id) if job.pending and job.first.never_starts else ()
     if steps and not any(step.back and step.state == State.RESHAPING for step in steps):
-        # Slurm held the job for our shape between two looks. Once only: its old shape may never start either.
+        # Slurm held the job because of the new shape between two looks. It is reshaped once only, since the old shape
+        # may never start either.
         return machine.move(resize, State.RESHAPING, reason("never_starts", cause=job.first.reason), back=True)
     if job.pending and _to_put_back(resize, job):
-        # Refused a moment ago, or not asked for yet.
+        # Slurm refused the old shape a moment ago, or was not asked for it yet.
         if machine.due(resize):
             try:
                 _reshape(machine, resize, job)
@@ -345,7 +348,7 @@ def _finish(
 ) -> ResizeRecord:
     """End the resize: done if Slurm shows the new shape, else rolled back. `stands` makes the reason for the
     outcome."""
-    # A job that was to be parked keeps its shape: if it comes here, it was released instead.
+    # A job that was to be parked keeps its shape. If it comes here, it was released instead.
     done = resize.new_shape != PARKED and _at(resize, job, resize.new_shape, resize.new_kind)
     at = "its new shape" if done else "its old shape" if _at_old(resize, job) else "another shape"
     now = "waits" if job.pending else "runs"
