@@ -64,7 +64,7 @@ Days = Annotated[float, Field(le=100 * 365)]
 
 
 def _absolute(path: Path) -> Path:
-    # Each process would find another file; a stop file that the companion does not find stops nothing.
+    # With a relative path each process would find another file, such as another stop file.
     if not path.is_absolute():
         raise ValueError("write the whole path, from /")
     return path
@@ -74,7 +74,7 @@ File = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 
 class _Section(BaseModel):
-    # Strict: "no" is no truth value and true no number of seconds, though pydantic would take both.
+    # Strict: pydantic would otherwise accept "no" as a truth value, and true as a number of seconds.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
@@ -412,7 +412,7 @@ def _accepted(location: tuple[int | str, ...]) -> list[str]:
     section: Any = Settings
     for part in location[:-1]:
         fields = getattr(section, "model_fields", None)
-        if fields is None:  # a section for each name
+        if fields is None:  # a table with a section for each name
             section = get_args(get_args(section)[-1])[0] if get_args(section) else section
         elif str(part) in fields:
             section = fields[str(part)].annotation
@@ -428,7 +428,7 @@ def _explain(error: Any) -> str:
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"unknown key {key}{hint}; accepted here: {', '.join(accepted)}"
     if not location:
-        # All that the file says would be shown, and it may hold a password.
+        # The message must not show the file's content, which may include a password.
         return str(error["msg"])
     return f"{key}: {error['msg']}, not {error['input']!r:.80}"
 
@@ -437,7 +437,7 @@ def parse(text: str, name: str = "config") -> Settings:
     """Parse settings from TOML text. Raises `ConfigError`, with a line for each key that is not valid."""
     try:
         data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # of numbers and of depth, too
+    except (ValueError, RecursionError) as error:  # limits of numbers and of nesting, too
         raise ConfigError(f"{name}: not TOML: {error}") from None
     try:
         return Settings.model_validate(data)
@@ -449,7 +449,7 @@ def parse(text: str, name: str = "config") -> Settings:
 def default_path() -> Path:
     """Return the path of the default settings file: the user's own if it exists, else the site's."""
     own = Path.home() / ".config/slurm-ones/config.toml"
-    # After sudo the home may be another user's, and closed.
+    # After sudo the home may be another user's, and unreadable.
     return own if os.access(own, os.F_OK) else Path("/etc/slurm-ones/config.toml")
 
 
@@ -466,7 +466,7 @@ def load(path: Path | None = None) -> Settings:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, FileNotFoundError) and not named:
-            # An ordinary user without any file wants only their own jobs looked after.
+            # Without any file, an ordinary user's companion handles only that user's jobs.
             return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     settings, mode = parse(text, str(path)), path.stat().st_mode

@@ -25,7 +25,7 @@ def plain(text: str, width: int = 200) -> str:
 def safe(text: str, width: int = 200) -> str:
     """Return the text made plain (see `plain`), with rich's markup escaped."""
     shown = escape(plain(text, width))
-    # Else the last of them would take the markup after it for a text.
+    # Otherwise the last backslash would escape the markup that follows.
     return shown + "\\" * ((len(shown) - len(shown.rstrip("\\"))) % 2)
 
 
@@ -112,7 +112,7 @@ def shape(job: JobSummary) -> str | None:
 
 def progress(job: JobSummary) -> str:
     """Describe the progress of training: epochs done, the number declared, and per cent of the present epoch."""
-    if job.epoch is None or job.batch == 0:  # the latter of a script that tells no samples
+    if job.epoch is None or job.batch == 0:  # the batch is 0 if the script reports no samples
         return "–"
     part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"

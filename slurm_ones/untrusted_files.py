@@ -95,7 +95,7 @@ def job_directory(job: HasFiles) -> Path:
     except NoAnswer:
         raise
     except (FileNotFoundError, NotBelieved):
-        # One sentence for all: its user must not learn which paths there are.
+        # The message is the same for all causes, so that users do not learn which paths exist.
         raise NotBelieved(f"{pointer}: it names no directory of the job's user that can be opened") from None
     return pointed
 
@@ -121,7 +121,7 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
         raise
     except OSError as error:
         raise NotBelieved(f"{path}: {error.strerror}") from None
-    except ValueError:  # a NUL in it, or what no file system could have given
+    except ValueError:  # the path has a NUL, or is no possible name of a file
         raise NotBelieved(f"{str(path)!r:.200}: not the name of a directory") from None
     try:
         owner = os.fstat(fd).st_uid
@@ -139,8 +139,8 @@ def read_from(directory: int | None, name: str, uid: int, offset: int, limit: in
     Raises FileNotFoundError if it does not exist, `NotBelieved` if it is a link, a device, or another user's.
     """
     try:
-        # Checked before it is opened, since opening by itself may do something to a device or a FIFO. Checked again
-        # after, since it may have been replaced in between.
+        # The type is checked before opening, since opening a device or a FIFO may have effects. It is checked again
+        # after, since the file may have been replaced in between.
         _check(name, os.stat(name, dir_fd=directory, follow_symlinks=False), uid)
         fd = os.open(name, _READ, dir_fd=directory)
         try:
@@ -153,7 +153,7 @@ def read_from(directory: int | None, name: str, uid: int, offset: int, limit: in
         raise
     except OSError as error:
         raise NotBelieved(f"{name}: {error.strerror}") from None
-    except ValueError:  # a NUL in it
+    except ValueError:  # the name has a NUL
         raise NotBelieved(f"{name!r:.200}: not the name of a file") from None
 
 
@@ -236,7 +236,7 @@ def _write(path: Path, uid: int, whose: str, name: str, text: bytes, safe: bool,
     with directory_of(path, uid, whose) as directory:
         mode = os.fstat(directory).st_mode
         if safe and mode & 0o022 and not mode & stat.S_ISVTX:
-            # Whoever may rename in it could give one job's order to another.
+            # A user who can rename files in it could give one job's order to another.
             raise NotBelieved("others may write there; take that from them (chmod 755)")
         _replace(directory, name, text, until)
 
