@@ -319,7 +319,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str, monkeypatch: pyte
     thread = threading.Thread(target=companion)
     thread.start()
     try:
-        done = maintain(store, MINUTES, now=NOW, sleep=lambda seconds: time.sleep(max(seconds, 0.05)))
+        done = maintain(store, MINUTES, now=NOW, sleep=lambda seconds: time.sleep(max(seconds, 0.01)))
     finally:
         stop.set()
         thread.join()

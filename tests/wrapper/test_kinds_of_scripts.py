@@ -15,6 +15,7 @@ from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.script.line import is_script_file
 from ones_wrapper.script.source import counter, cut, names_rank, ranges
+from tests.marks import nightly
 from tests.wrapper.test_more_scripts import START
 from tests.wrapper.test_scripts import Loop, Numbers, logged
 
@@ -270,7 +271,7 @@ def stops_long_after_a_signal() -> int | None:
     return 1 if first else None
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [nightly(1), 2])
 def test_an_early_stop_long_after_a_signal_is_the_end(ranks: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects a finished training from going on at its next start, since a handler was called epochs before."""
     put, log = logged(stops_long_after_a_signal, capfd, ranks)

@@ -22,6 +22,7 @@ from ones_wrapper import testing
 from ones_wrapper.process.hooks import FLAGS
 from ones_wrapper.script.line import variables
 from ones_wrapper.script.source import ranges
+from tests.marks import nightly
 from tests.wrapper.test_scripts import Loop, Numbers, logged
 
 START = "SLURM_RESTART_COUNT"
@@ -40,7 +41,7 @@ class Net(nn.Module):
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [nightly(1), 2])
 def test_a_handler_that_notes_a_signal_ends_no_training(ranks: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Protects a training whose script leaves its loop after a signal: on all ranks at the same step, and the next
     start trains on."""
@@ -320,7 +321,7 @@ def test_a_script_may_compile_its_backward_pass() -> None:
     assert ours == pytest.approx(plain, abs=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [nightly(1), 2])
 def test_layers_may_be_frozen_later(ranks: int) -> None:
     """Protects what the page says of layers that do not learn at all times, at any number of ranks."""
 
@@ -340,7 +341,7 @@ def test_layers_may_be_frozen_later(ranks: int) -> None:
     assert all(one == put[0] for one in put)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [nightly(1), 2])
 def test_the_loader_after_the_last_epoch(ranks: int) -> None:
     """Protects `update_bn` of an average, in a start after the end, too: nothing is trained or counted."""
 

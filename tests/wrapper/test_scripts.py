@@ -605,7 +605,7 @@ def test_what_is_not_registered_is_named(capfd: pytest.CaptureFixture[str]) -> N
     assert "registered" not in log
 
 
-@pytest.mark.parametrize(("ranks", "samples"), [(1, 19), (2, 20), (4, 20), (3, 19)])
+@pytest.mark.parametrize(("ranks", "samples"), [(1, 19), (2, 20), nightly(4, 20), (3, 19)])
 def test_batchnorm_never_gets_one_sample(ranks: int, samples: int) -> None:
     """Protects the end of an epoch, whose last two samples two ranks would share, or where one would be left."""
 
@@ -747,7 +747,7 @@ def chooses(shifts: list[int], workers: int, seeds: tuple[int, int] = (0, 0)) ->
     return None
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, nightly(1)])
 def test_a_start_that_chose_other_samples_is_an_error(workers: int) -> None:
     """Protects each sample once an epoch from a split that comes out otherwise; what draws, or changes with time, is
     no difference."""
@@ -882,7 +882,7 @@ def test_a_schedule_that_is_another_at_a_resize_is_said() -> None:
     ("made", "key"),
     [
         (lambda optimizer, ranks: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8 * ranks), "T_max=16"),
-        (lambda optimizer, ranks: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4 * ranks]), "milestones="),
+        nightly(lambda optimizer, ranks: torch.optim.lr_scheduler.MultiStepLR(optimizer, [4 * ranks]), "milestones="),
         (lambda optimizer, ranks: torch.optim.lr_scheduler.StepLR(optimizer, 4), ""),
     ],
 )
