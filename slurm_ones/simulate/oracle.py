@@ -423,10 +423,11 @@ class GpuPlan(NamedTuple):
 def plan_changes(
     cluster: ClusterView, free: Nodes, changes: Sequence[GpuChange], *, spread: bool
 ) -> dict[int, GpuPlan]:
-    """Plan new GPUs for running jobs; leave out jobs that find no room.
+    """Plan new GPUs for running jobs. A job that finds no room gets no plan, and keeps its GPUs.
 
-    The GPUs of all these jobs are given out again, to the largest job first unless `spread`. A job keeps its old GPUs
-    until the new ones are ready. If another job needs some of the old ones, the job leaves these at once.
+    The GPUs of the other jobs are put together and given out again, to the largest job first unless `spread`. A job
+    keeps its old GPUs until the new ones are ready. If another job needs some of the old GPUs, the job leaves these at
+    once.
     """
     changes = list(changes) if spread else sorted(changes, key=lambda one: -one.shape.gpus)
     while True:

@@ -381,8 +381,8 @@ class JobRecords:
         return self.known_of(job_id) or [self.get(job_id)]
 
     def waiting(self, job_id: JobKey) -> list[SimulatedJob]:
-        """Return the pending records of those that a command with this id changes. Raises `NotResizable` if there are
-        none."""
+        """Return the pending records that a command with this id changes. Raises `NotResizable` if no record is
+        pending."""
         waiting = [job for job in self.named(job_id) if job.pending]
         if not waiting:
             raise NotResizable(f"job {job_id}: Job is no longer pending execution")

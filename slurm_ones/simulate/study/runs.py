@@ -96,7 +96,7 @@ class StudyPart:
     contender: Contender
     seed: int
     key: str
-    """Digest of all that the result depends on. The result's file is named by it."""
+    """Digest of all that the result depends on. It is the name of the result's file."""
 
     @property
     def label(self) -> str:
@@ -440,7 +440,8 @@ def summarize(
 ) -> list[ContenderSummary]:
     """Summarize each contender over the seeds whose runs ended without error.
 
-    Each is compared with the first contender on their common seeds, and with the bounds of the seeds that have one.
+    A contender is compared with the first contender on the seeds of both, and with the bounds on the seeds that have a
+    bound.
     """
     done = {(run.label, run.seed): run.outcome for run in runs if run.outcome is not None}
     for one in plan.contenders:

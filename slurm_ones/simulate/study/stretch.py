@@ -268,7 +268,10 @@ UP_TO_H: dict[Size, float] = {"small": 1.5, "medium": 12.0, "large": 60.0, "extr
 """Most GPU-hours of a job of each size."""
 USEFUL = 0.5
 """Least efficiency at which a job can have an application's curves: goodput per requested GPU, divided by the goodput
-of a single GPU. A job below it requested too many GPUs. Advice to its user would gain as much as elasticity."""
+of a single GPU.
+
+A job of lower efficiency requested too many GPUs. Its user could gain as much by requesting fewer as by elasticity.
+"""
 LEAST_S = 300.0
 """Shortest run time of an elastic job in seconds. A shorter job ends before a resize has paid off."""
 RESIZE_S = 30.0

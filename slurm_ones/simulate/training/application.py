@@ -87,7 +87,7 @@ class Application:
     passes_alone: int = 1
     """Fewest passes of a step on a single GPU, for batches above the base batch."""
     faster: float = 1.0
-    """Compute speed on this application's kind of GPU, divided by the speed on the reference GPU."""
+    """Speed of computation on this application's kind of GPU, divided by the speed on the reference GPU."""
     by: TrainedBy | None = None
     """Training strategy; None for plain data parallelism."""
     later: Application | None = None
@@ -189,7 +189,7 @@ class Application:
         return np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
 
     def _curve(self, place: int) -> Floats:
-        """Return the seconds of a step and of its gradient exchange, (2, L), at the size `nodes * PLACES + gpus`."""
+        """Return the seconds of a step and of its gradient exchange, (2, L). `place` is `nodes * PLACES + gpus`."""
         if place not in self._curves:
             self._curves[place] = np.array(self._paced(*self.speed.step(place // PLACES, place % PLACES, self._locals)))
         return self._curves[place]
@@ -282,7 +282,8 @@ class Submission:
 
 
 POWER = {"t4": 1.0, "rtx": 1.6, "v100": 2.0, "a100": 3.5}
-"""Compute speed of each kind of GPU divided by the reference GPU's, for an application that gains all of it."""
+"""Compute speed of each kind of GPU divided by the reference GPU's. Applications that compute all the time gain this
+ratio; the others gain less (`USE`)."""
 USE = {
     "recommender": 0.1,
     "lstm-wikitext2": 0.3,
@@ -306,7 +307,8 @@ LEAST_USE = 0.2
 
 
 def use_of(application: str) -> float:
-    """Return the exponent of `POWER` for an application. A variant such as `bert-glue-a` has that of its kind."""
+    """Return the exponent of `POWER` for an application. A variant such as `bert-glue-a` has the exponent of
+    its kind."""
     for name, use in USE.items():
         if application == name or application.startswith(f"{name}-"):
             return use

@@ -62,7 +62,8 @@ class Interval:
         return min(steps * self.batch, most)
 
     def boundary(self, time: float, most: int) -> int:
-        """Return the samples used at the first step boundary after `time`; at most `most`, the rest of the pass."""
+        """Return the samples used at the first step boundary after `time`. The last boundary is at `most`, the samples
+        left in the pass."""
         if (time - self.begun) * self.rate >= most:
             return most
         steps = max(math.ceil((time - self.begun) * self.rate / self.batch - 1e-6), 1)

@@ -140,8 +140,8 @@ VARIANTS = 4
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
 """Standard deviation of the logarithm of each random factor (see `catalogue.build`)."""
 TIGHTNESS = (0.5, 1.5)
-"""Least and largest ratio of a job's deadline to its undisturbed run time. It is drawn uniformly, as ElasticFlow does
-(ASPLOS 2023)."""
+"""Least and largest ratio of a job's deadline to its undisturbed run time. The ratio is drawn uniformly, as in
+ElasticFlow (ASPLOS 2023)."""
 STUDIED_GPUS = 64
 """GPUs of the cluster to which the published studies fitted their rate of submissions."""
 
@@ -233,7 +233,7 @@ def with_deadlines(
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
-    """Return the offered load: GPU-seconds that jobs request, divided by those of the cluster until the last
+    """Return the offered load: GPU-seconds that jobs request, divided by the cluster's GPU-seconds until the last
     submission."""
     wanted = sum(
         s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions

@@ -42,8 +42,8 @@ _BATCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
-    """Return the rows of a CSV file. `text` names the columns that hold text; others must hold finite numbers, not
-    negative.
+    """Return the rows of a CSV file. Columns in `text` hold text. Other columns must hold finite numbers of at least 0;
+    only `metric` may be negative.
 
     Raises `BadInput`.
     """
