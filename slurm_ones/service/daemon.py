@@ -141,7 +141,7 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Close the companion. Once another may lead, what it remembers may be wrong."""
+        """Close the companion. Another companion may lead now, so the job states in this one's memory may be wrong."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None

@@ -55,7 +55,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass
 class _Patience:
-    """Budget of seconds to wait for slow answers. Time adds to it again."""
+    """Budget of seconds to wait for slow answers. It refills as time passes."""
 
     clock: Callable[[], float]
     most: float = WAIT_S
@@ -95,7 +95,7 @@ class FileChild:
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._patience = _Patience(clock)
         self._of_one: dict[int, _Patience] = {}
-        """Budget of each user (`OF_ONE_S`), in which quick answers count too."""
+        """Budget of each user (`OF_ONE_S`). Quick answers are charged to it too."""
         self._mounts: list[str] = []
         self._mounts_at = float("-inf")
         self._connection: Connection | None = None

@@ -120,7 +120,7 @@ class Health:
         self._write()
 
     def ticked(self, tick: Tick) -> None:
-        """Store the figures of a successful tick."""
+        """Store the time, duration and job counts of a successful tick."""
         running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._record = self._record._replace(
             tick_time=self._clock(),

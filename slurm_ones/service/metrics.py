@@ -230,7 +230,7 @@ class Metrics:
         return [resize for resize, _ in self._due]
 
     def ticked(self, now: float, tick: Tick, phases: Phases = NO_PHASES) -> None:
-        """Update all metrics after a tick that ended at `now`. `phases` are those of the resizes in `due`."""
+        """Update all metrics after a tick that ended at `now`. `phases` are the phases of the resizes in `due`."""
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []

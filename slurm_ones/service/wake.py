@@ -68,7 +68,7 @@ class Waking:
         self._ticked = self._clock()
 
     def due(self, interval_s: float) -> bool:
-        """Return True if a requested tick may begin now, and count it."""
+        """Return True if a requested tick may begin now. Such a tick counts towards the limit."""
         now = self._clock()
         self._left = min(BURST, self._left + max(now - self._counted, 0.0) / interval_s)
         self._counted = now
