@@ -50,7 +50,7 @@ class Access:
     token: str
     """Secret that a request must have; empty if none is needed, as behind a proxy that authenticates users."""
     user_header: str = ""
-    """HTTP header in which such a proxy names the user; empty if there is none."""
+    """HTTP header in which the proxy names the user; empty without such a proxy."""
 
 
 class Web:

@@ -62,7 +62,7 @@ class ShownResize:
 
 @dataclass(frozen=True)
 class ShownDecision:
-    """Part of a decision that is about one job, and what came of it."""
+    """Part of a decision that is about one job, with its outcome."""
 
     decision: DecisionRecord
     given: DecisionJobRecord
@@ -183,19 +183,19 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
     ShownColumn("state", _job("state"), "base state, as Slurm names it", "state", own=_state, left=True),
     ShownColumn(
-        "st", _job("state"), "squeue's short name of it", "st",
+        "st", _job("state"), "squeue's short name of the state", "st",
         form=lambda state: _SHORT.get(state, state[:3]), left=True, width=3, json=False,
     ),
-    ShownColumn("elastic", _job("elastic"), "opted in, and nothing speaks against resizing it"),
-    ShownColumn("refusal", lambda one: str(one.job.refusal), "why it is left alone"),
-    ShownColumn("refusal_code", _job("refusal_code"), "code of that"),
+    ShownColumn("elastic", _job("elastic"), "true if it opted in and may be resized"),
+    ShownColumn("refusal", lambda one: str(one.job.refusal), "why the job is not elastic; empty if it is"),
+    ShownColumn("refusal_code", _job("refusal_code"), "code of the refusal"),
     ShownColumn(
-        "shape", lambda one: shape(one.job), "nodes x GPUs of each, while it runs", "shape",
+        "shape", lambda one: shape(one.job), "nodes x GPUs per node while the job runs", "shape",
         left=True, width=6, key=lambda one: gpus(one.job),
     ),
     ShownColumn("nodes", lambda one: one.job.shape and one.job.shape.nodes, "nodes of its newest run"),
-    ShownColumn("gpus_per_node", lambda one: one.job.shape and one.job.shape.gpus_per_node, "GPUs of each of them"),
-    ShownColumn("running", _job("running"), "that run has not ended"),
+    ShownColumn("gpus_per_node", lambda one: one.job.shape and one.job.shape.gpus_per_node, "GPUs on each node"),
+    ShownColumn("running", _job("running"), "true if its newest run has not ended"),
     ShownColumn("batch", lambda one: one.job.batch or None, "global batch, samples", "batch", width=6),
     ShownColumn(
         "local_batch", _job("local_batch"), "samples per GPU and forward pass", "per GPU",
@@ -207,52 +207,52 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
         width=9, key=_speed,
     ),
     ShownColumn("strategy", _job("strategy"), "training strategy", "strategy", left=True, most=16),
-    ShownColumn("limits", _job("limits"), "what that strategy can do"),
+    ShownColumn("limits", _job("limits"), "limits of the strategy"),
     ShownColumn(
-        "epochs", _job("epochs"), "epochs that it is to train", "epochs", own=lambda one: progress(one.job), width=9,
+        "epochs", _job("epochs"), "epochs that it will train", "epochs", own=lambda one: progress(one.job), width=9,
         key=lambda one: one.job.epoch or 0,
     ),
     ShownColumn("epoch", _job("epoch"), "epochs done"),
-    ShownColumn("cursor", _job("cursor"), "samples done of the present epoch"),
-    ShownColumn("dataset", _job("dataset"), "samples of an epoch"),
-    ShownColumn("left_s", lambda one: left_s(one.job), "to its end at this throughput", "left", seconds, "s"),
+    ShownColumn("cursor", _job("cursor"), "samples of the current epoch already used"),
+    ShownColumn("dataset", _job("dataset"), "samples in an epoch"),
+    ShownColumn("left_s", lambda one: left_s(one.job), "time to its end at this throughput", "left", seconds, "s"),
     ShownColumn("loss", _job("loss"), "newest loss"),
-    ShownColumn("accuracy", _job("accuracy"), "newest accuracy, as a fraction", "accuracy", "{:.3f}".format),
-    ShownColumn("resizes", _job("resizes"), "resizes while it ran that took effect", "resizes", width=7),
-    ShownColumn("resizing", _job("resizing"), "state of the resize that is open"),
+    ShownColumn("accuracy", _job("accuracy"), "newest accuracy, 0 to 1", "accuracy", "{:.3f}".format),
+    ShownColumn("resizes", _job("resizes"), "resizes of the running job that took effect", "resizes", width=7),
+    ShownColumn("resizing", _job("resizing"), "state of the open resize"),
     ShownColumn(
-        "pause_s", _job("pause_s"), "pauses of all its resizes together", "paused", unit="s",
+        "pause_s", _job("pause_s"), "sum of the pauses of all its resizes", "paused", unit="s",
         own=lambda one: seconds(one.job.pause_s) if one.job.resizes else "",
     ),
     ShownColumn("submit_time", _job("submit_time"), "submission, Unix seconds", "submitted", clock),
     ShownColumn("start_time", _job("start_time"), "first start, Unix seconds", "started", clock),
     ShownColumn("end_time", _job("end_time"), "end, Unix seconds", "ended", clock),
     ShownColumn("jct_s", _job("jct_s"), "submission to end", "JCT", seconds, "s"),
-    ShownColumn("attempts", _job("attempts"), "starts of its ranks again within a run"),
-    ShownColumn("nonfinite", _job("nonfinite"), "steps whose loss was no finite number"),
-    ShownColumn("nonfinite_step", _job("nonfinite_step"), "the last of them"),
-    ShownColumn("report_note", _job("report_note"), "what of its reports is not believed"),
-    ShownColumn("why", lambda one: one.why, "why it has what it has", "why", own=_why, left=True, width=20),
-    ShownColumn("cause", lambda one: one.cause or None, "code of why it gets no other size"),
+    ShownColumn("attempts", _job("attempts"), "restarts of the ranks within runs"),
+    ShownColumn("nonfinite", _job("nonfinite"), "steps with a loss that is not a finite number"),
+    ShownColumn("nonfinite_step", _job("nonfinite_step"), "step of the newest report with such a loss"),
+    ShownColumn("report_note", _job("report_note"), "what was wrong with the job's directory or reports"),
+    ShownColumn("why", lambda one: one.why, "why the job has its size", "why", own=_why, left=True, width=20),
+    ShownColumn("cause", lambda one: one.cause or None, "code of the reason why the job keeps its size"),
     ShownColumn("deadline", lambda one: one.promise and one.promise.deadline, "its deadline, Unix seconds"),
-    ShownColumn("promised", lambda one: one.promise and one.promise.given, "the deadline is promised"),
+    ShownColumn("promised", lambda one: one.promise and one.promise.given, "true if the deadline is promised"),
 )  # fmt: skip
 
 NODE: tuple[ShownColumn[ShownNode], ...] = (
     ShownColumn("name", attrgetter("name"), "its name", "node", left=True, width=16),
     ShownColumn("state", attrgetter("state"), "as Slurm names it", "state", left=True, width=9),
-    ShownColumn("gpus", attrgetter("gpus"), "its GPUs; 0 if they are not known", "GPUs"),
+    ShownColumn("gpus", attrgetter("gpus"), "its GPUs; 0 if unknown", "GPUs"),
     ShownColumn(
         "held", lambda one: [{"job_id": job_id, "gpus": count} for job_id, count in one.held.items()],
-        "GPUs that each elastic job holds there",
+        "GPUs that each elastic job holds on the node",
     ),
 )  # fmt: skip
 
 RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("id", attrgetter("resize.id"), "its number"),
     ShownColumn("job_id", attrgetter("resize.job_id"), "Slurm's job id"),
-    ShownColumn("started", attrgetter("resize.started"), "beginning, Unix seconds", "begun", clock, left=True),
-    ShownColumn("ended", attrgetter("resize.ended"), "end, Unix seconds; null while it is open", "ended", clock),
+    ShownColumn("started", attrgetter("resize.started"), "its start, Unix seconds", "begun", clock, left=True),
+    ShownColumn("ended", attrgetter("resize.ended"), "its end, Unix seconds; null while open", "ended", clock),
     ShownColumn("change", lambda one: changed(one.resize), "what it changes", "change", left=True),
     ShownColumn("old_shape", lambda one: _sized(one.resize.old_shape), "shape before"),
     ShownColumn("new_shape", lambda one: _sized(one.resize.new_shape), "shape after"),
@@ -262,7 +262,7 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
     ShownColumn("new_kind", attrgetter("resize.new_kind"), "kind of GPU after; empty for any"),
     ShownColumn("mechanism", attrgetter("resize.mechanism"), "requeue or blocks", "by", left=True),
     ShownColumn("blocks", lambda one: planned(one.resize), "blocks that it adds and drops"),
-    ShownColumn("restart", attrgetter("resize.restart"), "run that it leaves; -1 if the job waited"),
+    ShownColumn("restart", attrgetter("resize.restart"), "restart of the run that it ends; -1 if the job waited"),
     ShownColumn("decision_id", attrgetter("resize.decision_id"), "decision that it carries out"),
     ShownColumn("state", attrgetter("resize.stage"), "its state", "state", left=True),
     ShownColumn("pause_s", attrgetter("resize.pause_s"), "pause of training", "pause", seconds, "s"),
@@ -270,46 +270,46 @@ RESIZE: tuple[ShownColumn[ShownResize], ...] = (
         "steps", lambda one: [_step(step) for step in one.steps], "its steps", "steps", left=True, width=40,
         own=lambda one: ", ".join(f"{step.stage} {step.time - one.resize.started:.1f} s" for step in one.steps),
     ),
-    ShownColumn("start", attrgetter("start"), "phases of the start after it"),
+    ShownColumn("start", attrgetter("start"), "phases of the start after the resize"),
     ShownColumn(
-        "outcome", lambda one: str(one.resize.outcome), "what came of it", "what came of it", left=True, width=40
+        "outcome", lambda one: str(one.resize.outcome), "outcome of the resize", "what came of it", left=True, width=40
     ),
-    ShownColumn("outcome_code", attrgetter("resize.outcome.code"), "code of that"),
-    ShownColumn("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "what that names"),
+    ShownColumn("outcome_code", attrgetter("resize.outcome.code"), "code of the outcome"),
+    ShownColumn("outcome_arguments", lambda one: dict(one.resize.outcome.arguments), "values in that sentence"),
 )  # fmt: skip
 
 DECISION: tuple[ShownColumn[ShownDecision], ...] = (
-    ShownColumn("time", attrgetter("decision.time"), "when it was made, Unix seconds", "when", clock, left=True),
+    ShownColumn("time", attrgetter("decision.time"), "time of the decision, Unix seconds", "when", clock, left=True),
     ShownColumn("policy", attrgetter("decision.policy"), "policy"),
     ShownColumn("mode", attrgetter("decision.mode"), "advise or act"),
     ShownColumn("job_id", attrgetter("given.job_id"), "Slurm's job id", "job"),
     ShownColumn("name", attrgetter("name"), "its name", "name", left=True, json=False),
     ShownColumn(
-        "from_shape", lambda one: _sized(one.given.from_shape), "what it had", "had",
+        "from_shape", lambda one: _sized(one.given.from_shape), "shape that the job had", "had",
         left=True,
         own=lambda one: _choice(one.given.from_shape, one.given.from_batch, "waited"),
     ),
-    ShownColumn("from_batch", attrgetter("given.from_batch"), "global batch that it had, samples"),
+    ShownColumn("from_batch", attrgetter("given.from_batch"), "global batch that the job had, samples"),
     ShownColumn(
-        "shape", lambda one: _sized(one.given.shape), "what it gets; null: it waits", "gets",
+        "shape", lambda one: _sized(one.given.shape), "shape that the job gets; null if it waits", "gets",
         left=True,
         own=lambda one: _choice(one.given.shape, one.given.batch, "waits"),
     ),
-    ShownColumn("nodes", lambda one: one.given.shape and one.given.shape.nodes, "nodes that it gets"),
-    ShownColumn("gpus_per_node", lambda one: one.given.shape and one.given.shape.gpus_per_node, "GPUs of each of them"),
-    ShownColumn("batch", attrgetter("given.batch"), "global batch that it gets, samples"),
-    ShownColumn("reason", lambda one: str(one.given.reason), "why", "why", left=True, width=40),
-    ShownColumn("reason_code", attrgetter("given.reason.code"), "code of that"),
-    ShownColumn("reason_arguments", lambda one: dict(one.given.reason.arguments), "what that names"),
+    ShownColumn("nodes", lambda one: one.given.shape and one.given.shape.nodes, "nodes that the job gets"),
+    ShownColumn("gpus_per_node", lambda one: one.given.shape and one.given.shape.gpus_per_node, "GPUs on each node"),
+    ShownColumn("batch", attrgetter("given.batch"), "global batch that the job gets, samples"),
+    ShownColumn("reason", lambda one: str(one.given.reason), "reason for this size", "why", left=True, width=40),
+    ShownColumn("reason_code", attrgetter("given.reason.code"), "code of the reason"),
+    ShownColumn("reason_arguments", lambda one: dict(one.given.reason.arguments), "values in the reason's sentence"),
     ShownColumn(
-        "outcome", lambda one: str(one.given.outcome), "what came of it", "what came of it", left=True, width=40,
+        "outcome", lambda one: str(one.given.outcome), "outcome", "what came of it", left=True, width=40,
         own=_became,
     ),
-    ShownColumn("outcome_code", attrgetter("given.outcome.code"), "code of that"),
-    ShownColumn("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "what that names"),
-    ShownColumn("acted", attrgetter("given.acted"), "it was carried out"),
+    ShownColumn("outcome_code", attrgetter("given.outcome.code"), "code of the outcome"),
+    ShownColumn("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "values in the outcome's sentence"),
+    ShownColumn("acted", attrgetter("given.acted"), "true if the companion began to carry out the decision"),
     ShownColumn(
-        "alternatives", lambda one: [dict(_alternative(each)) for each in one.given.alternatives], "sizes weighed",
+        "alternatives", lambda one: [dict(_alternative(each)) for each in one.given.alternatives], "sizes considered",
         "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ LOOK_S = 1.0
 KEPT = 512
 """Most rendered parts of pages that are kept until the next tick."""
 USERS = 512
-"""Most users whose ended jobs are kept. Beyond it, those of the user who last read longest ago are dropped."""
+"""Most users whose ended jobs are kept. Above it, the jobs of the user with the oldest last request are dropped."""
 OWN_S = 3600.0
 """Seconds after which a user's ended jobs are read again. Ticks do not show that old jobs were corrected or deleted."""
 ERRORS = (StoreError, OSError)
@@ -44,7 +44,7 @@ class Moment:
     problem: str = ""
     """Error if the database could not be read; empty if it could."""
     user: str = ""
-    """User whose jobs this is limited to; empty for all users."""
+    """User whose jobs this moment is limited to; empty for all users."""
 
     @property
     def ended(self) -> list[ShownJob]:

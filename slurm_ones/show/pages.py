@@ -50,7 +50,7 @@ LOG_LINES = 30
 MOST_DECIDED = 100
 """Most jobs that are shown for a decision."""
 MOST_ENDED = 20
-"""Most ended jobs on the first page. One user's page shows all that were read."""
+"""Most ended jobs on the front page. The page of one user shows all jobs that were read."""
 DECISIONS = 5
 """Number of newest decisions that are shown, of a job or of the cluster."""
 
@@ -140,7 +140,7 @@ def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> byt
 
 
 def overview(moment: Moment, root: str, view: PageView, opened: Callable[[], Store]) -> bytes:
-    """Return the first page: the companion's health, GPUs over time, jobs with their reasons, and nodes."""
+    """Return the front page: the companion's health, GPUs over time, jobs with their reasons, and nodes."""
     live = moment.live
     alive = [one for one in live.jobs if one.job.end_time is None]
     capacity = sum(node.gpus for node in live.nodes if node.usable)

@@ -15,7 +15,7 @@ from slurm_ones.text import minute, pause, plain, seconds, troubles
 T = TypeVar("T")
 
 MOST_JOBS, MOST_MEASURED = 5_000, 500
-"""Most jobs that are read, and most of them whose measurements are read too. They are the newest."""
+"""Most jobs that are read, and most jobs whose measurements are read. Both limits keep the newest jobs."""
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ Rule = Callable[[Usage, Allowed], str | None]
 
 
 def allowed(comment: str) -> Allowed:
-    """Return what a job's comment allows."""
+    """Return the sizes and batches that a job's comment allows; empty if the job does not opt in."""
     try:
         opted = parse_comment(comment)
     except BadComment:
