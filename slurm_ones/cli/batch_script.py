@@ -185,7 +185,7 @@ def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_bare(name: str) -> bool:
-    """Return True if an option takes no value. It may be shortened."""
+    """Return True if an option takes no value. The option's name may be shortened."""
     return name in BARE or any(one.startswith(name) for one in BARE if len(name) > 4)
 
 
@@ -308,12 +308,12 @@ class Call:
 
     @property
     def launcher(self) -> str:
-        """Launcher among these words, such as srun; empty if there is none."""
+        """Launcher in the command, such as srun; empty if there is none."""
         return next((word for word in self.prefix if _is(word, _LAUNCHERS)), "")
 
     @property
     def container(self) -> str:
-        """Words from the container's command on, such as `apptainer exec`; empty without a container."""
+        """Part of the command from the container's command on, such as `apptainer exec`; empty without a container."""
         at = next((at for at, word in enumerate(self.prefix) if _is(word, _CONTAINERS)), -1)
         return " ".join(self.prefix[at:]) if at >= 0 else ""
 

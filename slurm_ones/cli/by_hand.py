@@ -91,8 +91,8 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def _whole_node(job: WholeJob) -> int:
-    """Return the GPUs of a node that the settings name, for partitions whose GPUs Slurm does not show. 0 if they name
-    none."""
+    """Return the GPUs per node that the settings name for partitions whose GPUs Slurm does not show. 0 if the settings
+    name no number."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0
@@ -104,7 +104,8 @@ def _gpus_now(job: WholeJob) -> int:
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """Return what the job's comment allows. Raises `BadInput` if the job cannot be resized."""
+    """Return the sizes, batches and other options in the job's comment. Raises `BadInput` if the job cannot be
+    resized."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:
@@ -388,7 +389,8 @@ def rehearsed(client: CommandClient, job: WholeJob, timeout_s: float, say: Calla
     """Make the job write a checkpoint and restart. Return the seconds of each part of `BILL`, and the checkpoint's
     bytes.
 
-    Raises `BadInput` if the job does not do it, and `SlurmError` if Slurm refuses or does not answer.
+    Raises `BadInput` if the job does not write it or does not restart, and `SlurmError` if Slurm refuses or does not
+    answer.
     """
     reports, before = OwnReports(), job.restart
     orders = OrderWriter(client, None, time.time)

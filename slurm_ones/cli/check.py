@@ -62,7 +62,8 @@ class Verdict:
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """Return what a comment allows, and the findings about it. `line` is the comment's line in the script."""
+    """Return the options that a comment states, and the findings about the comment. `line` is the comment's line in the
+    script."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -246,7 +247,7 @@ MOST_BYTES = 1 << 20
 
 
 def _allowed(optin: OptIn) -> str:
-    """Describe what the comment allows."""
+    """Describe the sizes, batches and other options of a comment."""
     name, limits = ("nodes", optin.nodes) if optin.nodes else ("GPUs", optin.gpus)
     size = f"{limits[0]} to {limits[1]} {name}" if limits else "its size"
     size += f" in steps of {optin.step}" if optin.step > 1 else ""
@@ -290,7 +291,10 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Return findings if the comment's range or the first size does not fit the strategy's limits in an earlier run."""
+    """Return findings if the requested sizes do not fit the strategy's limits, as an earlier run reported them.
+
+    The requested sizes are the comment's range and the size in the script.
+    """
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None

@@ -162,7 +162,7 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[SiteFindin
 
 
 def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> SiteFinding:
-    """Check that jobs can find the spool without settings, as far as this machine shows."""
+    """Check on this machine that jobs can find the spool without settings. Compute nodes are not checked."""
     what = "spool for jobs"
     try:
         path = Path(file.read_text().strip())

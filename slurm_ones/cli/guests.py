@@ -118,7 +118,8 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. If the settings have none for guests, check the recipe that suits the site."""
+    """Yield all findings about guests. If the settings do not configure guests, check the recipe that suits the
+    site."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:
@@ -253,10 +254,8 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 
 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check if other partitions on the same nodes would have their jobs preempted, once `base` has this tier.
-
-    slurm.conf's PreemptMode holds for them unless they set their own.
-    """
+    """Check if jobs of other partitions on the same nodes would be preempted once `base` has this tier. slurm.conf's
+    PreemptMode holds for partitions without their own."""
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}
     none_yet = site.value("PreemptMode").upper() in ("", "OFF")

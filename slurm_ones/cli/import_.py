@@ -70,7 +70,7 @@ class AccountingPiece(NamedTuple):
 
     rows: Iterable[AccountingRow | Rejected]
     end: float
-    """Unix time before which all runs that ended are in this piece or an earlier one."""
+    """Unix time. All runs that ended earlier are in this piece or in one before it."""
     place: str
     """Text that says where a bad row is, with {} for its number."""
 

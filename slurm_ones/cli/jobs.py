@@ -133,8 +133,8 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs, and the jobs `also`. It opens the database each time, since that may be
-    replaced."""
+    """Return a function that reads the jobs, and the jobs `also`. It opens the database each time, because the database
+    file may be replaced."""
 
     def look() -> Live:
         with store_of_reader(settings, named=named) as store:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 RECENT_S = 3600.0
 """Seconds for which the last error is shown."""
 WAKES_S = GAP_S + 2 * LOOK_S + 1
-"""Longest time from waking the companion to its tick, s. It is longer if the companion was woken often."""
+"""Longest time in seconds from waking the companion to its tick. It is longer if the companion was woken often."""
 SEVERAL = 2
 """Number of jobs with the same fault from which on the fault counts as the site's."""
 
