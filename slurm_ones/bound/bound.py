@@ -199,8 +199,8 @@ LONGEST = 8
 EVALUATIONS = 60
 """Number of evaluations of the dual function that the search for prices may take."""
 TRIED, EACH = 8, 12
-"""Number of price ratios that are tried for each kind but the fastest, and evaluations of the dual function for
-each."""
+"""TRIED: number of price ratios that are tried for each kind except the fastest. EACH: evaluations of the dual function
+for each price ratio."""
 
 
 def bounds_of(plan: StudyPlan, processes: int) -> dict[int, Bound]:
@@ -230,9 +230,10 @@ def bound_of(workload: Workload, parts: Sequence[tuple[int, int, str]], evaluati
 
 
 def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
-    """Return the number of fastest GPUs as which a GPU of each kind counts (K,), and prices to start from (I,).
+    """Return the weight of each kind of GPU (K,), and prices to start from (I,).
 
-    With one kind of GPU there are no such prices: None.
+    A GPU with weight 0.5 counts as half a GPU of the fastest kind. The prices are None if there is only one kind of
+    GPU.
     """
     weights = _faster(work)
     if len(weights) == 1:
@@ -254,8 +255,8 @@ def weights_of(work: Work, edges: Floats) -> tuple[Floats, Floats | None]:
 
 
 def _faster(work: Work) -> Floats:
-    """Return the speed of each kind of GPU divided by the speed of the fastest (K,). It is the median over jobs,
-    halfway."""
+    """Return the speed of each kind of GPU divided by the speed of the fastest (K,): the median over jobs, halfway
+    through their training."""
     each = []
     for curve in (work.curves[c] for c in work.curve):
         alone = [np.flatnonzero((curve.kind == k) & ~curve.mixed)[:1] for k in range(len(work.there))]
