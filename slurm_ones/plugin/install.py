@@ -75,8 +75,7 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return True if there is such a file, and `install` did not write it. Raises `PluginError` if it cannot be
-    read."""
+    """Return True if the file exists and was not written by `install`. Raises `PluginError` if it cannot be read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
