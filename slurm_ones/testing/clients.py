@@ -101,8 +101,8 @@ class ReshapeContract:
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
     def test_more_gpus_come_with_more_cpus(self, site: Site) -> None:
-        """Each GPU gets the CPUs that were requested for it. By itself, Slurm 22.05 would let a node's GPUs share those
-        of one."""
+        """Each GPU gets the CPUs that were requested for it. By itself, Slurm 22.05 would give all GPUs of a node the
+        CPUs of one GPU."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=2")
         site.owner.reshape(job_id, Shape(2, 4))
         site.owner.release(job_id)
@@ -251,7 +251,7 @@ class ReadingContract:
         assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
 
     def test_partitions(self, site: Site) -> None:
-        """A partition without GRES is one of whole nodes. The default partition is marked."""
+        """A partition without GRES allocates whole nodes. The default partition is marked."""
         partitions = site.owner.snapshot().partitions
         gpu, whole = partitions["gpu"], partitions["whole"]
         assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
