@@ -61,7 +61,7 @@ def this_process() -> str:
 class Backend(Protocol):
     """One database of one kind. `ones_db.engine.backend_of` makes it; other code does not know which kinds there are.
 
-    Methods with a body do what suits a kind of database that needs nothing special.
+    Methods with a body are defaults. A kind of database overrides them if it needs more.
     """
 
     place: str
@@ -83,7 +83,8 @@ class Backend(Protocol):
         """Return an engine for this use. Its connections have the settings that the contract of `Store` needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Return SQLAlchemy's execution options for a transaction. It writes if `write`, else it only reads."""
+        """Return SQLAlchemy's execution options for a transaction. The transaction writes if `write` is True, and only
+        reads otherwise."""
         return {}
 
     def explained(self, error: DBAPIError) -> StoreError:

@@ -135,7 +135,7 @@ def _pages(table: Table, connection: Connection, size: int) -> Iterator[tuple[_P
 
 class _Compared(NamedTuple):
     differ: list[tuple[_Page, bool]]
-    """Pages that differ. With each is True if the target has rows in it."""
+    """(page, has rows) of each page that differs. `has rows` is True if the target has rows in the page."""
     rows: int
     checksum: str
     """SHA-256 of the source's rows."""

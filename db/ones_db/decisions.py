@@ -37,7 +37,7 @@ def _newest_decisions(cluster: int) -> Select[Any]:
 
 @cache
 def _decided_until(cluster: int) -> Select[Any]:
-    """Return a query whose result changes whenever that of `newest_decisions` does.
+    """Return a query whose result changes whenever the result of `newest_decisions` changes.
 
     It returns the id of the last decision, the key of the last open job, and the number of open jobs.
     """

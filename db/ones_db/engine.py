@@ -26,7 +26,7 @@ FORMS = "write sqlite:///PATH (sqlite:////PATH from the root) or postgresql://US
 
 
 def backend_of(url: str) -> Backend:
-    """Return the database that a URL names. Raises `StoreError` if the text is no such URL."""
+    """Return the database that a URL names. Raises `StoreError` if the URL is malformed or of an unknown kind."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # its port is no number
@@ -235,7 +235,7 @@ class Transactions:
         self._cluster = cluster_key
         self._term = term
         self._thread = local()
-        """Open connection of each thread that reads, under the attribute `connection`."""
+        """Connection of each reading thread while it is open, under the attribute `connection`."""
         self._memory: dict[str, dict[Any, Any]] | None = None
         """Cached results by the query's name, and then by its arguments. None if this store has no cache."""
         self.place = self._backend.place

@@ -396,7 +396,8 @@ def _is_nobodys(resize: Row) -> bool:
 
 
 def _interrupts(resize: Row) -> bool:
-    """Return True if the resize paused the job's training. It did not if the job waited, or was never requeued."""
+    """Return True if the resize paused the job's training. A resize of a waiting job pauses nothing, nor does one
+    without a requeue."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 

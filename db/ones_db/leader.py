@@ -65,9 +65,9 @@ class LeaderLock:
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
         """Take the lead if it is free. Return the new term, or None if another companion leads.
 
-        If `hung` is still the leader and has sent no heartbeat since, the lead is taken from it; only PostgreSQL can do
-        that. `now`, in Unix seconds, becomes the start of the term. Raises `StoreError` if the database cannot be
-        reached or refuses.
+        `hung` is the record of a leader that sends no heartbeats. If that record has not changed, the lead is taken
+        from this leader; only PostgreSQL can do that. `now`, in Unix seconds, becomes the start of the term. Raises
+        `StoreError` if the database cannot be reached or refuses.
         """
         if self.term is not None:
             self._lose()
@@ -176,11 +176,14 @@ def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
 
 
 class FileLock:
-    """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` of mode 600.
+    """Lock for SQLite: `flock` on a file `DATABASE.CLUSTER.lead` of mode 600. The kernel frees the lock when its holder
+    ends.
 
-    The kernel frees the lock when its holder ends. A holder that is stopped keeps it. Only killing that process would
-    free it, which we must not do. So two companions never act at once. The file is never deleted. Otherwise a process
-    might lock the deleted file, which it still has open, and no other process would notice.
+    A suspended holder (SIGSTOP) keeps the lock, so two companions never act at once. A companion never kills that
+    process to get the lock.
+
+    The file is never deleted. Otherwise a process might lock the deleted file, which it still has open, and no other
+    process would notice.
     """
 
     def __init__(self, database: Path, engine: Engine, cluster: str) -> None:
@@ -249,8 +252,8 @@ class FileLock:
 class SessionLock:
     """Lock for PostgreSQL: an advisory lock in a database session of its own.
 
-    The server frees the lock when the session ends. It ends at once if the holder's process ends. If the holder hangs
-    or its host is down, a standby ends the session.
+    The server frees the lock when the session ends. If the holder's process ends, the session ends at once. If the
+    holder hangs or its host is down, a standby ends the session.
     """
 
     def __init__(self, backend: Backend, key: int) -> None:

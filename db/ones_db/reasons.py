@@ -344,8 +344,8 @@ CAUSES = {
 def cause_of(refusal: str, outcome: str, given: str) -> str:
     """Return the code in `CAUSES` for a job that keeps its size; empty if there is none.
 
-    `refusal` is the code of why the job is not elastic. `outcome` and `given` are codes of the newest decision: what
-    came of it, and its reason.
+    `refusal` is the code of why the job is not elastic. `outcome` and `given` are the codes of the newest decision's
+    outcome and reason.
     """
     code = refusal or outcome or (given if given in WRONG else "")
     return code if code in CAUSES else ""

@@ -129,13 +129,13 @@ class HeldRecord(NamedTuple):
 
 
 RESIZE_DONE = "done"
-"""State at the end of a resize that took effect. In any other such state the job has its old shape."""
+"""State at the end of a resize that took effect. After any other end state, the job has its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
 """State at the end of a resize that paused its job without effect."""
 RESIZE_OVERTAKEN = "started_before_reshape"
 """Code of the outcome if a job started before it had its new shape. For a job that waited, this is no failure."""
 RESIZE_PREEMPTED = "block_preempted"
-"""Code of the outcome if Slurm preempted a block before it joined. This is no failure either."""
+"""Code of the outcome if Slurm preempted a block before it joined. It does not count as a failure."""
 
 
 class AlternativeRecord(NamedTuple):
@@ -343,7 +343,8 @@ class JobHistory:
     switch_s: float | None = None
     """Mean pause of the last few changes of blocks that were ordered, in seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of the last few of these changes in which blocks joined; None if unknown."""
+    """Mean pause of the last few changes of blocks that were ordered and in which blocks joined, in seconds; None if
+    unknown."""
     changes_without_effect: int = 0
     """Number of newest ordered changes of blocks, in a row, after which the job had the same GPUs on no fewer nodes."""
     misfit: tuple[int, int] | None = None

@@ -348,10 +348,10 @@ class ReportStore(Transactions):
 
     @reading
     def pause_after(self, connection: Connection, job_id: int, restart: int) -> float | None:
-        """Return the seconds from the last step up to run `restart` to the first `Hello` of a later run. None before
-        that.
+        """Return the seconds from the last step up to run `restart` to the first `Hello` of a later run. Return None if
+        there is no such `Hello` yet.
 
-        Both times are those of the clocks of the job's nodes.
+        Both times are from the clocks of the job's nodes.
         """
         asked = {"job": key_of(connection, self._cluster, job_id), "restart": restart}
         pause = connection.scalar(text(_PAUSE), asked)

@@ -166,9 +166,9 @@ class RetentionStore(Transactions):
         return list(connection.scalars(query.order_by(JOBS.c.id)))
 
     def forget(self, before: float, keys: Sequence[int], *, dry: bool = False) -> int:
-        """Delete rows of these jobs (jobs.id), and return their number. With `dry`, only count them.
+        """Delete old details of these jobs (jobs.id), and return the number of rows. With `dry`, only count them.
 
-        These are alternatives, decisions that led to nothing, and steps of resizes. Resizes and their costs stay.
+        Details are alternatives, decisions that led to nothing, and steps of resizes. Resizes and their costs stay.
         """
         with self._read() if dry else self._write() as connection:
             ended = select(JOBS.c.id).where(

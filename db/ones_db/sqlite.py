@@ -75,7 +75,7 @@ class SQLite(backend.Backend):
     def engine(self, mode: Mode) -> Engine:
         """See `Backend.engine`. A write-ahead log lets writers and readers work without waiting for each other.
 
-        Each commit flushes the log. The companion acts on a job only after a record that a power failure cannot undo.
+        Each commit flushes the log. So a power failure cannot undo a record on which the companion has acted.
         """
 
         def connect() -> sqlite3.Connection:

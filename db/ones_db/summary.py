@@ -81,9 +81,9 @@ class SummaryStore(Transactions):
 
     @reading
     def ask(self, connection: Connection, sql: str, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the rows of a query over the views. The SQL must be our own: users' SQL goes through `query.Reader`.
+        """Return the rows of a query over the views. The SQL must be our own.
 
-        That lets a query change nothing, and ends it in time.
+        SQL of users goes through `query.Reader`, which lets a query change nothing and limits its time.
         """
         return [dict(row) for row in connection.execute(text(sql), values).mappings()]
 

@@ -86,7 +86,7 @@ class View:
     order: tuple[str, ...]
     """Columns by which rows are sorted."""
     aggregate: bool = False
-    """True if rows are about no single job, so that everybody may see all of them."""
+    """True if each row combines several jobs, so that everybody may see all rows."""
 
     def select(self, dialect: str) -> str:
         """Return the view's SELECT for a kind of database: ``sqlite`` or ``postgresql``."""
@@ -407,8 +407,11 @@ FROM_JOB = f"""jobs j
             AND p.restart = (SELECT MAX(o.restart) FROM runs o WHERE o.job_id = j.id AND o.epoch IS NOT NULL)
         {_since_hello("memberships", "m")}
         {_since_hello("batch_changes", "b")}"""
-"""FROM clause of a job j with its newest run n, and the newest run p that has a position, since n may still be loading.
-m and b are the newest membership and change of batch of n, since its last start."""
+"""FROM clause with aliases: job j, its newest run n, and its newest run p with a position. While n loads, p is an older
+run.
+
+m and b are n's newest membership and newest change of batch since its last start.
+"""
 SELECTED = ", ".join(f"{sql} AS {column.name}" for column, sql in _LINE)
 _SAID = {"submit_time": "submitted", "start_time": "started", "end_time": "ended"}
 
