@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from ones_wrapper.script.line import is_script, variables
 from ones_wrapper.script.source import kept, renewed
 
-_FEW = 100
-"""Longest list whose items are searched, such as a trainer's callbacks."""
+_FEW, _LONG = 100, 10_000
+"""Longest list or dict whose items are searched for counts, as of a trainer's callbacks, and for tensors."""
 _PLAIN = ("__main__", "types", "argparse")
 """Modules of classes that may have no methods of the script: its own, SimpleNamespace, Namespace."""
 
@@ -32,28 +32,33 @@ def counts(
     for frame in frames:
         values, names = variables(frame), dict.fromkeys(kept(frame.f_code))
         shared |= names.keys()
-        things += [one for one in _with_items(values.values()) if id(one) not in carried]
+        things += [one for one in flat(values.values(), _FEW) if id(one) not in carried]
         found += [name for name in names if name in values and _is_number(values[name])]
-    own = [one for one in things if _codes(type(one)) or type(one).__module__ in _PLAIN]
-    inner = (it for one in own for it in _with_items(_attributes(one).values()) if _codes(type(it)))
+    own = [one for one in things if codes(type(one)) or type(one).__module__ in _PLAIN]
+    inner = (it for one in own for it in flat(attributes(one).values(), _FEW) if codes(type(it)))
     for one in [*own, *(it for it in inner if id(it) not in carried)]:
-        its = shared.union(*map(kept, _codes(type(one))))
+        its = shared.union(*map(kept, codes(type(one))))
         found += [
-            f"{type(one).__name__}.{at}" for at, it in _attributes(one).items() if f".{at}" in its and _is_number(it)
+            f"{type(one).__name__}.{at}" for at, it in attributes(one).items() if f".{at}" in its and _is_number(it)
         ]
     return [one for one in dict.fromkeys(found) if one not in known]
 
 
-def _with_items(values: Iterable[Any]) -> Iterator[Any]:
+def flat(values: Iterable[Any], most: int = _LONG) -> list[Any]:
+    """Return values, with lists and dicts replaced by their items; those of more than `most` items stay whole."""
+    found: list[Any] = []
     for one in values:
-        yield from (one, *one) if type(one) in (list, tuple) and len(one) <= _FEW else (one,)
+        inner = isinstance(one, (list, tuple, dict)) and len(one) <= most
+        found += (one.values() if isinstance(one, dict) else one) if inner else [one]
+    return found
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
-    return getattr(thing, "__dict__", {})
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return an object's own attributes; none of one without a dict."""
+    return getattr(thing, "__dict__", None) or {}
 
 
-def _codes(kind: type) -> list[CodeType]:
+def codes(kind: type) -> list[CodeType]:
     """Return the code of a class's methods, as far as the script has it."""
     return [code for one in vars(kind).values() if is_script(code := getattr(one, "__code__", None))]
 
@@ -72,7 +77,7 @@ def collected(frames: Iterable[FrameType], carried: Collection[int]) -> dict[str
                 found[name] = value
             elif is_script(getattr(getattr(type(value), "__init__", None), "__code__", None)):
                 cache = dict if isinstance(value, Dataset) else None
-                lasting = {at: it for at, it in _attributes(value).items() if type(it) in _HELD and _arrays(it)}
+                lasting = {at: it for at, it in attributes(value).items() if type(it) in _HELD and _arrays(it)}
                 found |= {f"{type(value).__name__}.{at}": it for at, it in lasting.items() if type(it) is not cache}
     return {name: str(_HELD[type(it)](it)) for name, it in found.items() if id(it) not in carried}
 

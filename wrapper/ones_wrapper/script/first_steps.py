@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from ones_wrapper.process.log import log
 from ones_wrapper.script import source
-from ones_wrapper.script.counts import collected, counts
+from ones_wrapper.script.counts import attributes, codes, collected, counts, flat
 from ones_wrapper.script.line import frames, is_script, line, place, variables
 from ones_wrapper.script.optimizers import INNER, shown, stepper
 
@@ -120,8 +120,6 @@ COUNTER = (
 )
 _FEW = 100
 """Most objects of one class that are searched: samples may be millions."""
-_LONG = 10_000
-"""Longest list or dict that is searched."""
 
 
 class FirstSteps:
@@ -254,7 +252,7 @@ class FirstSteps:
     def _forgotten(self) -> list[str]:
         """Return sentences on the script's objects that have a state and are not registered."""
         parts = [part for thing in self._carried for part in _reached(thing, _PARTS)]
-        held = [one for part in parts for one in getattr(part, "__dict__", {}).values()]
+        held = [one for part in parts for one in attributes(part).values()]
         modules = [
             one for it in (self._model, *parts, *held) if isinstance(it, torch.nn.Module) for one in it.modules()
         ]
@@ -277,7 +275,7 @@ class FirstSteps:
                 found.append(COPY.format(name=kind.__name__))
         stack = list(frames(sys._getframe(1)))
         for name, value in (pair for frame in stack for pair in variables(frame).items()):
-            if type(value) in (list, tuple, dict) and id(value) not in carried and self._has_shapes(_flat([value])):
+            if type(value) in (list, tuple, dict) and id(value) not in carried and self._has_shapes(flat([value])):
                 found.append(FORGOTTEN.format(name=name, what="may have a state", call="register_for_checkpointing"))
         known = [name for one in plain for name in one]
         now, before = collected(stack, carried), self._collected
@@ -324,9 +322,8 @@ class FirstSteps:
     def _is_average(self, thing: Any) -> bool:
         """Return True if an object is an average of weights or a script's buffer: by its class's name, or by tensors in
         the shapes of all trained parameters."""
-        held, kind = _flat((vars(thing) if hasattr(thing, "__dict__") else {}).values()), type(thing)
-        own = any(is_script(getattr(one, "__code__", None)) for one in vars(kind).values())
-        if _AVERAGE.search(kind.__name__) or (own and _BUFFER.search(kind.__name__)):
+        held, kind = flat(attributes(thing).values()), type(thing)
+        if _AVERAGE.search(kind.__name__) or (_BUFFER.search(kind.__name__) and codes(kind)):
             return any(isinstance(one, (torch.Tensor, torch.nn.Module, np.ndarray)) for one in held)
         return not isinstance(thing, torch.nn.Module) and self._has_shapes(held)
 
@@ -351,15 +348,6 @@ def _empties(file: io.TextIOWrapper) -> bool:
 
 def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(one.shape) for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
-
-
-def _flat(values: Iterable[Any]) -> list[Any]:
-    """Return values, with lists and dicts replaced by their items; long ones, as of data, stay whole."""
-    found: list[Any] = []
-    for one in values:
-        inner = isinstance(one, (list, tuple, dict)) and len(one) <= _LONG
-        found += (one.values() if isinstance(one, dict) else one) if inner else [one]
-    return found
 
 
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -392,8 +380,7 @@ def _reached(thing: Any, names: Iterable[str]) -> list[Any]:
     left = [thing]
     while left and len(found) < 100:
         found.append(left.pop())
-        held = getattr(found[-1], "__dict__", None) or {}
-        for one in (held.get(name) for name in names):
+        for one in (attributes(found[-1]).get(name) for name in names):
             left += one if isinstance(one, (list, tuple)) else [one]
         left = [one for one in left if one is not None]
     return found
