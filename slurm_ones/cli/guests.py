@@ -254,8 +254,8 @@ def _by_partition(site: GuestSite, home: str, name: str, lent: Collection[str]) 
 
 
 def _preempted_too(site: GuestSite, base: Partition, tier: int, lent: Collection[str]) -> Iterator[SiteFinding]:
-    """Check if jobs of other partitions on the same nodes would be preempted once `base` has this tier. slurm.conf's
-    PreemptMode holds for partitions without their own."""
+    """Check if jobs of other partitions on the same nodes would be preempted once `base` has this tier. A partition
+    without a PreemptMode has the PreemptMode of slurm.conf."""
     over = [one for one in site.partitions.values() if one.name not in lent and one.node_set & base.node_set]
     tiers = {one.name: tier if one.name == base.name else one.tier for one in over}
     none_yet = site.value("PreemptMode").upper() in ("", "OFF")

@@ -74,9 +74,10 @@ def address_in(log: str) -> str:
 
 
 def page_file(folder: Path, address: str) -> Path:
-    """Write a file that sends a browser to the address. Only this user can read it.
+    """Write a file that sends a browser to the address. Only this user can read the file.
 
-    The address has a token. On the browser's command line, all users of the machine could read it.
+    The address has a token. A browser's command line must not contain it, because all users of the machine can read
+    command lines.
     """
     path = folder / "page.html"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

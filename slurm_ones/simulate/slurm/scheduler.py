@@ -220,9 +220,9 @@ class SchedulingPass:
         return free
 
     def _reserve(self, job: QueuedJob) -> tuple[float, Ledger]:
-        """Return the latest start of the job, and the resources that are then left for others.
+        """Return the latest start of the job, and the resources that other jobs can still use then.
 
-        As in Slurm, the jobs that it may preempt are taken to be gone.
+        As in Slurm, jobs that this job may preempt count as ended.
         """
         then = self._free.only(self._nodes.partitions[job.partition].nodes)
         guests = {one.job_id: one.held for one in self._preemptable(job)}

@@ -33,7 +33,7 @@ from slurm_ones.simulate.workloads.trace import Trace, TraceJob
 USUAL_NODE = 8
 """GPUs of a node if the trace does not show them."""
 SLACK_S = 60.0
-"""Seconds after its time limit at which Slurm ends a job."""
+"""Slurm ends a job this many seconds after the job's time limit."""
 PATIENCE = 2.0
 """Longest run time of a job from before the stretch, as a multiple of the stretch's expected time. Longer run times are
 cut, as they would prolong the study."""
