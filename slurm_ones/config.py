@@ -153,7 +153,7 @@ class LimitSettings(_Section):
     """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives back what it
     grew; 0: no job is idle"""
     idle_s: Seconds = Field(1800, gt=0)
-    """time over which this use of GPUs is measured"""
+    """time over which the use of GPUs is measured for idle_use"""
 
 
 Lower = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[\w.@-]*$")]
@@ -202,7 +202,7 @@ class NotifySettings(_Section):
     url: str = ""
     """address to which messages are sent: http:// or https://, or smtp://HOST:PORT for mail"""
     url_file: File | None = None
-    """file that holds this address, if it is a secret; only the companion's account may read it (mode 600)"""
+    """file that holds url, if it is a secret; only the companion's account may read it (mode 600)"""
     own: list[str] = []
     """beginnings of addresses that users may name themselves (`notify=URL` in a job's comment), such as
     https://hooks.example.org/services/. Only messages about the user's own jobs are sent there"""
@@ -281,8 +281,7 @@ class Settings(_Section):
     belongs in ~/.pgpass, PGPASSWORD, a service file or database_url_file; here only if nobody else may read this
     file"""
     database_url_file: File | None = None
-    """file that holds the URL, for one with a password, in place of `database`; only the companion's account may read
-    it (mode 600)"""
+    """file that holds `database`, if the URL has a password; only the companion's account may read it (mode 600)"""
     mode: Literal["advise", "act"] = "advise"
     """advise: print the commands and change nothing; act: change jobs"""
     scope: Literal["all", "own"] = "all"
@@ -300,8 +299,8 @@ class Settings(_Section):
     metrics_port: int | None = Field(None, ge=1, le=65535)
     """port at which Prometheus reads metrics; without a value there is none"""
     metrics_address: str = "127.0.0.1"
-    """address of this machine for that port. Everybody who can reach it can read the metrics. Put a proxy or a firewall
-    before any address but localhost"""
+    """address of this machine at which metrics_port is opened. Everybody who can reach it can read the metrics. Put a
+    proxy or a firewall before any address but localhost"""
     policy: str = "ones"
     """name of the policy, or `package.module:Class`"""
     policy_options: dict[str, float | int | bool | str] = {}

@@ -367,7 +367,8 @@ SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of the log of a speed factor: between two kinds, between scripts, and between jobs of a
 script."""
 COMPARED = 0.1
-"""Standard deviation of the log ratio of two jobs' speeds that other causes explain, such as sizes and time of day."""
+"""Standard deviation of the log ratio of two jobs' speeds on equal GPUs, since the jobs differ in sizes and in time of
+day."""
 
 
 class Ratio(NamedTuple):

@@ -165,8 +165,8 @@ def own_noise(history: JobHistory) -> float | None:
 
 
 def free_batch(history: JobHistory) -> float:
-    """Return the largest batch that is as efficient as the base batch. Two bounds apply: the batch that the job
-    reported as grown, and its optimizer's rule at its own noise scale. 0 before a noise scale was measured."""
+    """Return the largest batch that is as efficient as the base batch; 0 before a noise scale was measured. The job
+    reports the largest batch that costs no extra samples. Its optimizer's rule at its noise scale may lower it."""
     spec, ratio = history.spec, own_noise(history)
     if spec is None or ratio is None:
         return 0.0

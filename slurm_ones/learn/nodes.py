@@ -1,9 +1,9 @@
 """Slow nodes, found by comparing jobs' throughput on different nodes at the same size, batch and kind of GPU.
 
-PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. The
-runs of one owner's jobs of one script are compared, if some were on the node and some were not. A run on several nodes
-trains at the pace of its slowest node, so it counts for each of them in part. The node that is most certainly slow is
-found first; its runs are then left out, since they say nothing about other nodes.
+PAL (Jain and others, SC 2024) finds slow GPUs by measurements before the cluster is used. Here no extra job is run. A
+node is compared with others by the runs of one owner's jobs of one script, some on this node and some not. A run on
+several nodes trains at the pace of the slowest, so it is only partial evidence about each. The node that is most
+certainly slow is found first. Its runs are then left out, since they say nothing about other nodes.
 
 Users report the measurements, so no user by himself may have a node treated as slow:
 

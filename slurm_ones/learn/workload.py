@@ -54,7 +54,7 @@ class PastWorkload:
     GPUs."""
     first: float
     last: float
-    """Last submission, as `first` the first one; Unix time in seconds."""
+    """Time of the last submission (`first`: of the first one), Unix seconds."""
     per_hour: float
     """Mean number of jobs submitted per hour."""
     busiest_hour: int

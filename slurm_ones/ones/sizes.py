@@ -90,8 +90,8 @@ class Reach(Term):
         return worth
 
     def _beyond(self, at: Situation) -> tuple[list[int], Bools]:
-        """Return the rows (R,) of jobs that have not run, and which columns (R, U) are larger than their users asked
-        for."""
+        """Return the rows (R,) of jobs that have not run. Also return which columns (R, U) have more GPUs than the
+        job's user asked for."""
         jobs = at.tables.jobs
         new = [j for j, job in enumerate(jobs) if not at.most[job.job_id]]
         asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])

@@ -238,8 +238,8 @@ class GuestSizes(NamedTuple):
     def keep_base(
         self, blocks: Sequence[RunningBlock], stay: Sequence[RunningBlock], added: Iterable[tuple[int, Shape]] = ()
     ) -> bool:
-        """Tell whether the change keeps as many GPUs in base blocks as there are now, or as the user asked for if that
-        is fewer."""
+        """Tell whether base blocks still have enough GPUs after the change. Enough is the least of three numbers: GPUs
+        in base blocks before it, GPUs that the user asked for, and all GPUs of the job after it."""
         base, gpus = self._base(stay), sum(block.shape.gpus for block in stay)
         for _, shape in added:
             gpus += shape.gpus

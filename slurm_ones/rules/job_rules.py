@@ -241,8 +241,8 @@ def pack_dwell_s(dwell_s: float, in_vain: int = 0) -> float:
 
 
 def switch_near_end_s(view: JobView, settings: ResizeSettings, limits: LimitSettings) -> float:
-    """Return the remaining time, in seconds, below which the job's blocks are no longer changed: new blocks would take
-    as long to join. Whether a change pays before that is for the policy to decide."""
+    """Return the remaining time, in seconds, below which the job's blocks are no longer changed. New blocks would take
+    as long to join. (Above it, the policy decides whether a change pays.)"""
     most = math.inf if limits.near_end_s is None else limits.near_end_s
     return min(most, settings.blocks_wait_s, view.prepare_s + view.resize_s)
 
