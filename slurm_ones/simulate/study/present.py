@@ -262,7 +262,7 @@ def _timeline(plan: StudyPlan, outcome: Outcome) -> list[TimelineRow]:
 FAR = 2.0
 """Factor between recorded and simulated mean wait, either way, from which on a trace counts as badly reproduced."""
 FAR_S = 60.0
-"""Seconds by which recorded and simulated mean wait must also differ."""
+"""Difference in seconds between recorded and simulated mean wait, above which a trace can count as badly reproduced."""
 MOST_LISTED = 1000
 """Largest number of jobs whose curves the page lists."""
 RIGID = "stays rigid"

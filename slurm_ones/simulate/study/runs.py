@@ -236,7 +236,8 @@ class StudyFolder:
         return found
 
     def put_sent(self, name: str, parts: Sequence[StudyPart]) -> None:
-        """Record the parts of an array before it is sent. The next command finds them in Slurm by the array's name."""
+        """Record the parts of a job array before the array is sent. The next command finds the array in Slurm by its
+        name."""
         _write(self.root / "sent" / f"{name}.json", json.dumps([part.key for part in parts]).encode())
 
     def drop_sent(self, name: str) -> None:
