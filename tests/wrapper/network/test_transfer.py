@@ -180,13 +180,13 @@ def test_an_average_of_gigabytes_takes_its_time(
         found = bytearray()
         while len(found) < count:
             found += read(connection, min(1 << 20, count - len(found)))
-            time.sleep(0.05)
+            time.sleep(0.1)  # 40 of them, in all longer than a sender waits for a sign
         return found
 
     monkeypatch.setattr(transfer, "_read", slowly)
     monkeypatch.setattr(transfer, "ALIVE_S", 0.1)
     newcomer, rest = Newcomer(receiver), {"average": torch.arange(5 << 20)}
-    send(receiver, secret, 0.8, rest=rest)
+    send(receiver, secret, 3.0, rest=rest)
     newcomer.end()
     assert newcomer.error is None and torch.equal(newcomer.rest["average"], rest["average"])
     assert len(transfer._HEAD.pack(1, 5 << 30)) == transfer._HEAD.size
