@@ -168,8 +168,6 @@ class Lock(Protocol):
 
 
 def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
-    """Return the kind of lock that suits this database, for the cluster with this name and key (clusters.id). It is not
-    taken."""
     if isinstance(backend, SQLite):
         return FileLock(backend.path, engine, cluster)
     return SessionLock(backend, key)

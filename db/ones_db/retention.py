@@ -95,7 +95,6 @@ _UPDATE = (
 
 
 def _led_to_nothing() -> Any:
-    """Return the condition that a row of decision_jobs led to no change, and that no resize refers to it."""
     referred = exists().where(
         RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
     )

@@ -225,7 +225,6 @@ def _same(row: Row, read: AccountingJob) -> bool:
 
 
 def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool:
-    """Return True if this job of accounting is a block that the companion has seen. `blocks` has starts by Slurm id."""
     starts = ((run.start_time or 0.0, start) for run in one.runs for start in blocks[run.job_id])
     return any(abs(known - start) <= SAME_START_S for known, start in starts)
 

@@ -137,7 +137,6 @@ def read_script(text: str) -> Script:
 
 
 def _refused(text: str) -> Iterator[ScriptFinding]:
-    """Yield errors that would make sbatch refuse the script."""
     if text and not text.startswith("#!"):
         yield error(1, "sbatch refuses it: the first line must be #!/bin/bash, or another interpreter's")
     if "\r\n" in text:

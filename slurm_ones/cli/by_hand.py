@@ -99,7 +99,6 @@ def _whole_node(job: WholeJob) -> int:
 
 
 def _gpus_now(job: WholeJob) -> int:
-    """Return the GPUs that the job holds; 0 if it does not run."""
     return job.gpus or (_whole_node(job) * len(job.node_list) if job.running_blocks else 0)
 
 

@@ -151,7 +151,6 @@ text."""
 
 
 def _guessed(text: str) -> int | float | str:
-    """Return the value of a parameter whose kind is unknown: an integer, a float or the text."""
     found = _number(text, int)
     found = _number(text, float) if found is None else found
     return text if found is None else found

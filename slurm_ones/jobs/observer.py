@@ -182,7 +182,6 @@ class Observer:
         return {id_: judged(elastic) for id_, elastic in seen.items()}
 
     def _refused_if_silent(self, elastic: Elastic) -> Elastic:
-        """Return the job, with a refusal while its files do not respond."""
         problem = self._silent.get(elastic.job.job_id)
         if problem is None or elastic.refusal or elastic.job.ended:
             return elastic

@@ -426,7 +426,6 @@ def _shapes(gpus: int, kept: Sequence[RunningBlock], site: FreeGpus) -> Iterator
 
 
 def _by_powers(gpus: int, full: int) -> list[Shape]:
-    """Return shapes whose sizes are powers of two: blocks of whole nodes first, then parts of one node."""
     nodes, rest = divmod(gpus, full)
     return [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
 

@@ -102,7 +102,6 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
 
 
 def _slow_nodes(store: Store, job_id: int) -> list[SlowNode]:
-    """Return the slow nodes on which the job runs, slowest first."""
     names = {name for run in store.runs(job_id)[-1:] if run.end_time is None for name in run.node_list}
     slow = slow_nodes_of(store, time.time()).values() if names else ()
     return sorted((node for node in slow if node.name in names), key=lambda node: node.factor)

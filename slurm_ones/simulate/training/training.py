@@ -368,7 +368,6 @@ class Training:
         self._look_soon()
 
     def _report_membership(self, why: str, pause_s: float = 0.0, **change: Any) -> None:
-        """Report the current membership; `change` has further fields of the report."""
         restarts = tuple(self.blocks[task].restart for task in self.members)
         change |= {"generation": self.generation, "blocks": self.members, "restarts": restarts}
         self._reporter.membership(self._position, self.batch, self._placement, why=why, pause_s=pause_s, **change)
@@ -400,7 +399,6 @@ class Training:
             self._switch(self.members, "leaving")
 
     def _drop_switch(self) -> None:
-        """Cancel the change of membership, because a block that was to join is lost. The members train on."""
         self._joining = ()
         self._train()
         self._look_soon()
@@ -547,7 +545,6 @@ class Training:
         return self.curve.use(self._interval.at, samples, self.batch, math.ceil(samples / self.batch))
 
     def _count_training(self, samples: int) -> None:
-        """Count the training since the interval began, and begin another interval."""
         now = self._timeline.now
         self._position = self._after(samples)
         self.trained_s += (now - self._interval.begun) * self.gpus
