@@ -44,7 +44,7 @@ class Moved:
 
     table: str
     rows: int
-    """Number of rows in either database."""
+    """Number of rows in each of the two databases."""
     copied: int
     """Number of rows that this call stored. The target already had the others."""
     checksum: str

@@ -47,9 +47,9 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
 
     An SQLite file is first copied in its directory, to `NAME.SCHEMA-TIME.bak`. The log names the copy, which needs as
     much space. A database on PostgreSQL must exist, and the admin must copy it. The upgrade is one transaction: if it
-    fails or is killed, nothing has changed, and it can be repeated. Raises `SchemaError` if the schema is newer or
-    older than `FIRST`, or if the tables are another program's. Raises `StoreBusy` while another process keeps the
-    database locked, and `StoreError` if it cannot be written.
+    fails or is killed, nothing has changed, and it can be repeated. Raises `SchemaError` if the schema is newer than
+    this version's or older than `FIRST`, or if the tables are another program's. Raises `StoreBusy` while another
+    process keeps the database locked, and `StoreError` if it cannot be written.
     """
     backend = backend_of(url)
     backend.prepare()

@@ -110,7 +110,7 @@ class GuestRun(NamedTuple):
 
 @dataclass(frozen=True)
 class MembershipRecord:
-    """Report of the blocks of a job that train together from now on."""
+    """Report of the blocks of a job that train together from that time on."""
 
     job_id: int
     term: int
@@ -382,7 +382,7 @@ class RunReports:
     job_id: int
     restart: int
     offset: int
-    """Number of bytes of the file that are read now."""
+    """Number of bytes of the file that have been read, with these reports."""
     number: int | None
     """Number of the last report in the bytes just read, even if it was refused. None if there was none."""
     spec: Spec | None = None

@@ -30,7 +30,7 @@ COLUMNS = {"user": "user_name", "order": "order_number"}
 class _Kind(NamedTuple):
     write: Callable[[str, Any], Mapping[str, Any]]
     read: Callable[[str, Row], Any] | None
-    """Function that reads the field from a row. It returns None if the row does not have the column."""
+    """Function that reads the field from a row. None for a field without a column (a tuple of records)."""
 
 
 def row_of(record: Any) -> dict[str, Any]:

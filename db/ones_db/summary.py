@@ -150,7 +150,7 @@ _TIMELINE = f"""
 
 
 def _parts(rows: Iterable[Any]) -> list[TimelineRow]:
-    """Yield the parts of a run between two changes of its blocks. Each row has a membership of the run, or nulls."""
+    """Return the parts of a run between two changes of its blocks. Each row has a membership of the run, or nulls."""
     parts: list[TimelineRow] = []
     for *who, nodes, gpus_per_node, start, end, _, time, m_nodes, m_each in rows:
         if not parts:

@@ -63,7 +63,7 @@ def job_of(client: SlurmClient, resize: ResizeRecord) -> WholeJob:
 
 
 def moving_tasks(resizes: Iterable[ResizeRecord]) -> dict[int, set[int]]:
-    """Return the tasks that open resizes add or drop, by job id."""
+    """Return the tasks that open resizes by blocks add or drop, by job id."""
     by_blocks = (resize for resize in resizes if resize.mechanism == BLOCKS)
     return {resize.job_id: {*dict(resize.added), *resize.dropped} for resize in by_blocks}
 

@@ -367,8 +367,8 @@ SITE, SCRIPT, OWN = 0.7, 0.35, 0.1
 """Standard deviations of the log of a speed factor: between two kinds, between scripts, and between jobs of a
 script."""
 COMPARED = 0.1
-"""Standard deviation of the log ratio of two jobs' speeds on equal GPUs, since the jobs differ in sizes and in time of
-day."""
+"""Standard deviation of the log ratio in one comparison of speeds, since sizes and hours differ. Compared are a job's
+own speeds on two kinds of GPU, or those of like jobs."""
 
 
 class Ratio(NamedTuple):

@@ -98,7 +98,7 @@ def under_way(resizes: Iterable[ResizeRecord]) -> dict[int, UnderWay]:
 
 
 class GivenBack(NamedTuple):
-    """Size of a job after it has given GPUs back to pending jobs."""
+    """Size of a job after it has given growth back, to pending jobs or because its GPUs are idle."""
 
     shape: Shape
     nodes: Mapping[str, int]
@@ -110,7 +110,7 @@ class GivenBack(NamedTuple):
 
 @dataclass(frozen=True)
 class Growth:
-    """Result of `rules.growth` for one tick: which jobs give GPUs back to pending jobs, and which must not grow."""
+    """Result of `rules.growth` for one tick: which jobs give growth back, and which must not grow."""
 
     back: Mapping[int, GivenBack] = field(default_factory=dict)
     """Size to which each job goes back, by job id."""
@@ -171,7 +171,7 @@ class JobRules:
     settled: bool = False
     """True if the job may move to fewer nodes at its present number of GPUs."""
     given_back: GivenBack | None = None
-    """Size to which the job gives GPUs back to pending jobs; None if it gives back none."""
+    """Size to which the job gives growth back, to pending jobs or because it is idle; None if it gives back none."""
     guests: frozenset[int] | None = None
     """Task numbers of the job's blocks that run as guests; None if the job does not grow by guests."""
     ahead: ReservedNodes = NOTHING_AHEAD
@@ -192,8 +192,8 @@ class JobRules:
 
     @property
     def requested(self) -> int:
-        """Number of GPUs that no cap takes from the job: those of its first request, or its present GPUs if they are
-        more."""
+        """Number of GPUs that no cap takes from the job: those of its first request, or those that it has (or, if it
+        waits, asks for) now if they are more."""
         job = self.history.job if self.history is not None else None
         asked = job.requested_shape.gpus if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
@@ -279,7 +279,7 @@ class Round:
     lives: GuestLives = field(default_factory=GuestLives)
     """Observed times for which guests ran."""
     growth: Growth = field(default_factory=Growth)
-    """Growth that goes back to pending jobs, and jobs that must not grow because of them."""
+    """Growth that goes back to pending jobs or is idle, and jobs that must not grow because of pending ones."""
     quotas: Quotas = field(default_factory=Quotas)
     """Slurm's limits of accounts, QOS and users, with their present use."""
     loses_licenses: bool = False

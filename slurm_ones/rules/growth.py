@@ -5,9 +5,9 @@ account or QOS. Then no job grows in any partition where the pending job could s
 pending job has room, the youngest growth first. A job of blocks drops blocks; a plain job goes back to its requested
 size by one requeue.
 
-If free resources and all growth together do not suffice, nothing is given back. A plain job also gives nothing back if
-the pending job could take its requested GPUs: during the requeue all its GPUs are free. The next tick decides again,
-from what Slurm shows then.
+If free resources and all growth together do not suffice, nothing is given back. Such a pending job may still start on a
+plain job's GPUs, which are all free during a requeue. A plain job that could lose GPUs in this way gives nothing back.
+The next tick decides again, from what Slurm shows then.
 
 Guests (blocks in a queue that Slurm preempts, `[guests]`) count as free and may grow, since Slurm preempts them by
 itself. They are given back only for a pending job that has waited so long that Slurm evidently does not preempt them.
@@ -414,7 +414,6 @@ def _under(shared: str, round_: Round) -> Callable[[SlurmJob], frozenset[str]]:
 
 
 def _is_full(quota: Quota, shared: str, job: SlurmJob) -> bool:
-    """Tell whether too little is left of an account's or QOS's quota for this job."""
     if quota.user or quota.per_job or quota.most - quota.used >= amount_of(job, quota.resource):
         return False
     return not quota.qos if shared == "account" else quota.account in ("", job.account)

@@ -283,8 +283,8 @@ def grows_at(preempted: Sequence[float], rest_s: float) -> float:
 
 def loss_s(known: JobModel, grace_s: float) -> float:
     """Return the seconds of training that a job of blocks loses by the preemption of a guest: its pause when blocks
-    leave. If each change restarts from a checkpoint, this is the pause of a restart. The work since the last checkpoint
-    is added, unless the grace time suffices to write a new one."""
+    leave. If each change restarts from a checkpoint, this is the pause of a restart. Then the work since the last
+    checkpoint is added, unless the grace time suffices to write a new one."""
     if known.shrink_s is not None:
         return known.shrink_s
     return known.resize_s + (CHECKPOINT_S / 2 if known.resize_s > grace_s else 0.0)

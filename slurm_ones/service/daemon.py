@@ -38,9 +38,9 @@ class Daemon:
     """Loop in which a companion ticks while it leads, until it is stopped.
 
     `make` returns a new companion with its own store. It is called at the start, after a reload, and after the lead was
-    lost and taken again, because others may have written then. `watchdog_ping` is called before each tick, and at least
-    every `PING_S` seconds. `clock` returns the time. `sleep` waits once a stop is requested, when `Stop.wait` returns
-    at once. `jitter` returns a random factor for each wait between ticks. `waking` may end that wait early.
+    lost and taken again, because others may have written then. `watchdog_ping` is called before each tick, and in waits
+    at least every `PING_S` seconds. `clock` returns the time. `sleep` waits once a stop is requested, when `Stop.wait`
+    returns at once. `jitter` returns a random factor for each wait between ticks. `waking` may end that wait early.
     """
 
     def __init__(
@@ -169,7 +169,6 @@ class Daemon:
             self._pause(stop, 0.0 if last else self._wait * self._jitter())
 
     def _next_try(self, companion: Companion, last: bool) -> str:
-        """Set the wait after a failed tick, and return a text about it for the log."""
         self._wait = self._back_off(companion, self._wait)
         return "" if last else f"; trying again in {self._wait:.0f} s"
 

@@ -36,7 +36,8 @@ WAIT_S = 0.5
 SHARE = 0.05
 """Part of each second that is added to the budget `WAIT_S` again."""
 QUICK_S = 0.02
-"""Shortest wait for an answer, s, even if the budget `WAIT_S` is used up."""
+"""Shortest wait for an answer, s, even if the budget `WAIT_S` is used up. It needs a rest of the user's own budget
+(`OF_ONE_S`)."""
 OF_ONE_S, OF_ONE_SHARE, LEAST_S = 5.0, 0.5, 0.002
 """Most seconds to wait for one user in total, with quick answers, and the part of each second that is added to this
 budget again. `LEAST_S` is the part of each wait that does not count. Once the budget is used up, only that part is

@@ -118,7 +118,7 @@ class Happenings:
 
 
 def _reasons(tick: Tick) -> Iterator[tuple[int, EventKind, Reason]]:
-    """Yield the first reason of each job that is not resized, if that reason is an event."""
+    """Yield for each job that is not resized the first of its reasons that is an event."""
     given = {id_: why for one in tick.decided for id_, why in one.schedule.reasons.items()}
     for job_id, one in tick.observation.elastic.items():
         if one.refusal is not None:

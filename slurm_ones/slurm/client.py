@@ -39,7 +39,7 @@ class Refused(SlurmError):
 
 
 class NotPermitted(Refused):
-    """Request that only the job's owner or an operator may make."""
+    """The caller may not make this request: it is for another user's job, or only for operators."""
 
 
 class NotResizable(Refused):
