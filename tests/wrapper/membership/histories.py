@@ -33,6 +33,8 @@ class History:
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
+        self._newest: dict[int, int] = {}
+        """Number of each task's last block, ended or not."""
         self._ending: set[int] = set()
         """Tasks that were told to end, or lost a rank, and may still be at their end."""
         self._restarts: dict[int, int] = {}
@@ -74,7 +76,7 @@ class History:
         restart = self._restarts.get(task, -1) + 1
         self._restarts[task] = restart
         self.job.start(task, ranks=self._random.choice([1, 1, 2]), restart=restart)
-        self._running[task] = len(self.job.blocks) - 1
+        self._running[task] = self._newest[task] = len(self.job.blocks) - 1
         self._ending.discard(task)
 
     def _order(self) -> None:
@@ -99,8 +101,10 @@ class History:
             if self._over():
                 self.said.append("its training had ended")
                 return
-            for task in self._ending & (set(wanted) - set(self._living())):
-                self._start(task)  # as a companion would, which sees that it has ended
+            for task in set(wanted) - set(self._living()):
+                # As a companion would, which sees that it has ended: it was struck, or it was leaving at the order.
+                if task in self._ending or self.job.blocks[self._newest[task]].end() == 0:
+                    self._start(task)
             time.sleep(0.02)
         stacks = [block.stacks() for block in self.job.blocks if not block.ended()]
         raise AssertionError(f"never {wanted} after {after}: {found}\n{stacks}\n{self.job.errors()}")

@@ -86,7 +86,7 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -
     assert took < 60.0
 
 
-def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def meet_and_lose(error: Exception, blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank found a leader, and its run then fails to begin."""
 
     def lost(*_: Any) -> None:
@@ -94,10 +94,14 @@ def meet_and_lose(error: Exception, alone: bool, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(changing, "Run", lost)
     anything: Any = SimpleNamespace()
-    changing.start(found(blocks_that(alone)), anything, 0.0, lambda: anything)
+    changing.start(found(blocks), anything, 0.0, lambda: anything)
 
 
 TEAM_OF_ONE = TorchGroup(0, 1, 0, 1, 1, torch.device("cpu"), None)
+
+
+class HeldBlocks(SimpleNamespace):
+    has_others = Blocks.has_others
 
 
 def blocks_that(alone: bool, state: BlockState = BlockState.LEADING) -> Any:
@@ -105,7 +109,7 @@ def blocks_that(alone: bool, state: BlockState = BlockState.LEADING) -> Any:
     leader = Leader(0, "127.0.0.1", 1, "token", 0, 0)
     its = {"leader": leader, "local_rank": 1, "alone": alone, "give_up": lambda why: None}
     its |= {"machine": BlockMachine(state, Carrier.MEMORY)}
-    return SimpleNamespace(block=Block(7, 1, 0), **its)
+    return HeldBlocks(block=Block(7, 1, 0), **its)
 
 
 def found(blocks: Any) -> Entered:
@@ -118,19 +122,38 @@ def found(blocks: Any) -> Entered:
 GLOO = RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
 
 
-@pytest.mark.parametrize("alone", [False, True])
+ROLES = [(False, BlockState.LEADING), (True, BlockState.LEADING), (True, BlockState.ADMITTED)]
+
+
+@pytest.mark.parametrize(("alone", "state"), ROLES)
 @pytest.mark.parametrize("error", [GLOO, StoreLostError("gone"), RuntimeError("no such layer")])
 def test_blocks_that_are_lost_as_a_term_begins_end_no_others(
-    monkeypatch: pytest.MonkeyPatch, alone: bool, error: Exception
+    monkeypatch: pytest.MonkeyPatch, alone: bool, state: BlockState, error: Exception
 ) -> None:
     """The death of a block whose ranks others wait for, before the script's first step or `init`, is no error of the
-    script, which would end the job."""
-    lost = isinstance(error, StoreLostError) or (error is GLOO and not alone)
+    script, which would end the job. Neither is that of another rank of a block that is about to join."""
+    first = alone and state is BlockState.LEADING
+    lost = isinstance(error, StoreLostError) or (error is GLOO and not first)
     with pytest.raises(SystemExit if lost else RuntimeError) as left:
-        meet_and_lose(error, alone, monkeypatch)
+        meet_and_lose(error, blocks_that(alone, state), monkeypatch)
     assert not lost or getattr(left.value, "code", 0) == PEER_LOST
-    verdict = found(blocks_that(alone)).failed(error)
-    assert (verdict[0] if verdict else None) == (PEER_LOST if lost and not alone else None)
+    verdict = found(blocks_that(alone, state)).failed(error)
+    assert (verdict[0] if verdict else None) == (PEER_LOST if lost and not first else None)
+
+
+@pytest.mark.parametrize(("alone", "state"), ROLES)
+def test_a_rank_that_is_lost_in_training_or_before_joining(alone: bool, state: BlockState) -> None:
+    """Protects a block of two ranks that is about to join: if one rank loses the leader, the other loses that rank, and
+    its exit code ended the whole block as the script's error."""
+    ranks = ChangingRanks.__new__(ChangingRanks)
+    ranks._blocks = blocks_that(alone, state)
+    ranks._machine = ranks._blocks.machine
+    its: Any = ranks
+    its._ending = SimpleNamespace(by_script=lambda end: end())
+    verdict = ranks.failed(GLOO)
+    first = alone and state is BlockState.LEADING
+    assert (verdict[0] if verdict else None) == (None if first else PEER_LOST)
+    assert ranks._machine.state is (state if first else BlockState.LOST)
 
 
 def test_ranks_of_a_block_that_see_another_one_go_look_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

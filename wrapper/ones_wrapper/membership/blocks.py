@@ -123,6 +123,12 @@ class Blocks:
         """True if no other block trains with this one."""
         return self.present is None or len(self.present.members) == 1
 
+    @property
+    def has_others(self) -> bool:
+        """True if other blocks train with this one, or if this one is about to join them. A lost peer is then no error
+        of the script: another rank of this block may have ended because it lost the leader."""
+        return not self.alone or self.machine.settled is BlockState.ADMITTED
+
     def trains(self, max_local: int) -> None:
         """Record that torch.distributed is set up, and each rank's largest local batch. Collective."""
         self._backend = dist.get_backend_config()

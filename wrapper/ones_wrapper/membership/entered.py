@@ -81,14 +81,14 @@ class Entered:
             self._give_up(str(why))
             raise SystemExit(PEER_LOST) from None
         except RuntimeError as error:  # ranks of this block are gone, which say why, or of its peers
-            if not is_peer_lost(error) or (self.blocks is not None and self.blocks.alone):
+            if not is_peer_lost(error) or (self.blocks is not None and not self.blocks.has_others):
                 raise
             log(f"block {block.task}: others are lost ({str(error).splitlines()[0][:300]}); it looks again")
             self._give_up("ranks were lost as they began")
             raise SystemExit(PEER_LOST) from None
 
     def _give_up(self, why: str) -> None:
-        if self.blocks is not None and not self.blocks.alone:
+        if self.blocks is not None and self.blocks.has_others:
             self.blocks.give_up(why)
 
     def keep_ranks(self) -> None:
@@ -113,7 +113,7 @@ class Entered:
         """Return (exit code, reason) for an error before the run is made, if other blocks are lost; else None. Not
         collective."""
         blocks = self.blocks
-        if blocks is None or self.begun or blocks.alone or not is_peer_lost(error):
+        if blocks is None or self.begun or not blocks.has_others or not is_peer_lost(error):
             return None
         why = str(error).splitlines()[0][:300]
         blocks.machine.go(BlockState.LOST)

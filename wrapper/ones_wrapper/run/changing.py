@@ -300,7 +300,7 @@ class ChangingRanks(FixedRanks):
         return state is not BlockState.PARTING
 
     def failed(self, error: BaseException) -> tuple[int, str] | None:
-        if not is_peer_lost(error) or (self._blocks.alone and not isinstance(error, PeersLostError)):
+        if not is_peer_lost(error) or not (self._blocks.has_others or isinstance(error, PeersLostError)):
             return None
         why = str(error).splitlines()[0][:300]
         self._ending.by_script(lambda: self._give_up(why, f"others are lost ({why})"))
