@@ -128,8 +128,8 @@ class RetentionStore(Transactions):
     def roll_up(self, run: int, before: float, stretch_s: float, *, dry: bool = False) -> Iterator[tuple[int, int]]:
         """Combine the samples of a run (runs.id). After each short transaction, yield (samples read, samples deleted).
 
-        It ends early if the job comes back to life or reports, or if another call does the same. With `dry`, only
-        count.
+        It ends early if the job runs again or reports, or if another call combines the samples of the same run. With
+        `dry`, only count.
         """
         asked = {"run": run, "before": before}
         with self._read() as connection:

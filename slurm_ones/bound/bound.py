@@ -46,7 +46,7 @@ from slurm_ones.simulate.workloads.profiles import Workload
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 """Numbers of GPUs that are tried. The largest of any job, and each job's two smallest, are tried too."""
 Columns = Sequence[tuple[int, bool, int]]
-"""Sizes of a job: (index of the slowest kind in it, True if it also has faster kinds, total GPUs)."""
+"""Sizes of a job: (index of the slowest kind of GPU in a size, True if the size also has faster kinds, total GPUs)."""
 WAITS = (-1, False, 0)
 DEAREST = 30.0
 """Largest ratio of the prices of a kind and of the fastest kind; 1 / DEAREST is the smallest."""

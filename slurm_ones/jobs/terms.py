@@ -28,7 +28,7 @@ PER_S = 0.1
 
 
 def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
-    """Return the term that is believed, and a doubt in words, for a job in term `before` that reports term `said`."""
+    """Return the term to store for a job in term `before` that reports term `said`, and a problem in words or ''."""
     if said < before:
         return before, f"spec.json: term {said} comes after {before}"
     highest = BURST + int(PER_S * max(now - submit_time, 0.0))

@@ -333,7 +333,7 @@ class Fit:
     covariance: Floats
     """(7, 7) covariance of the parameters."""
     misfit: Floats
-    """(P,) residuals of the points, multiplied by `weights`: the form that predictions need."""
+    """(P,) product of `weights` and the points' residuals, from which predictions are made."""
     slopes: Floats
     """(P, 7) derivatives of log step time with respect to the parameters, at the points."""
     weights: Floats

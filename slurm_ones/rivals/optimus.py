@@ -10,8 +10,8 @@ Jobs are re-allocated every `interval_s`, ten minutes by default as in §6, sinc
 running jobs keep their size, and waiting jobs start at their smallest size if GPUs are free. Pollux's study (OSDI 2021,
 §5) re-allocates every minute and gives Optimus the true remaining steps: `interval_s=0, told=True`.
 
-The placement of parameter servers (§4.2) is left out. On Slurm a step is from one size of the job to the next, and its
-gain is divided by the GPUs that it adds.
+The placement of parameter servers (§4.2) is left out. On Slurm a job may grow by several GPUs at once, to its next
+size; what that saves is divided by the number of GPUs.
 """
 
 from __future__ import annotations

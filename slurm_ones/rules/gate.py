@@ -226,7 +226,7 @@ class PartitionRules:
     """GPUs of a full node."""
     whole_nodes: bool = False
     split_nodes: bool = True
-    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
+    """True if two blocks of a job may share a node: Slurm does not hide the GPUs of one from the other."""
     kinds: Kinds = field(default_factory=Kinds)
     """Kinds of the partition's GPUs."""
     later: tuple[WaitingStart, ...] = ()
@@ -269,7 +269,7 @@ class Round:
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Tasks that the companion holds, by job id, for each job of blocks that it has resized before."""
     split_nodes: bool = True
-    """True if two blocks of a job may share a node, because each can use the other's GPUs."""
+    """True if two blocks of a job may share a node: Slurm does not hide the GPUs of one from the other."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
     """Answer to each job's deadline, promised or refused, by job id."""
     types_given: bool = True

@@ -308,8 +308,8 @@ class Feed:
         A replica without samples in a pass gets a borrowed sample of weight 0, so that it takes part in the exchange.
         Samples that workers fetched ahead do not count as used.
 
-        Each fetch leaves the global generators as it found them, which costs 0.1 ms. With `seeded` the caller seeds
-        them before each step's first pass, so that pass's fetch does not restore them.
+        Each fetch leaves the global generators as it found them, which costs 0.1 ms. With `seeded` the
+        caller seeds the generators before each step's first pass, and the fetch of that pass leaves them as they are.
         """
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)

@@ -57,7 +57,8 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_card(env: MutableMapping[str, str], local_rank: int, local_world: int) -> bool:
-    """Choose this forked rank's GPU before CUDA is initialised; return False and log that if CUDA cannot be used."""
+    """Choose this forked rank's GPU before CUDA is initialised. If CUDA cannot be used, log the reason and return
+    False."""
     choice = importlib.import_module("ones_wrapper.devices.choice")  # needs torch
     choice.own_slice(env, local_rank, local_world)
     return not choice.check_fork(env.get("ONES_PRELOAD", ""))

@@ -54,8 +54,8 @@ class Coming:
         return self.named(block) and (self.plan.why == LOST or first.task == block.task)
 
     def patience_s(self) -> float:
-        """Return the seconds to wait for the other blocks: twice the time since the announcement, at least `LEAST_S` or
-        `LEAST_LOST_S`, at most `MOST_S`."""
+        """Return the seconds to wait for the other blocks: twice the time since the announcement, at most `MOST_S`. The
+        least is `LEAST_LOST_S` after a loss, else `LEAST_S`."""
         least_s = LEAST_LOST_S if self.plan.why == LOST else LEAST_S
         return min(MOST_S, max(least_s, 2.0 * (time.time() - self.at)))
 

@@ -114,7 +114,8 @@ class Records:
             self.send(Bye(reason, self._progress.step, code, note))
 
     def begin(self, load_s: float, loaded: str, note: str, order: Order | None) -> None:
-        """Send the first report of a start of the ranks (`Hello`), which the `order` in force may have caused."""
+        """Send the first report after the ranks started (`Hello`). `order` is the order in force, which may be why they
+        started."""
         self._say_hello(load_s=load_s, checkpoint=loaded, note=note[:MAX_TEXT])
         earlier, group = self._earlier, self._group
         if earlier is None or group.rank != 0:
@@ -270,7 +271,7 @@ class TraceWriter:
         self.write(generation=generation)
 
     def write(self, **line: Any) -> None:
-        """Write a line: the dataset indices, `samples`, that this rank used in a step, or `begin`. A run goes on from
-        step `begin`: all steps of earlier runs from there on are undone."""
+        """Write a line. It gives either `samples`, the dataset indices that this rank used in a step, or `begin`, the step
+        from which a run goes on: all later steps of earlier runs are undone."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")

@@ -1,4 +1,4 @@
-"""Ways to train besides plain data parallel, one room each, exported here by name. Torch is imported at first use."""
+"""Ways to train besides plain data parallel, each in a package of its own. Torch is imported at first use."""
 
 from __future__ import annotations
 

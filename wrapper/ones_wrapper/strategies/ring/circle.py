@@ -27,7 +27,7 @@ class Circle:
 
     def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
         """Begin to send `tensor` to the next rank; return a function that awaits the previous rank's tensor. `tensor`
-        must be contiguous, and unchanged until then. Collective over the circle."""
+        must be contiguous, and stay unchanged until that function has returned. Collective over the circle."""
         arriving = torch.empty_like(tensor)
         following = self._first + (self.rank + 1) % self.size
         before = self._first + (self.rank - 1) % self.size
