@@ -119,7 +119,7 @@ across = st.sampled_from([1.0, 0.6])
 def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
     """Draw a cluster of at most 4 nodes, with rigid jobs on some GPUs and elastic jobs in any state.
 
-    Some of these clusters allocate whole nodes only. All nodes give a job equally many GPUs if `uniform` is True; None chooses
+    Some clusters allocate whole nodes only. All nodes give a job equally many GPUs if `uniform` is True; None chooses
     at random. Measurements, losses and forecasts may be absurd.
     """
     if uniform is None:
