@@ -245,8 +245,8 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the last samples of each run and batch, in order of time. With `hot`, the last of each membership
-    are kept apart too."""
+    """Return the query of the last samples of each run and batch, in order of time. With `hot`, the last of each
+    membership are kept apart too."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number

@@ -95,8 +95,8 @@ class Accumulation:
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
-        """Return True if the wrapped method that was called acts now, in the last pass of a step. `asks` is true for the
-        optimizer's `step`."""
+        """Return True if the wrapped method acts now, in the last pass of a step. `asks` is true for the optimizer's
+        `step`."""
         self._asked = self._asked or asks
         if not self.updates:
             self.check()
