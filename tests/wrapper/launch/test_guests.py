@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -343,7 +344,7 @@ def test_a_companion_that_comes_later_takes_over(tmp_path: Path, keeper: Callabl
 
 def test_commands_that_hang_do_not_keep_a_job_from_ending(tmp_path: Path, keeper: Callable[..., GuestKeeper],
                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/called\nexec sleep 60\n")
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/called\nexec sleep 60\n")
     monkeypatch.setattr(guests_module, "STOP_S", 0.1)
     one = keeper()
     one.start()
@@ -351,3 +352,6 @@ def test_commands_that_hang_do_not_keep_a_job_from_ending(tmp_path: Path, keeper
     started = time.monotonic()
     one.stop()
     assert time.monotonic() - started < 30
+    # Else its thread would log after 30 s, into another test's output.
+    os.kill(int(called(tmp_path)), signal.SIGKILL)
+    one._thread.join()

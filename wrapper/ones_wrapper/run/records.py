@@ -271,7 +271,7 @@ class TraceWriter:
         self.write(generation=generation)
 
     def write(self, **line: Any) -> None:
-        """Write a line: either `samples`, the dataset indices that this rank used in a step, or `begin`, the step from
-        which a run goes on, so that later steps of earlier runs are undone."""
+        """Write a line: either `samples`, the dataset indices that this rank used in a step, or `begin`. From the step
+        `begin` a run goes on, and later steps of earlier runs are undone."""
         with self._path.open("a") as file:
             file.write(json.dumps({**self._common, **line}) + "\n")
