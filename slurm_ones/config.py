@@ -175,9 +175,9 @@ class GuestSettings(_Section):
     """false: GPU-hours of guests cost nothing. For a QOS, Slurm itself shows this by UsageFactor 0"""
 
     most: int = Field(8, ge=1)
-    """largest number of guests of one job. Each guest has one GPU if that is enough for all growth, otherwise more, up
-    to a whole node. Guests are also larger if the array has too few tasks. If Slurm allocates whole nodes, or device
-    cgroups hide GPUs, each guest has a node"""
+    """number of guests into which all growth of a job is divided. Each guest has one GPU if that is enough, otherwise
+    more, up to a whole node; still more growth takes more guests. Guests are also larger if the array has too few
+    tasks. If Slurm allocates whole nodes, or device cgroups hide GPUs, each guest has a node"""
     grace_s: Seconds = Field(0, ge=0)
     """GraceTime of the QOS. A job whose changes restart from a checkpoint, and take longer than this, is expected to
     lose work with each preempted guest"""
@@ -375,7 +375,7 @@ class Settings(_Section):
 
     @property
     def wake_folder(self) -> Path | None:
-        """Directory in which users cause the next tick by making a file; None if there is no directory that users can
+        """Directory by which users cause the next tick: they touch it. None if there is no directory that users can
         reach."""
         if self.scope == "own":
             return Path.home() / ".local/share/slurm-ones/wake"

@@ -332,7 +332,7 @@ def check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check if a job could be resized. Exit code 0: it could; 1: it could not, or there are warnings."""
+    """Check if a job could be resized. Exit code 0: it could; 1: it could not, or there are errors."""
     verdict = _examined(what)
     limits = _limits(spec) if spec is not None else None
     if limits is not None:

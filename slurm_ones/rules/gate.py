@@ -238,7 +238,8 @@ class PartitionRules:
     contested: frozenset[str] = frozenset()
     """Nodes on which no job grows, because pending jobs wait for room there."""
     most_guests: int = 0
-    """Largest number of guests of one job (`GuestSettings.most`); 0 if jobs do not grow by guests in this partition."""
+    """Number of guests into which a job's growth is divided (`GuestSettings.most`); 0 if jobs do not grow by guests in
+    this partition."""
 
     def guest_sizes(self, job: JobRules) -> GuestSizes | None:
         """Return the sizes of the guests by which the job grows; None if it does not. One spare task is kept for a new

@@ -120,7 +120,7 @@ class Site(ABC):
         return job_id
 
     def held(self, *arguments: str, text: str = SLEEP) -> int:
-        """Submit a job of the owner with a user hold, so that it never runs; return its id."""
+        """Submit a job of the owner with a user hold, which has never run; return its id."""
         return self.submit("--hold", *arguments, text=text)
 
     def requeued(self, *arguments: str, text: str = SLEEP) -> int:
