@@ -365,7 +365,6 @@ class Reason:
         return bool(self.code)
 
     def __str__(self) -> str:
-        """Return the reason's sentence."""
         return render(self.code, dict(self.arguments))
 
 

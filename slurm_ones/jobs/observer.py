@@ -398,8 +398,6 @@ class DrainReports:
         return min(time, self._clock())
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported, or with `order` the newest that names this order. None if
-        there is none."""
         self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 

@@ -32,7 +32,6 @@ class Ones:
         self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """Decide as `slurm_ones.policy.contract.Policy` requires."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self.search.remember(jobs, now)
         if not self.options.stand:

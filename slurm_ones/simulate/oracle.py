@@ -292,7 +292,6 @@ class TrueModel:
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Return zeros, since the true values have no uncertainty."""
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:

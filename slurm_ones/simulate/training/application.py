@@ -209,7 +209,6 @@ class Application:
         return self.base_batch * float(var) / max(float(sqr), 1e-12)
 
     def efficiency(self, progress: float, batches: npt.ArrayLike) -> Floats:
-        """Return the true progress per sample at each global batch."""
         sqr, var = self.gradient(progress, batches)
         return self._worth(sqr, var, np.asarray(batches, dtype=np.float64) / self.base_batch)
 
