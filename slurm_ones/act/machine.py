@@ -40,7 +40,8 @@ class ResizeReports(Protocol):
         None."""
 
     def membership(self, job: WholeJob, order: int | None = None) -> MembershipRecord | None:
-        """Return the newest membership that the job reported, or with `order` the newest that names this order."""
+        """Return the newest membership that the job reported, or with `order` the newest that names this order. None
+        if there is none."""
 
 
 @dataclass
