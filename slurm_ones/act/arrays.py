@@ -145,12 +145,13 @@ class Leftovers:
         return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
-        """Return the tasks of the last membership that no resize has held since. If one of them is held, somebody else
-        holds it."""
+        """Return the tasks of the last membership that no resize by blocks has held since. If one of them is held,
+        somebody else holds it."""
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
-        for one in self.store.resizes_of(job_id).values():
+        # A hold without a resize is stored with the newest resize by blocks, and may be younger than a requeue's end.
+        for one in (one for one in self.store.resizes_of(job_id).values() if one.mechanism == BLOCKS):
             held |= {*one.held}
             if one.state == State.DONE.value:
                 held -= {task for task, _ in one.added}

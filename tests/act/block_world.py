@@ -163,8 +163,9 @@ class BlockWorld(Interrupted):
         )
         return self.resize
 
-    def begin_waiting(self, shape: Shape) -> ResizeRecord:
-        """Write down that the job, which waits, is to have this shape, as the actor does."""
+    def begin_waiting(self, shape: Shape, added: Mapping[int, Shape] | None = None) -> ResizeRecord:
+        """Write down that the job, which waits, is to have this shape, as the actor does; if it is of separate blocks,
+        the one `added`."""
         self.resize = self.store.begin_resize(
             ResizeRecord(
                 job_id=self.job_id,
@@ -177,6 +178,7 @@ class BlockWorld(Interrupted):
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
                 deadline=self.clock() + self.settings.resize.drain_timeout_s,
+                added=tuple((added or {}).items()),
             )
         )
         self.machine.new.add(self.resize.id)

@@ -124,6 +124,37 @@ def test_a_guest_that_was_not_held_rejoins(make: Make) -> None:
     assert _held(world) == {1, 2}
 
 
+@pytest.mark.parametrize("owner", [False, True], ids=["ours", "the owner's"])
+def test_whose_hold_it_is_in_which_a_guest_waits_that_was_reshaped_before(make: Make, owner: bool) -> None:
+    """The last of its job: it goes on from our hold, which is younger than its shape, and stays in its owner's."""
+    world = make()
+    world.drain_all()
+    for task in (0, 2):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.cluster.preempt(Task(world.job_id, 1), "requeue")
+    world.simulated.pass_time(60)
+    world.tidy()
+    world.begin_waiting(ONE, {1: ONE})
+    assert world.finish().state == State.DONE and world.tasks[1].pending and not world.tasks[1].held
+    world.cluster.release(Task(world.job_id, 3))  # its owner
+    world.resume_all()
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert {*world.training.members} == {1, 3} and _held(world) == {1}
+    if owner:
+        world.cluster.release(Task(world.job_id, 1))
+        world.tidy()
+        world.cluster.hold(Task(world.job_id, 1))
+    world.cluster.kill(Task(world.job_id, 3), 1)
+    world.simulated.pass_time(60)
+    world.cluster.preempt(Task(world.job_id, 1), "requeue")
+    world.simulated.pass_time(60)
+    assert world.tasks[1].pending and world.tasks[1].held
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert world.training.members == (() if owner else (1,)) and world.tasks[1].held is owner
+
+
 def _comment(world: BlockWorld, text: str) -> None:
     for task in world.cluster.records.known_of(world.job_id):
         world.cluster.set_comment(task.to_model().key, text)
