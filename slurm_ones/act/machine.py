@@ -84,8 +84,6 @@ class Machine:
     """Time of the last action in each stage, by resize id and stage."""
     _requeued: dict[int, float] = field(default_factory=dict, init=False)
     """Time at which each requeued job was first seen ready for its release, by resize id."""
-    _undrained: dict[int, float] = field(default_factory=dict, init=False)
-    """Time at which each job was last seen not to have drained, by resize id."""
 
     def take_ended(self) -> list[ResizeRecord]:
         """Return the resizes that have ended since the last call."""
@@ -134,12 +132,10 @@ class Machine:
 
     def drained(self, resize: ResizeRecord, job: WholeJob) -> float | None:
         """Return when the job reported the checkpoint of the resize's drain order; None before that. The job's clock
-        may be behind the companion's, so the result is at least the time of the last look without the report."""
+        may be behind the companion's, so the result is at least the time at which the resize began. The time at which
+        the report was found proves nothing, since the file may show it late."""
         found = self.reports.drained(job, resize.restart, resize.order_number or 0)
-        if found is None:
-            self._undrained[resize.id] = self.clock()
-            return None
-        return max(found, min(self._undrained.get(resize.id, found), self.clock()))
+        return None if found is None else max(found, min(resize.started, self.clock()))
 
     # -- what both mechanisms do ---------------------------------------------------------------------------------------
 
@@ -247,7 +243,6 @@ class Machine:
             )
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
         self._requeued.pop(resize.id, None)
-        self._undrained.pop(resize.id, None)
         self.gains.pop(resize.id, None)
         self.new.discard(resize.id)
         ended = self.store.end_resize(resize.id, state.value, detail, now, pause_s)

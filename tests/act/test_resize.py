@@ -227,10 +227,25 @@ def test_a_clock_of_the_job_that_is_ahead_does_not_stretch_its_minute(make_world
 
 
 def test_a_clock_of_the_job_that_is_behind_does_not_shorten_its_minute(make_world: Make) -> None:
-    """Its report seems older than the minute for which the job waits, but was not there at the last look."""
+    """Its report seems older than the minute for which the job waits, but cannot be older than the resize."""
     world = make_world()
     world.clock.now += 2 * DRAIN_WAIT_S
     assert world.change().state == State.DONE
+
+
+def test_a_report_that_is_found_late_leaves_the_job_to_train_on(make_world: Make) -> None:
+    """Its file shows the checkpoint once the job's minute is over: a requeue would cost it what it has done since."""
+    world = make_world(settings={"drain_timeout_s": 3 * DRAIN_WAIT_S})
+    shown_from, drained = world.clock() + DRAIN_WAIT_S + 10, world.machine.reports.drained
+
+    def found(job: WholeJob, restart: int, order: int) -> float | None:
+        return drained(job, restart, order) if world.clock() > shown_from else None
+
+    world.machine.reports.drained = found  # type: ignore[method-assign]
+    resize = world.change()
+    world.check()
+    assert (resize.state, str(resize.outcome)) == ("abandoned", "it was not requeued in time and trains on")
+    assert world.calls == []
 
 
 def test_the_order_is_written_once(make_world: Make) -> None:
