@@ -351,7 +351,7 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: WholeJob) -> ResizeR
     seen = machine.reports.membership(array, resize.order_number)
     if seen is None:  # by the newest report the leaving blocks train, so a hold on them would not be the companion's
         resize = _note_held(machine, resize, {*resize.held, *resize.dropped})
-    left = _put_back(machine, array, resize.dropped)
+    resize, left = _put_back(machine, resize, array, resize.dropped)
     if left and not machine.late(resize):
         return resize
     why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
@@ -391,7 +391,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     # after. Tasks that it does not hold must be removed, since their owner may hold them later.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
     resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
-    left = _put_back(machine, array, tasks)
+    resize, left = _put_back(machine, resize, array, tasks)
     if (left or stands) and not machine.late(resize):
         return resize
     # The reason is the one stored when the resize turned back.
@@ -406,12 +406,22 @@ def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> Resiz
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list[int]:
-    """Hold the tasks that no longer run; return the tasks that still run. A task that failed or that Slurm forgot is
-    left out. A waiting task is not held if the job has no other block left."""
+def _put_back(
+    machine: Machine, resize: ResizeRecord, array: WholeJob, tasks: Collection[int]
+) -> tuple[ResizeRecord, list[int]]:
+    """Hold the tasks that no longer run. Return the resize and the tasks that still run.
+
+    A task that failed or that Slurm forgot is left out. A waiting task is not held if the job has no other block left.
+    It is stored as released, since its owner may hold it before the next look.
+    """
     left = []
     others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
     alone = all(job.pending and job.held for job in others)
+    unheld = {task for task in tasks if (job := array.tasks.get(task)) and not (job.pending and job.held)}
+    loose = {task for task in unheld if alone and array.tasks[task].pending and not array.tasks[task].completing}
+    let_go = ({*resize.let_go} - unheld) | loose
+    if let_go != {*resize.let_go}:
+        resize = machine.store.note_let_go(resize.id, sorted(let_go))
     for task in tasks:
         job = array.tasks.get(task)
         if job is None or (job.ended and not has_left(job)) or (job.pending and job.held):
@@ -429,7 +439,7 @@ def _put_back(machine: Machine, array: WholeJob, tasks: Collection[int]) -> list
             log.info("job %s: it is not kept for another time: %s", Task(array.job_id, task), error)
             if job.pending:
                 left.append(task)  # the task has probably started
-    return left
+    return resize, left
 
 
 def _newest(machine: Machine, array: WholeJob) -> Membership | None:

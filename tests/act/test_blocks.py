@@ -977,6 +977,28 @@ def test_the_last_block_that_waits_is_not_put_back(make: Make) -> None:
     world.change({1: TWO}, (0,))
     assert world.states == THERE and world.tasks[1].state is JobState.FAILED
     assert world.tasks[0].pending and not world.tasks[0].held
+    _stays_its_owners(world, 0)
+
+
+def test_a_block_that_is_left_to_train_on_is_its_owners_to_hold(make: Make) -> None:
+    """It waits too long, and the last other block is cancelled as the change is taken back."""
+    world = make()
+    world.at("before journal leaving_back", lambda: world.cluster.cancel(Task(world.job_id, 0)))
+    world.drain_all()
+    assert world.change({1: ONE}).state == State.ROLLED_BACK
+    assert world.tasks[1].pending and not world.tasks[1].held and 2 in world.machine_held()
+    _stays_its_owners(world, 1)
+
+
+def _stays_its_owners(world: BlockWorld, task: int) -> None:
+    """Its owner holds it before the companion looks again, which only starts then."""
+    world.cluster.hold(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    world.machine = world.companion()
+    for _ in range(3):
+        world.tidy()
+        world.simulated.pass_time(60)
+    assert task not in world.machine_held() and world.tasks[task].held
 
 
 def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
