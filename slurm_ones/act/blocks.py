@@ -292,7 +292,9 @@ def _order_blocks(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Re
     if machine.orders.last_number(array) >= (resize.order_number or 0):
         return None
     seen = _newest(machine, array)
-    blocks = (_training(resize, array, seen) - {*resize.dropped}) | dict(resize.added).keys()
+    dropped = {*resize.dropped}
+    staying = _with_base(machine, array, _training(resize, array, seen) - dropped) - dropped
+    blocks = staying | dict(resize.added).keys()
     if not blocks:
         return reason("blocks_not_ready")
     try:
@@ -372,6 +374,7 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     joined = last >= number and _joined(resize, array, seen)
     # If all training blocks are gone, the running ones go on, even those that were to join; else those that may start.
     training = _training(resize, array, seen) or _running(array) or _to_start(resize, array)
+    training = _with_base(machine, array, training)
     stands = False
     try:
         if seen is not None and joined and last > number:
@@ -481,6 +484,16 @@ def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) ->
     if members and not same & running:
         return members | running
     return members or running - joining
+
+
+def _with_base(machine: Machine, array: WholeJob, training: set[int]) -> set[int]:
+    """Return the tasks `training`, and the running base blocks if guests would train without enough of them. The report
+    that a base block joined is not believed if clocks are hours apart."""
+    known = machine.store.jobs([array.job_id]).get(array.job_id) if training & array.guests else None
+    if known is None:
+        return training
+    base = sum(machine.gpus_of(array.tasks[task]) for task in training - array.guests)
+    return training | (_running(array) - array.guests) if base < known.requested_shape.gpus else training
 
 
 def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:

@@ -929,6 +929,30 @@ def test_a_member_that_has_left_shows_that_the_others_joined(make: Make, monkeyp
     assert world.resize.state == State.DONE and set(world.order.blocks or ()) == {1, 2}
 
 
+def test_a_base_block_that_joined_unseen_stays_next_to_guests(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By clocks that are hours apart its report is not believed: neither the change that goes back, nor the next one,
+    orders it away."""
+    world = make(guests=QUEUES[0])
+    world.change({1: TWO, 2: ONE}, guests=(1, 2))
+    world.cluster.kill(Task(world.job_id, 0), 9)
+    world.simulated.pass_time(60)
+    world.tidy()
+    before = world.store.membership(world.job_id)
+    assert before is not None and set(before.report.blocks) == {1, 2}
+    monkeypatch.setattr(Store, "membership", lambda store, job, order=None: before if order is None else None)
+    world.begin({3: ONE})
+    world.until(State.JOINING)
+    world.simulated.pass_time(60)
+    assert set(world.training.members) == {1, 2, 3}
+    assert world.finish().outcome.code == "blocks_not_joined"
+    assert world.order.blocks == (3, 1, 2) and set(world.training.members) == {1, 2, 3}
+    world.begin({}, (2,))
+    world.until(State.JOINING)
+    assert world.order.blocks == (3, 1)
+    world.finish()
+    assert set(world.training.members) == {1, 3}
+
+
 def test_a_block_that_its_owner_holds_keeps_the_job_if_its_report_is_not_believed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
