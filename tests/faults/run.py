@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -40,8 +41,6 @@ from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import BlockSafety, FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
 from tests.faults.store import FaultyStore, empty_database
 
-QUIET_TICKS = 2
-"""Ticks in which nothing is to be done any more, before the companion is stopped."""
 REST_S = 12 * 3600.0
 """A companion that has not come to rest so long after the last fault never does."""
 END_S = 2 * 86400.0
@@ -126,7 +125,8 @@ class FaultRun:
         )
         self.quiet = False
         self.resizes = self.changes_of_blocks = 0
-        self._quiet_ticks = 0
+        self._quiet_since = math.inf
+        """Time of the first tick since which nothing is to be done any more."""
         self._forward_s = 0.0
         self._database = directory / "ones.sqlite"
         shutil.copyfile(empty_database(), self._database)
@@ -216,8 +216,10 @@ class FaultRun:
                 self.world.block_faults.note_looked_at(elastic.job.blocks if elastic.job.by_blocks else ())
         quiet = self.quiet and not tick.begun and not opened and not self._deferred()
         quiet = quiet and not (self.world.block_just_ended(12 * SURE_S) or self.world.guests_alone())
-        self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
-        if self._quiet_ticks >= QUIET_TICKS:
+        now = self.world.timeline.now
+        self._quiet_since = min(self._quiet_since, now) if quiet else math.inf
+        # A companion that was away for a job's end, and whose clock is behind, counts from its own first look.
+        if now - self._quiet_since > SURE_S:
             for host in self.hosts:
                 host.stopped = True
 

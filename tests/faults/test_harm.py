@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from ones_wrapper.protocol import Batch, Checkpoint, Spec, reports_name
+from slurm_ones.act.arrays import SURE_S
 from slurm_ones.simulate.slurm.nodes import Qos, SlurmConf
 from slurm_ones.slurm.model import Task
 from tests.faults.faulty_world import FaultyWorld
@@ -15,6 +18,7 @@ from tests.faults.harm import HarmWatch
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.plan import FaultPlan
+from tests.faults.run import FaultRun
 from tests.simulate.harness import Harness
 
 GUEST = Qos("guest", 0, mode="cancel", grace_s=30.0)
@@ -49,6 +53,19 @@ def test_harm_is_seen(lists: tuple[str, ...], asked: dict[str, object], harmed: 
     harness.running(3, 4, qos="guest", stop_s=20.0)
     harness.submit(**asked)  # type: ignore[arg-type]
     assert bool(found_in(harness, 300)) == harmed
+
+
+def test_a_run_ends_no_sooner_than_a_job_counts_as_over(tmp_path: Path) -> None:
+    """A companion that was away for the job's end may need this long from its first look, if its clock is behind."""
+    fault_run = FaultRun(replace(FaultPlan.with_guests(1), jobs=(), companions=1), tmp_path, None)
+    fault_run.quiet = True
+    tick = mock.Mock(begun=(), **{"observation.elastic": {}, "observation.snapshot.time": 0.0})
+    stopped = []
+    for seconds in (0.0, SURE_S, 1.0):
+        fault_run.world.pass_time(seconds)
+        fault_run._ticked(tick)
+        stopped.append(fault_run.hosts[0].stopped)
+    assert stopped == [False, False, True]
 
 
 @pytest.mark.parametrize("holder", ["user", "exit"])
