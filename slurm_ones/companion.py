@@ -248,8 +248,7 @@ class Companion:
         self._leftovers.cancel_waiting(waiting)
         if acting:
             self._leftovers.put_back(trains.values(), moving)
-            known = ((one, histories.get(one.job.job_id)) for one in idle)
-            self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
+            self._leftovers.end_those_apart([(one, histories.get(one.job.job_id)) for one in idle])
         alive = {*seen.elastic, *seen.left, *waiting}
         self._held.forget(alive)
         self._leftovers.forget(alive)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ones_db import MembershipRecord, ResizeRecord, Store
+from ones_db import JobHistory, MembershipRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.holds import HeldTasks, forgotten, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
@@ -209,15 +209,16 @@ class Leftovers:
                 except Refused as error:
                     log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
-    def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
+    def end_those_apart(self, jobs: Iterable[tuple[Elastic, JobHistory | None]]) -> None:
         """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. None of
         these `jobs` has an open resize."""
         now = self.clock()
         before, self._apart = self._apart, {}
-        for elastic, members in jobs:
+        for elastic, history in jobs:
+            members = history.membership if history is not None else None
             if members is None or elastic.refusal or not elastic.job.running:
                 continue
-            staying = train_together(elastic, members)
+            staying = train_together(elastic, history)
             apart = set()
             for block in (block for block in elastic.job.running_blocks if task_of(block) not in staying):
                 key = (elastic.job.job_id, task_of(block), block.restart)

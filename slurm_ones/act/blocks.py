@@ -23,7 +23,7 @@ from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
 from slurm_ones.jobs.elastic import Elastic, WholeJob
-from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of
+from slurm_ones.rules.blocks import Moves, has_left, held_by_others, task_of, with_base
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Queue, SlurmJob, Task
 
@@ -487,13 +487,8 @@ def _training(resize: ResizeRecord, array: WholeJob, seen: Membership | None) ->
 
 
 def _with_base(machine: Machine, array: WholeJob, training: set[int]) -> set[int]:
-    """Return the tasks `training`, and the running base blocks if guests would train without enough of them. The report
-    that a base block joined is not believed if clocks are hours apart."""
     known = machine.store.jobs([array.job_id]).get(array.job_id) if training & array.guests else None
-    if known is None:
-        return training
-    base = sum(machine.gpus_of(array.tasks[task]) for task in training - array.guests)
-    return training | (_running(array) - array.guests) if base < known.requested_shape.gpus else training
+    return with_base(array, training, known.requested_shape.gpus, machine.gpus_of) if known is not None else training
 
 
 def _to_start(resize: ResizeRecord, array: WholeJob) -> set[int]:

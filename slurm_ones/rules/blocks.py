@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from ones_db import RESIZE_DONE, JobHistory, MembershipRecord, ResizeRecord
+from ones_db import RESIZE_DONE, JobHistory, ResizeRecord
 from ones_db.reasons import Reason, reason
 from ones_db.shape import Shape
 from slurm_ones.config import LimitSettings
-from slurm_ones.jobs.elastic import Elastic
+from slurm_ones.jobs.elastic import Elastic, WholeJob
 from slurm_ones.policy.ledger import Ledger
 from slurm_ones.rules.job_rules import near_limit
 from slurm_ones.slurm.model import JobState, Node, SlurmJob
@@ -130,11 +130,28 @@ def returning_guests(elastic: Elastic, members: Collection[int]) -> list[int]:
     return [task for job in again if (task := task_of(job)) in members]
 
 
-def train_together(elastic: Elastic, members: MembershipRecord | None) -> list[int]:
-    """Return the tasks of the running blocks that train together according to the report `members`. A block that Slurm
-    has restarted since the report has not joined yet, so it does not count."""
-    starts = set(zip(members.report.blocks, members.report.restarts, strict=True)) if members is not None else set()
-    return sorted(task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts)
+def train_together(elastic: Elastic, history: JobHistory | None) -> list[int]:
+    """Return the tasks of the running blocks that train together according to the job's newest report (and see
+    `with_base`); none if it names no running block. A block that Slurm has restarted since the report has not joined
+    yet, so it does not count."""
+    if history is None or history.membership is None:
+        return []
+    report = history.membership.report
+    starts = set(zip(report.blocks, report.restarts, strict=True))
+    known = {task_of(job) for job in elastic.job.running_blocks if (task_of(job), job.restart) in starts}
+    asked = history.job.requested_shape.gpus
+    return sorted(with_base(elastic.job, known, asked, lambda job: elastic.shape_of(job).gpus))
+
+
+def with_base(array: WholeJob, training: set[int], asked: int, gpus_of: Callable[[SlurmJob], int]) -> set[int]:
+    """Return the tasks `training`, and the running base blocks if guests would train with fewer base GPUs than `asked`.
+    If clocks are hours apart, the report that a base block joined is not believed. `asked` are the GPUs that the user
+    asked for; `gpus_of` counts those of a block."""
+    if training.isdisjoint(array.guests):
+        return training
+    base = sum(gpus_of(array.tasks[task]) for task in training - array.guests)
+    running = {task_of(job) for job in array.running_blocks}
+    return training | (running - array.guests) if base < asked else training
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:

@@ -331,8 +331,7 @@ def _with_moves(
 ) -> PlannedChange:
     """Return the change with the blocks that join and leave. `moves` is None if there is no way now."""
     running = sorted(block.task for block in job.blocks)
-    members = job.history.membership if job.history is not None else None
-    change = replace(change, blocks=tuple(train_together(job.elastic, members) or running))
+    change = replace(change, blocks=tuple(train_together(job.elastic, job.history) or running))
     if change.parks or job.fixed is not None:
         return change
     only = _open_nodes(job, rules, change.new_kind)

@@ -239,7 +239,7 @@ class BlockWorld(Interrupted):
         kept = {} if self.stop_file.exists() else seen.elastic
         self.guest_holds.keep(arrays, kept, seen.snapshot.partitions, moving)
         known = self.store.histories(list(seen.elastic))
-        self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
+        self.leftovers.end_those_apart([(one, known[id_]) for id_, one in seen.elastic.items()])
 
     def machine_held(self) -> frozenset[int]:
         """Tasks that count as held by us, to a companion that starts now."""

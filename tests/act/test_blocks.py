@@ -824,13 +824,11 @@ def test_a_block_that_runs_apart_is_ordered_to_end(
     world.change({2: ONE})
     clock, number = world.leftovers.clock, world.order.number
     world.leftovers.clock = lambda: clock() + ahead_s
-    lost = Membership(9, (0, 1), (restart, restart), 1, 2, 2, 50, 32, 0.1, why="lost")
-    with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
-        file.write(encode_report(60, world.clock(), lost))
+    report_lost(world, (0, 1), (restart, restart))
     world.tidy()
     assert world.order.number == number, "not at once: it may be about to join again"
-    elastic, members = world.observer.observe().elastic[world.job_id], world.store.membership(world.job_id)
-    assert train_together(elastic, members) == ([] if restart else [0, 1])
+    elastic, history = world.observer.observe().elastic[world.job_id], world.store.histories([world.job_id])
+    assert train_together(elastic, history[world.job_id]) == ([] if restart else [0, 1])
     world.simulated.pass_time(310)
     with monkeypatch.context() as patch:
         patch.setattr(world.leftovers.orders, "write", Mock(side_effect=OrderError("no space left")))
@@ -843,6 +841,25 @@ def test_a_block_that_runs_apart_is_ordered_to_end(
     number = world.order.number
     world.tidy()
     assert world.order.number == number, "once is enough"
+
+
+def test_a_base_block_that_seems_apart_from_guests_is_not_ordered_to_end(make: Make) -> None:
+    """If clocks are hours apart, the report that it joined them is not believed."""
+    world = make(guests=QUEUES[0])
+    world.change({1: ONE}, guests=(1,))
+    number = world.order.number
+    report_lost(world, (1,), (0,))
+    for _ in range(2):
+        world.tidy()
+        world.simulated.pass_time(310)
+    assert world.tasks[0].running and world.order.number == number
+
+
+def report_lost(world: BlockWorld, blocks: tuple[int, ...], restarts: tuple[int, ...]) -> None:
+    """Write the report that these blocks train on without the others."""
+    lost = Membership(9, blocks, restarts, 1, len(blocks), 2, 50, 32, 0.1, why="lost")
+    with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(60, world.clock(), lost))
 
 
 def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) -> None:

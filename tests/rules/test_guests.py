@@ -237,3 +237,14 @@ def test_nor_of_a_part_of_one() -> None:
     (change,) = plan(Schedule({1: Allocation(Shape(1, 1), 32)}), round_.partition("gpu")).begin
     assert change.moves is not None
     assert (change.moves.gained, change.moves.dropped) == (1, (0, 2))
+
+
+@pytest.mark.parametrize(("members", "blocks"), [((1,), (1, 2, 3)), ((1, 3), (1, 3))])
+def test_a_batch_order_keeps_base_blocks_that_guests_need(members: tuple[int, ...], blocks: tuple[int, ...]) -> None:
+    """The last membership that was believed may name the guest only."""
+    guest = task(1, Shape(1, 1), "n2", qos="guest")
+    one = replace(job_of_blocks(guest, task(2, Shape(1, 1), "n1"), task(3, Shape(1, 1), "n1")), optin=small().optin)
+    known = told(1, *members, job=asked(Shape(1, 1), 1))
+    round_ = replace(round_of([one], {"n1": 2, "n2": 3}), histories={1: known})
+    (change,) = plan(Schedule({1: Allocation(Shape(1, 3), 64)}), round_.partition("gpu")).begin
+    assert not change.resizes and change.blocks == blocks
