@@ -7,7 +7,7 @@
     rest.pt                        all other state, plain data; `torch.load(weights_only=True)` reads it
 
 A checkpoint is written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete
-checkpoint. `torch.distributed.checkpoint` plans which rank writes and reads which parts. So a checkpoint loads at
+checkpoint. `torch.distributed.checkpoint` lists which parts a rank holds, and plans its reads. So a checkpoint loads at
 another world size, and into DDP or FSDP2 whichever wrote it. `PartReader` lets that library's own `load` read a
 checkpoint.
 """

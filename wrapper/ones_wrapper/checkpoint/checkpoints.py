@@ -1,8 +1,8 @@
 """Saving and loading of one run's checkpoints: all ranks write, while training waits or in a background thread.
 
-`torch.distributed.checkpoint` plans the writes. One rank writes each replicated tensor, the load spread evenly; each
-rank writes its own shards. So each rank copies only its own part before training goes on. The plan is kept until the
-set of tensors changes.
+`torch.distributed.checkpoint` lists what each rank holds. One rank writes each replicated tensor, the load spread
+evenly; each rank writes its own shards. So each rank copies only its own part before training goes on. The plan is kept
+until the set of tensors changes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.checkpoint.planner import TensorWriteData
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
-from ones_wrapper.checkpoint.safetensors import PartReader, TensorPart, encode
+from ones_wrapper.checkpoint.safetensors import PartReader, TensorPart, encode, whole
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Saved, SavedState, collect, differences, restore
 from ones_wrapper.data.progress import TrainingProgress
 from ones_wrapper.devices import streams
@@ -151,7 +150,7 @@ class Checkpoints:
         """Plan each rank's writes; with `copy`, training may change the state once this returns."""
         group, planner, name = self._group, self._planner, checkpoint_name(progress.step)
 
-        def look() -> tuple[Content, SavePlan]:
+        def look() -> tuple[Content, list[Held]]:
             content = collect(state)
             return content, planner.local(content)
 
@@ -264,11 +263,15 @@ def _copied(value: Any) -> Any:
     return tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
+Held: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], str, tuple[int, ...]]
+"""Tensor or shard that a rank holds, as plain data: path, offsets, shape, dtype, and the whole tensor's shape."""
+
+
 @dataclass(frozen=True)
 class WritePlan:
     """Tensors that this rank writes, in order, and the header of its file."""
 
-    items: list[WriteItem]
+    parts: list[TensorPart]
     header: bytes
 
 
@@ -277,7 +280,7 @@ class Planner:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._local: SavePlan | None = None
+        self._local: list[Held] | None = None
         self._plan = WritePlan([], b"")
         self._arena: Arena | None = None
 
@@ -285,29 +288,35 @@ class Planner:
         """Forget the plan, since the ranks changed."""
         self._local = None
 
-    def local(self, content: Content) -> SavePlan:
-        """Return the plan of all tensors, or shards, that this rank holds. Not collective."""
-        planner = _dcp_planner()
+    def local(self, content: Content) -> list[Held]:
+        """Return all tensors, or shards, that this rank holds. Not collective."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(content.tensors, is_coordinator=self._group.rank == 0)
-        plan = planner.create_local_plan()
         others = content.first if self._group.rank else frozenset[str]()
-        # If a tensor has fewer rows than there are ranks, some ranks hold nothing of it.
-        held = [item for item in plan.items if item.index.fqn not in others and not _empty(item)]
-        return replace(plan, items=held)
+        held: list[Held] = []
+        for item in planner.create_local_plan().items:
+            path, data = item.index.fqn, item.tensor_data
+            assert isinstance(data, TensorWriteData)
+            shape, size = tuple(data.chunk.sizes), tuple(data.size)
+            # If a tensor has fewer rows than there are ranks, some ranks hold nothing of it.
+            if path not in others and (0 not in shape or 0 in size):
+                dtype = str(data.properties.dtype).removeprefix("torch.")
+                held.append((path, tuple(data.chunk.offsets), shape, dtype, size))
+        return held
 
-    def agree(self, local: SavePlan) -> WritePlan:
+    def agree(self, local: list[Held]) -> WritePlan:
         """Return this rank's writes, which all ranks choose together. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None
-            locals_ = [_plan_of(rows) for rows in group.gather(_rows(local))]
+            every = group.gather(local)
 
             def choose() -> None:
                 # Every rank computes the same, so that no plan has to travel back.
-                plans, _ = _dcp_planner().create_global_plan(locals_)
+                mine = dealt(every)[group.rank]
                 # Wide dtypes first: then all are aligned in the file.
-                items = sorted(plans[group.rank].items, key=lambda item: -_data(item).properties.dtype.itemsize)
-                self._plan = WritePlan(items, encode([_part(item) for item in items]))
+                parts = sorted(mine, key=lambda part: -part.dtype.itemsize)
+                self._plan = WritePlan(parts, encode(parts))
 
             group.everywhere(choose)
             self._local = local
@@ -318,7 +327,8 @@ class Planner:
 
     def live(self, content: Content) -> list[torch.Tensor]:
         """Return the tensors that this rank writes, without a copy."""
-        return [find_state_dict_object(content.tensors, item.index).detach() for item in self._plan.items]
+        held = [content.tensors[part.path] for part in self._plan.parts]
+        return [(one.to_local() if isinstance(one, DTensor) else one).detach() for one in held]
 
     def staged(self, content: Content) -> list[torch.Tensor]:
         """Return copies of the tensors that this rank writes, in CPU buffers that the next call overwrites."""
@@ -331,42 +341,22 @@ class Planner:
         return self._arena.copies
 
 
-def _dcp_planner() -> DefaultSavePlanner:
-    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-
-def _rows(plan: SavePlan) -> list[tuple[Any, ...]]:
-    """Convert a plan, all of whose items are tensors or parts of tensors, to plain data."""
-    rows = []
-    for item in plan.items:
-        index, data = item.index, _data(item)
-        offset, properties = index.offset and tuple(index.offset), data.properties
-        place = (index.fqn, offset, index.index, item.type.name)
-        kind = (str(properties.dtype).removeprefix("torch."), properties.requires_grad)
-        rows.append((*place, tuple(data.chunk.offsets), tuple(data.chunk.sizes), *kind, tuple(data.size)))
-    return rows
-
-
-def _plan_of(rows: list[tuple[Any, ...]]) -> SavePlan:
-    items = []
-    for name, offset, index, kind, offsets, sizes, dtype, requires_grad, size in rows:
-        chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
-        properties = TensorProperties(dtype=getattr(torch, dtype), requires_grad=requires_grad)
-        place = MetadataIndex(name, None if offset is None else torch.Size(offset), index)
-        data = TensorWriteData(chunk, properties, torch.Size(size))
-        items.append(WriteItem(place, WriteItemType[kind], tensor_data=data))
-    return SavePlan(items)
-
-
-def _data(item: WriteItem) -> TensorWriteData:
-    assert isinstance(item.tensor_data, TensorWriteData)
-    return item.tensor_data
-
-
-def _part(item: WriteItem) -> TensorPart:
-    data = _data(item)
-    return TensorPart(item.index.fqn, tuple(data.chunk.offsets), tuple(data.chunk.sizes), data.properties.dtype)
-
-
-def _empty(item: WriteItem) -> bool:
-    return 0 in _data(item).chunk.sizes and 0 not in _data(item).size
+def dealt(every: list[list[Held]]) -> list[list[TensorPart]]:
+    """Return each rank's writes, from what each holds: of several holders, the one with the fewest bytes writes. Raises
+    ValueError if a part of a tensor is missing or present twice."""
+    holders: dict[str, dict[tuple[int, ...], dict[int, TensorPart]]] = {}
+    sizes = {}
+    for rank, held in enumerate(every):
+        for path, offsets, shape, dtype, sizes[path] in held:
+            part = TensorPart(path, offsets, shape, getattr(torch, dtype))
+            holders.setdefault(path, {}).setdefault(offsets, {})[rank] = part
+    found: list[list[TensorPart]] = [[] for _ in every]
+    load = [0] * len(every)
+    for path, blocks in holders.items():
+        if whole(next(iter(parts.values())) for parts in blocks.values()) != sizes[path]:
+            raise ValueError(f"{path} is there only in part")
+        for parts in blocks.values():
+            rank = min(parts, key=load.__getitem__)
+            load[rank] += parts[rank].bytes
+            found[rank].append(parts[rank])
+    return found

@@ -32,12 +32,7 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
     return change(given)
 
 
-def state_of(
-    model: Any,
-    optimizer: Any,
-    others: Mapping[str, Any],
-    own: dict[str, Stateful],
-) -> SavedState:
+def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], own: dict[str, Stateful]) -> SavedState:
     """Return the state that checkpoints hold: the script's objects and the job's `own`. Raises ValueError or TypeError,
     with the remedy, for an object that cannot be saved."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
