@@ -163,13 +163,6 @@ class Chosen:
     """Weight of each sample; the mean is 1."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    kind: int
-    members: Ints
-    count: int
-
-
 def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
     """Choose `count` samples and weights. Collective; all ranks get the same. Raises `RankError` if features fail.
 
@@ -179,36 +172,33 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
     if count > len(labels):
         raise ValueError(f"coreset: {count} samples of {len(labels)}: a subset is no larger than the data")
     kinds, sizes = np.unique(labels, return_counts=True)
-    parts: list[_Part] = []
-    for kind, budget in zip(kinds.tolist(), budgets(sizes.tolist(), count), strict=True):
+    counts = dict(zip(kinds.tolist(), budgets(sizes.tolist(), count), strict=True))
+    parts: list[tuple[int, Ints]] = []
+    for kind in (kind for kind, budget in counts.items() if budget):
         members = np.flatnonzero(labels == kind)
         order = np.random.default_rng([kind % 2**63, len(members)]).permutation(members)
-        if not budget:
-            continue
-        pieces = np.array_split(order, -(-len(members) // shard))
-        parts += [_Part(kind, np.sort(piece), budget) for piece in pieces]
+        parts += [(kind, np.sort(piece)) for piece in np.array_split(order, -(-len(members) // shard))]
     mine = parts[group.rank :: group.world]
     rows: list[Floats] = []
 
     def first_round() -> list[tuple[Ints, Floats]]:
         found = []
-        for part in mine:
-            features = _checked(features_of(part.members), len(part.members))
+        for kind, members in mine:
+            features = _checked(features_of(members), len(members))
             rows.append(features)
-            picked = lazy_greedy(distances(features, features), part.count)
-            found.append((part.members[picked], features[picked]))
+            picked = lazy_greedy(distances(features, features), counts[kind])
+            found.append((members[picked], features[picked]))
         return found
 
     rounds = group.everywhere(first_round)
     by_kind: dict[int, list[tuple[Ints, Floats]]] = {}
-    for index, part in enumerate(parts):
-        by_kind.setdefault(part.kind, []).append(rounds[index % group.world][index // group.world])
+    for index, (kind, _) in enumerate(parts):
+        by_kind.setdefault(kind, []).append(rounds[index % group.world][index // group.world])
     several = [kind for kind, found in by_kind.items() if len(found) > 1]
 
     def second_round() -> list[list[int]]:
-        of_kind = {part.kind: part for part in parts}
         return [
-            _among(features_of, np.flatnonzero(labels == kind), by_kind[kind], of_kind[kind].count)
+            _among(features_of, np.flatnonzero(labels == kind), by_kind[kind], counts[kind])
             for kind in several[group.rank :: group.world]
         ]
 
@@ -218,9 +208,9 @@ def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shar
         picked = again[index % group.world][index // group.world]
         indices, features = (np.concatenate(one) for one in zip(*by_kind[kind], strict=True))
         final[kind] = indices[picked], features[picked]
-    counts = group.total(_nearest(mine, rows, final, len(labels)).tolist())
+    nearest = group.total(_nearest(mine, rows, final, len(labels)).tolist())
     indices = np.sort(np.concatenate([found[0] for found in final.values()]))
-    weights = np.asarray(counts)[indices]
+    weights = np.asarray(nearest)[indices]
     return Chosen(indices, weights * (len(indices) / weights.sum()))
 
 
@@ -242,12 +232,12 @@ def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floa
 
 
 def _nearest(
-    mine: list[_Part], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
-) -> npt.NDArray[np.float64]:
+    mine: list[tuple[int, Ints]], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
+) -> Floats:
     """Count, for each chosen sample's number in the dataset, this rank's samples that are nearest to it."""
     counts = np.zeros(samples)
-    for part, features in zip(mine, rows, strict=True):
-        indices, theirs = final[part.kind]
+    for (kind, _), features in zip(mine, rows, strict=True):
+        indices, theirs = final[kind]
         np.add.at(counts, indices[distances(features, theirs).argmin(1)], 1.0)
     return counts
 
