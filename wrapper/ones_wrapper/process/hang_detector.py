@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable
 
 from ones_wrapper.process.standstill import Standstill
-
-_ENTRY = struct.Struct("d")
 
 
 class Heartbeats:
@@ -23,19 +20,18 @@ class Heartbeats:
     launcher makes this object before the fork. Each rank writes only its own entry, in one store."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
+        self._beats = memoryview(mmap.mmap(-1, 8 * ranks)).cast("d")
         self._excused = [(0.0, 0.0)] * ranks
         """Last beat of each rank, and the seconds of pauses since that beat."""
 
     def beat(self, local_rank: int, now: float) -> None:
         """Record that this rank was at a step boundary at this time; 0 ends its watch."""
-        _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
+        self._beats[local_rank] = now
 
     def stood_still(self, now: float, seconds: float) -> None:
         """Excuse all ranks for the seconds before `now` in which they were paused with the caller. Pauses add up, since
         a scheduler may suspend jobs in turn."""
-        for rank, beat in enumerate(self._beats()):
+        for rank, beat in enumerate(self._beats):
             self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
 
     def hung(self, now: float, limit_s: float) -> list[int]:
@@ -43,11 +39,8 @@ class Heartbeats:
         excluded. Empty if `limit_s` is 0."""
         if limit_s <= 0:
             return []
-        silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats())]
+        silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats)]
         return [rank for rank, seconds in enumerate(silent) if seconds > limit_s]
-
-    def _beats(self) -> list[float]:
-        return [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
 
     def _excuse(self, rank: int, beat: float) -> float:
         before, seconds = self._excused[rank]
