@@ -50,7 +50,7 @@ from ones_wrapper.network.secret import JobSecret
 from ones_wrapper.network.server import StoreServer
 from ones_wrapper.process import hooks as process_hooks
 from ones_wrapper.process.hooks import FLAGS, Flags
-from ones_wrapper.process.placement import free_port
+from ones_wrapper.process.placement import free_port, placement_on
 from ones_wrapper.protocol import HOT
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
@@ -269,11 +269,7 @@ class Start:
         for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
-            "RANK": rank,
-            "WORLD_SIZE": self._world,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": self._world,
-            "GROUP_RANK": 0,
+            **placement_on(0, 1, self._world, rank).env(),
             "MASTER_ADDR": _LOCAL,
             "SLURM_RESTART_COUNT": self._number,
             "ONES_NODES": 1,

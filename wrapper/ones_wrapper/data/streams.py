@@ -165,12 +165,7 @@ def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
 
 
 def make_feed(
-    dataset: Any,
-    *,
-    shuffle: bool,
-    whole: int = 1,
-    chosen: tuple[Coreset, Selection] | None = None,
-    **how: Any,
+    dataset: Any, *, shuffle: bool, whole: int = 1, chosen: tuple[Coreset, Selection] | None = None, **how: Any
 ) -> Feed | StreamFeed:
     """Return the feed that suits a dataset: `Feed` or `CoresetFeed` if it has a length and items, else `StreamFeed`.
 

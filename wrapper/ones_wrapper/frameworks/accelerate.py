@@ -136,11 +136,10 @@ class Accelerator(accelerate.Accelerator):
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))
         others: dict[str, Any] = {f"scheduler{number}": one for number, one in enumerate(schedulers)}
         others["registered"] = self._registered
-        scaler: Any = self.scaler
-        if scaler is not None:
-            others["scaler"] = scaler
+        if self.scaler is not None:
+            others["scaler"] = self.scaler
         carried = job.register(model=wrapped, optimizer=optimizer, **others)
-        if scaler is not None:
+        if self.scaler is not None:
             self.scaler = carried[-1]
         stepped = self.prepare_optimizer(carried[0], device_placement=False)
         batches = Batches(data, loader.dataset, self.device, self._accumulation)

@@ -139,12 +139,8 @@ class Trainer(transformers.Trainer):
         if not follows:
             others["plateau"] = hidden(self.lr_scheduler)
         optimizer: Any = self.optimizer
-        found = self.job.register(
-            model=self.model_wrapped,
-            optimizer=optimizer,
-            scheduler=self.lr_scheduler if follows else None,
-            **others,
-        )
+        follower = self.lr_scheduler if follows else None
+        found = self.job.register(model=self.model_wrapped, optimizer=optimizer, scheduler=follower, **others)
         self._schedule = found[1] if follows else self.lr_scheduler
         self.job._run.begin()
         if self._resume:

@@ -154,9 +154,7 @@ def plan(
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version  # not at the top: it takes longer than all else here
-
-        print(f"ones-run {version('ones-wrapper')}")
+        print(f"ones-run {container.own_version()}")
         parser.exit()
 
 
@@ -345,8 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             env[STORE] = serve(job_dir, env)
         if blocks and not options.talks_mpi:
             blocks.keep_guests(has.nodes, has.ranks_per_node)
-        job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
-        return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
+        return Supervisor(job_dir, env, has.job_id, has.restart, limits, blocks).run(start)
     except (LaunchError, ClaimedError) as error:
         log(str(error), "ones-run")
         return USAGE_ERROR

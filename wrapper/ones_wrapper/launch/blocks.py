@@ -35,11 +35,7 @@ class OtherBlocks:
     """View of one block on the job's other blocks."""
 
     def __init__(
-        self,
-        block: Block,
-        job_dir: Path,
-        env: Mapping[str, str],
-        answers: Callable[[Leader], bool] | None = None,
+        self, block: Block, job_dir: Path, env: Mapping[str, str], answers: Callable[[Leader], bool] | None = None
     ) -> None:
         """`answers` returns whether a leader is alive. Raises `LaunchError` if the folder can't be used."""
         self.block, self._job_dir = block, job_dir

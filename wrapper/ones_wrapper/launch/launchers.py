@@ -127,22 +127,9 @@ def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     if layout.mpi != "none":
         _check_plugin(layout.mpi, ask([program, "--mpi=list"]))
     gpus = [f"--gres=gpu:{has.ranks_per_node}", "--gpu-bind=none"] if has.gpus_known else []
-    return Started(
-        [
-            program,
-            f"--nodes={has.nodes}",
-            f"--ntasks={layout.tasks}",
-            f"--ntasks-per-node={layout.tasks_per_node}",
-            *gpus,
-            "--cpu-bind=none",
-            f"--mpi={layout.mpi}",
-            "--export=ALL",
-            "--kill-on-bad-exit=1",
-            "--wait=0",
-            *layout.command,
-        ],
-        {},
-    )
+    counts = [f"--nodes={has.nodes}", f"--ntasks={layout.tasks}", f"--ntasks-per-node={layout.tasks_per_node}"]
+    fixed = ["--cpu-bind=none", f"--mpi={layout.mpi}", "--export=ALL", "--kill-on-bad-exit=1", "--wait=0"]
+    return Started([program, *counts, *gpus, *fixed, *layout.command], {})
 
 
 def _check_plugin(mpi: str, listing: str) -> None:
@@ -160,9 +147,8 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """Start by TACC's launcher, which knows the site's MPI and reads the processes per node from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
     env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
-    return Started(
-        [program, "-n", str(layout.tasks), "-o", "0", *layout.command], _fresh_counts(layout) | env | _INTEL, None
-    )
+    command = [program, "-n", str(layout.tasks), "-o", "0", *layout.command]
+    return Started(command, _fresh_counts(layout) | env | _INTEL, None)
 
 
 def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:

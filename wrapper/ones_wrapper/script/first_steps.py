@@ -126,11 +126,7 @@ class FirstSteps:
     """The checks of one run."""
 
     def __init__(
-        self,
-        speaks: bool,
-        model: torch.nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        carried: Iterable[Any],
+        self, speaks: bool, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], carried: Iterable[Any]
     ) -> None:
         """`carried` are all registered objects besides model and optimizers; `speaks` is true on rank 0."""
         self._forward = model.register_forward_pre_hook(self._fed, with_kwargs=True) if speaks else None
@@ -353,9 +349,7 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the models of layers that a script made, without wrappers around them."""
     for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
-        while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):
-            if inner is one:
-                break
+        while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", None)), torch.nn.Module):
             one = inner
         if any(True for _ in one.children()):
             yield one
