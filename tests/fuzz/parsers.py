@@ -554,7 +554,7 @@ TRIES = {"job_id": 7, "requeues": 2, "requeued_at": "step-000000700", "restarts"
 
 def tries(data: bytes) -> None:
     from ones_wrapper.launch import restart_policy as again
-    from ones_wrapper.launch import tries as written
+    from ones_wrapper.launch import supervise as written
     from ones_wrapper.process.exit_codes import OUT_OF_MEMORY, STOP_CODE
 
     place = scratch() / "run"

@@ -21,7 +21,7 @@ from ones_wrapper.launch import slurm as slurm_module
 from ones_wrapper.launch.blocks import OtherBlocks
 from ones_wrapper.launch.node import Forks
 from ones_wrapper.launch.restart_policy import MOST_FORKS, Tries, fork_delay_s
-from ones_wrapper.launch.tries import read_tries, write_tries
+from ones_wrapper.launch.supervise import read_tries, write_tries
 from ones_wrapper.membership.coming import Coming
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.plan import Member, Plan

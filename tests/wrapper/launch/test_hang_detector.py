@@ -15,7 +15,7 @@ from ones_wrapper.launch import node
 from ones_wrapper.launch.rank import prefetch_checkpoint
 from ones_wrapper.process import hang_detector as watch
 from ones_wrapper.process.exit_codes import HUNG
-from ones_wrapper.process.standstill import Standstill
+from ones_wrapper.process.hang_detector import Standstill
 
 
 def python(*lines: str) -> tuple[int, str, str]:

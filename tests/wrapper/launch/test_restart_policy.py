@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ones_wrapper.files.job_directory import summarize_reports
 from ones_wrapper.launch.restart_policy import Action, RestartLimits, StartOutcome, Tries, decide
-from ones_wrapper.launch.tries import read_tries, write_tries
+from ones_wrapper.launch.supervise import read_tries, write_tries
 from ones_wrapper.process.exit_codes import (
     CRASHED,
     DEVICE_FAILED,

@@ -14,6 +14,7 @@ from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import RestartLimits
 from ones_wrapper.launch.supervise import Supervisor
 from ones_wrapper.process.exit_codes import STOP_CODE
+from ones_wrapper.process.placement import NodeAllocation
 from tests.marks import nightly
 from tests.waiting import until
 
@@ -96,7 +97,7 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
 def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """While the launcher is being started."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
+    supervisor = Supervisor(tmp_path, {}, NodeAllocation(1, 1, ""), RestartLimits())
     supervisor._handle(number, None)
     launched = Started(["sleep", "5"], dict(os.environ), launcher="srun")
     assert supervisor._once(launched) == (STOP_CODE if number == signal.SIGTERM else 128 + signal.SIGUSR2)
@@ -105,7 +106,7 @@ def test_a_signal_before_the_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_signal_as_the_launcher_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its end was collected and before that is noted."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    supervisor = Supervisor(tmp_path, {}, 0, 0, RestartLimits())
+    supervisor = Supervisor(tmp_path, {}, NodeAllocation(1, 1, ""), RestartLimits())
     supervisor._launch = Started([], {}, launcher="srun")
     supervisor._process = process = subprocess.Popen(["true"])
     os.waitpid(process.pid, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch.tries import read_tries
+from ones_wrapper.launch.supervise import read_tries
 from ones_wrapper.membership.files import HotFolder
 from ones_wrapper.protocol import Bye, First, Hello, Membership
 from tests.waiting import until

@@ -55,7 +55,6 @@ class Checkpoints:
         remove the remains of an interrupted save. Raises `RankError` if another job runs in `job_dir`."""
         self._group = group
         self._folder = Folder(job_dir, job_id, restart, max(1, keep))
-        self._job_id = job_id
         self._planner = Planner(group)
         self._behind: Group | None = None
         self._alone = False
@@ -88,7 +87,7 @@ class Checkpoints:
         `RankError`."""
         myself = Group(rank=0, world=1, local_rank=0, nodes=1, gpus_per_node=1, device=self._group.device)
         folder = self._folder
-        alone = Checkpoints(folder.job_dir, myself, self._job_id, folder.restart, folder.keep, holds=False)
+        alone = Checkpoints(folder.job_dir, myself, folder.job_id, folder.restart, folder.keep, holds=False)
         alone._folder.refuse, alone._folder.mark = refuse, "rescue-"
         return alone.save(state, progress).name
 
@@ -251,7 +250,7 @@ class Checkpoints:
         reader.read_data(planner.create_local_plan(), planner)
         restore(state, rest, tensors)
         note = f"going on from checkpoint {name} of job {job_id}"
-        return asdict(progress), [note] if job_id != self._job_id else []
+        return asdict(progress), [note] if job_id != self._folder.job_id else []
 
     def _place(self, storage: Any, location: str) -> Any:
         """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on a GPU."""

@@ -43,7 +43,7 @@ class Folder:
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
         self.job_dir, self.restart = job_dir, restart
         self._path = job_dir / CHECKPOINTS
-        self._job_id, self.keep = job_id, keep
+        self.job_id, self.keep = job_id, keep
         self._sweeper: Thread | None = None
         self._held: int | None = None
         self.mark = ""
@@ -64,7 +64,7 @@ class Folder:
     def prepare(self) -> None:
         """Lock the job's directory, create the folder, and remove what an interrupted save left. Raises `InUseError` if
         another job runs in the directory."""
-        self._held = lock_directory(self.job_dir, self._job_id)
+        self._held = lock_directory(self.job_dir, self.job_id)
         self._path.mkdir(exist_ok=True)
         sync(self.job_dir)
         for old in self._path.glob(".old-*"):
@@ -76,7 +76,7 @@ class Folder:
     def take_over(self) -> None:
         """Lock the directory in place of another process of the same job, which releases it."""
         if self._held is None:
-            self._held = lock_directory(self.job_dir, self._job_id, wait_s=0.0)
+            self._held = lock_directory(self.job_dir, self.job_id, wait_s=0.0)
 
     def release(self) -> None:
         """Unlock the directory for other jobs, once removed checkpoints are deleted."""
@@ -101,7 +101,7 @@ class Folder:
         temporary = self.temporary(name)
         manifest = {
             "format": FORMAT,
-            "job_id": self._job_id,
+            "job_id": self.job_id,
             "restart": self.restart,
             "script": script(),
             "progress": asdict(progress),
@@ -171,9 +171,9 @@ class Folder:
                 "version that wrote it, or another job directory (ONES_JOB_DIR)"
             )
         job_id, here = int(manifest["job_id"]), self.job_dir.resolve().name
-        if job_id != self._job_id and here == directory_name(self._job_id):
+        if job_id != self.job_id and here == directory_name(self.job_id):
             raise ValueError(
-                f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}. Move "
+                f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self.job_id}. Move "
                 f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
                 "its own and name it in ONES_JOB_DIR"
             )

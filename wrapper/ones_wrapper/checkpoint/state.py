@@ -139,8 +139,7 @@ def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
         factory = value.default_factory and value.default_factory.__name__
         return _marked("defaultdict", items=_pairs(value, path, take), factory=factory)
     if kind is deque:
-        items = [pack(item, f"{path}.{index}", take) for index, item in enumerate(value)]
-        return _marked("deque", items=items, maxlen=value.maxlen)
+        return _marked("deque", items=pack([*value], path, take), maxlen=value.maxlen)
     if kind in (bytes, bytearray):
         return _marked(kind.__name__, data=_bytes(value))
     if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject and not value.dtype.names:

@@ -323,8 +323,7 @@ class Feed:
         """Return a replica's passes over its part of the whole dataset, each of at most `most` samples. Every replica
         has as many passes as the largest part needs, less those without samples."""
         cut = Cut(self.samples, replicas, replica, most, unit)
-        parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), cut)
-        return [part for part in parts if part.samples]
+        return [part for part in step_passes(0, self.samples, cut) if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
         """Yield the local batches of these passes, in the order of epoch 0."""

@@ -31,21 +31,17 @@ def fill(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
         read(memory_of(row))
         return
     with torch.cuda.device(row.device):  # events belong to a GPU, and a new thread uses the first
-        _fill_device(row, read)
-
-
-def _fill_device(row: torch.Tensor, read: Callable[[memoryview], object]) -> None:
-    chunks = [torch.empty(min(CHUNK, len(row)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
-    for number, begin in enumerate(range(0, len(row), CHUNK)):
-        target = row[begin : begin + CHUNK]
-        chunk, event = chunks[number % 2][: len(target)], copied[number % 2]
-        event.synchronize()
-        read(memory_of(chunk))
-        target.copy_(chunk, non_blocking=True)
-        event.record()
-    for event in copied:
-        event.synchronize()
+        chunks = [torch.empty(min(CHUNK, len(row)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        copied = [torch.cuda.Event() for _ in chunks]  # type: ignore[no-untyped-call]
+        for number, begin in enumerate(range(0, len(row), CHUNK)):
+            target = row[begin : begin + CHUNK]
+            chunk, event = chunks[number % 2][: len(target)], copied[number % 2]
+            event.synchronize()
+            read(memory_of(chunk))
+            target.copy_(chunk, non_blocking=True)
+            event.record()
+        for event in copied:
+            event.synchronize()
 
 
 class Arena:

@@ -65,14 +65,11 @@ class ReportWriter:
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o644)
-            self._continue()
+            text = self._path.read_bytes()
+            self._number = text.count(b"\n")
+            self._torn = bool(text) and not text.endswith(b"\n")
         except OSError as error:
             self._log_error(error)
-
-    def _continue(self) -> None:
-        text = self._path.read_bytes()
-        self._number = text.count(b"\n")
-        self._torn = bool(text) and not text.endswith(b"\n")
 
     def _log_error(self, error: OSError) -> None:
         if not self._logged:

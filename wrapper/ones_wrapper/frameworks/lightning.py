@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from importlib.metadata import version
 from typing import Any
 
@@ -81,6 +80,7 @@ class ElasticStrategy(ParallelStrategy):
     barrier = DDPStrategy.barrier
     broadcast = DDPStrategy.broadcast
     reduce = DDPStrategy.reduce
+    model_to_device = DDPStrategy.model_to_device
     determine_ddp_device_ids = DDPStrategy.determine_ddp_device_ids
 
     _steps: Steps
@@ -153,10 +153,6 @@ class ElasticStrategy(ParallelStrategy):
         if theirs != self.root_device.type:
             raise RuntimeError(DEVICE.format(theirs=theirs, ours=self.root_device.type))
         super().setup_environment()
-
-    def model_to_device(self) -> None:
-        assert self.model is not None
-        self.model.to(self.root_device)
 
     # -- what is set up before the loop --------------------------------------------------------------------------------
 
@@ -291,12 +287,14 @@ class ElasticStrategy(ParallelStrategy):
         """Make a step's forward and backward passes, each by Lightning's closure, and then the optimizer's step."""
         own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
         *others, (last, local) = self._passes
+        accumulation = self.job._run.loop.accumulation
         for part, samples in others:
             with self._loader.passing(part):
                 self._compute(part, samples, closure)
         with self._loader.passing(last):
             loss = self._compute(last, local, closure)
-            with self._stepping():
+            accumulation.due(asks=True)
+            with accumulation.stepping():
                 return super().optimizer_step(own, lambda: loss, model, **kwargs)
 
     def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
@@ -306,11 +304,6 @@ class ElasticStrategy(ParallelStrategy):
         if part.samples and loss is not None:
             self.job.loss(loss)
         return loss
-
-    def _stepping(self) -> AbstractContextManager[None]:
-        accumulation = self.job._run.loop.accumulation
-        accumulation.due(asks=True)
-        return accumulation.stepping()
 
     def _on_device(self, local: Any) -> Any:
         module = self.lightning_module

@@ -343,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             env[STORE] = serve(job_dir, env)
         if blocks and not options.talks_mpi:
             blocks.keep_guests(has.nodes, has.ranks_per_node)
-        return Supervisor(job_dir, env, has.job_id, has.restart, limits, blocks).run(start)
+        return Supervisor(job_dir, env, has, limits, blocks).run(start)
     except (LaunchError, ClaimedError) as error:
         log(str(error), "ones-run")
         return USAGE_ERROR

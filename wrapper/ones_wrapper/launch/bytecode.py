@@ -12,9 +12,8 @@ from pathlib import Path
 def note(env: Mapping[str, str]) -> str:
     """Return the hint, with the cost and the remedy. Empty if torch has bytecode, if this start keeps torch's bytecode,
     and after a job's first start."""
-    if (env.get("SLURM_RESTART_COUNT") or "0") != "0":
-        return ""
-    if env.get("SLURM_ARRAY_TASK_ID", "") != env.get("SLURM_ARRAY_TASK_MIN", ""):
+    again = (env.get("SLURM_RESTART_COUNT") or "0") != "0"
+    if again or env.get("SLURM_ARRAY_TASK_ID", "") != env.get("SLURM_ARRAY_TASK_MIN", ""):
         return ""
     spec = find_spec("torch")
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):

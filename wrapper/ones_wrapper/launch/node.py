@@ -46,7 +46,6 @@ from ones_wrapper.process.exit_codes import (
 from ones_wrapper.process.hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.process.log import log
 from ones_wrapper.process.placement import LaunchError, own_node, placement_on, require_torch
-from ones_wrapper.process.standstill import Standstill
 
 GRACE_S = 5.0
 """Seconds that a node's other ranks have for their last reports after one rank failed."""
@@ -71,7 +70,7 @@ class Ranks:
         """`others_failed` says whether ranks of another node ended by an error."""
         self._count, self._grace_s, self._hang_s = count, grace_s, hang_s
         self._board = hang_detector.Heartbeats(count)
-        self._still = Standstill()
+        self._still = hang_detector.Standstill()
         self._living: dict[int, int] = {}
         self.received: set[int] = set()
         self._codes: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,18 +10,21 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.files.job_directory import ExitCodes, RunSummary, newest_checkpoint, summarize_reports
+from ones_wrapper.files.job_directory import STEP_NAME, ExitCodes, RunSummary, newest_checkpoint, summarize_reports
+from ones_wrapper.files.small_files import read_json, replace_small
 from ones_wrapper.launch.batch_shell import DIES, BatchShell, killed_by_warning
 from ones_wrapper.launch.blocks import OtherBlocks
 from ones_wrapper.launch.launchers import Started
 from ones_wrapper.launch.restart_policy import GOOD_S, Action, Decision, RestartLimits, StartOutcome, Tries, decide
 from ones_wrapper.launch.slurm import run_slurm
-from ones_wrapper.launch.tries import read_tries, write_tries
 from ones_wrapper.process.exit_codes import CRASHED, STOP_CODE
 from ones_wrapper.process.log import log
+from ones_wrapper.process.placement import NodeAllocation
+from ones_wrapper.protocol.fields import build, types_of
 from ones_wrapper.protocol.slurm_commands import again_command
 
 WARNED_S = 90.0
@@ -30,6 +34,10 @@ BEFORE_END_S = 20.0
 """Seconds before the end that Slurm set for the job, at which the ranks must have ended."""
 COMPANION_S = 30.0
 """Seconds that a drained job waits for the companion's requeue before it requeues itself."""
+
+TRIES = "tries.json"
+"""File of a job's restarts and requeues: each is counted before it is tried."""
+MOST_BYTES = 4096
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
@@ -62,22 +70,21 @@ class Supervisor:
         self,
         job_dir: Path,
         env: Mapping[str, str],
-        job_id: int,
-        restart: int,
+        has: NodeAllocation,
         limits: RestartLimits,
         blocks: OtherBlocks | None = None,
     ) -> None:
         """`blocks` are the job's other blocks, if this is a block."""
-        self._job_dir, self._env, self._job_id, self._restart = job_dir, env, job_id, restart
+        self._job_dir, self._env, self._job_id, self._restart = job_dir, env, has.job_id, has.restart
         self._limits, self._blocks = limits, blocks
         self._task = blocks.block.task if blocks else None
-        self._codes = ExitCodes(job_dir, restart, self._task)
+        self._codes = ExitCodes(job_dir, has.restart, self._task)
         self._started = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._launch: Started | None = None
         self._stopped = False
         self._warned_at = 0.0
-        self._shell = BatchShell() if job_id else None
+        self._shell = BatchShell() if has.job_id else None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
             signal.signal(number, self._handle)
 
@@ -215,3 +222,28 @@ class Supervisor:
             log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again", "ones-run")
             write_tries(self._job_dir, before, self._task)
         return not refusal
+
+
+def _tries_name(task: int | None) -> str:
+    return TRIES if task is None else f"tries-{task}.json"
+
+
+def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
+    """Read the tries of this job; another job's tries in the same directory do not count."""
+    try:
+        tries = build(Tries, types_of(Tries), read_json(job_dir / _tries_name(task), MOST_BYTES))
+    except (OSError, ValueError):
+        return Tries(job_id)
+    sound = all(not name or STEP_NAME.fullmatch(name) for name in (tries.requeued_at, tries.failed_at))
+    return tries if sound and tries.job_id == job_id else Tries(job_id)
+
+
+def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
+    """Replace the file; return False if it could not be written, so that nothing is tried without being counted."""
+    path = job_dir / _tries_name(task)
+    try:
+        replace_small(path, (json.dumps(asdict(tries), indent=1) + "\n").encode())
+    except OSError as error:
+        log(f"{path} cannot be written ({error.strerror}), so nothing is tried again", "ones-run")
+        return False
+    return True

@@ -17,8 +17,8 @@ from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import forget_groups, form_s
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
 from ones_wrapper.network.client import StoreLostError
+from ones_wrapper.process.hang_detector import Standstill
 from ones_wrapper.process.log import log
-from ones_wrapper.process.standstill import Standstill
 from ones_wrapper.protocol.fields import MAX_TEXT
 
 SILENCE_S = 0.5

@@ -17,7 +17,7 @@ from contextlib import suppress
 from ones_wrapper.network.door import Door, listen
 from ones_wrapper.network.frames import MOST, READ, FrameError, Frames, fields, frame, hang_up, parts_of
 from ones_wrapper.network.secret import JobSecret
-from ones_wrapper.process.standstill import Standstill
+from ones_wrapper.process.hang_detector import Standstill
 
 HOST, MEMBER, MEET = "host", "member", "meet"
 """Roles of a connection: host, whose place ends with it; member of a hosted place; member of a place without host."""

@@ -35,17 +35,13 @@ CRASHED = tuple(128 + signal.Signals[f"SIG{name}"] for name in _CRASHES)
 Slurm or the owner sends the last two, which kill only a process without handlers yet."""
 
 
+_CAUSES = ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED)
+_CONSEQUENCES = ((STOP_CODE,), (PEER_LOST, NEXT_TERM))
+
+
 def explaining_code(codes: Sequence[int]) -> int:
     """Return the exit code, among the `codes` of one run, that explains the others; 0 for none. When a rank is killed
     or hangs, the errors of the other ranks are mere consequences."""
-    failed = [code for code in codes if code]
-    for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), (DEVICE_FAILED,), CRASHED):
-        for code in failed:
-            if code in group:
-                return code
-    again = (PEER_LOST, NEXT_TERM)
-    for consequences in ((STOP_CODE, *again), again):
-        for code in failed:
-            if code not in consequences:
-                return code
-    return failed[0] if failed else 0
+    groups = (*_CAUSES, {*codes}.difference(*_CAUSES, *_CONSEQUENCES), *_CONSEQUENCES)
+    ordered = (code for group in groups for code in codes if code and code in group)
+    return next(ordered, 0)

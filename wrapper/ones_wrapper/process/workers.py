@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+from traceback import walk_stack
 from types import FrameType
 
 from ones_wrapper.process.hooks import CHECKPOINT, LOOK, STOP
@@ -23,12 +24,8 @@ def shield_workers() -> None:
 
 
 def _in_child() -> None:
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == _DATA_LOADER:
-            leave_signals_to_rank()
-            return
-        frame = frame.f_back
+    if any(frame.f_globals.get("__name__") == _DATA_LOADER for frame, _ in walk_stack(sys._getframe())):
+        leave_signals_to_rank()
 
 
 def leave_signals_to_rank() -> None:
