@@ -9,7 +9,7 @@ import pytest
 
 from ones_wrapper.devices import defaults
 from ones_wrapper.devices.defaults import hidden_cards, set_defaults
-from ones_wrapper.devices.patience import HANG_S, collective
+from ones_wrapper.process.hang_detector import HANG_S, collective
 from tests.cluster.paths import REPOSITORY
 
 ALWAYS = {

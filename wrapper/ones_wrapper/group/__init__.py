@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from ones_wrapper.devices.choice import choose, stay_near
 from ones_wrapper.devices.host_memory import bytes_of
-from ones_wrapper.devices.patience import collective
 from ones_wrapper.group.flat import flattened, together, unflatten
 from ones_wrapper.network import plain, rendezvous
 from ones_wrapper.network.pairwise import prove_groups
+from ones_wrapper.process.hang_detector import collective
 from ones_wrapper.process.log import log
 
 T = TypeVar("T")

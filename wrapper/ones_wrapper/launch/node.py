@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.devices.defaults import set_defaults
-from ones_wrapper.devices.patience import limit_s
 from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
 from ones_wrapper.launch import container
 from ones_wrapper.launch.main_module import first_on_path
@@ -225,7 +224,7 @@ def main(argv: Sequence[str]) -> int:
     def others_failed() -> bool:
         return codes.explaining() not in (0, STOP_CODE)
 
-    ranks = Ranks(count, limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
+    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S, others_failed)
     # Until the ranks are forked, a stop ends this process: importing torch may take minutes, and nothing is lost.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in CHECKPOINT + LOOK:

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import ModuleType
 
 from ones_wrapper.devices.defaults import set_defaults
-from ones_wrapper.devices.patience import limit_s
 from ones_wrapper.files.job_directory import ExitCodes, newest_checkpoint
 from ones_wrapper.files.run_id import SEED
 from ones_wrapper.launch import plain_steps
@@ -195,7 +194,7 @@ def main(argv: Sequence[str]) -> int:
         flush_files()
         os._exit(HUNG)
 
-    hang_detector.watch_this_process(limit_s(env), hung)
+    hang_detector.watch_this_process(hang_detector.limit_s(env), hung)
     if place.local_rank == 0:
         prefetch_checkpoint(Path(env["ONES_JOB_DIR"]))
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from ones_wrapper.devices import streams
-from ones_wrapper.devices.patience import collective
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.plan import Plan
@@ -34,6 +33,7 @@ from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.pairwise import prove_groups, prove_pairwise
 from ones_wrapper.network.proof import ProofError
 from ones_wrapper.network.store import GroupStore, native_store
+from ones_wrapper.process.hang_detector import collective
 
 T = TypeVar("T")
 
