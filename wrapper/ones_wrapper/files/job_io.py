@@ -121,14 +121,13 @@ class OrderReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._paths = [job_dir / ORDERS]
-        owners = {os.geteuid(), 0}
+        self._owners = {os.geteuid(), 0}
         if spool is not None:
             self._paths.append(spool / spool_order_name(job_id))
             try:
-                owners.add(spool.stat().st_uid)
+                self._owners.add(spool.stat().st_uid)
             except OSError as error:
                 log(f"spool {spool} cannot be read ({error.strerror}); orders come only from {job_dir}")
-        self._owners = frozenset(owners)
         self._restart, self._clock = restart, clock
         self._next = -1.0
         self._logged: set[str] = set()

@@ -54,11 +54,9 @@ def make_job_directory(path: Path, mode: int = 0o755) -> None:
         pass
     except FileNotFoundError:
         raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise LaunchError(
-            f"job directory {path}: cannot be made ({why}); set ONES_JOB_DIR to a place you can write to"
-        ) from None
+    except OSError as error:
+        why = f"cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
+        raise LaunchError(f"job directory {path}: {why}") from None
     if why := not_ours(path):
         raise LaunchError(f"job directory {path}: {why}")
 
