@@ -265,7 +265,6 @@ class Feed:
         self._requests = _Requests()
         self._fingerprint: str | None = None
         self._given = dataset, {"num_workers": num_workers, **options}
-        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         # A generator of its own: the script's random numbers must not depend on how often data was set up.
         self._generator = torch.Generator()
         # Workers outlive a change of batch or ranks, which would cost seconds of forks and of data fetched ahead. Each
@@ -366,8 +365,10 @@ def _ahead(requests: Iterator[_Request]) -> Iterator[_Request]:
 
 
 def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of the DataLoader's further options. Raises ValueError for an option that cannot be obeyed here."""
+    """Return the DataLoader's further options, with `WorkerInit` around the script's `worker_init_fn`. Raises
+    ValueError for an option that cannot be obeyed here."""
     options = dict(options or {})
+    options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
     if not options.get("in_order", True):
         raise ValueError("loader: in_order=False cannot be given; which samples a step uses is decided beforehand")
     return options

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+from ones_wrapper.data.randomness import keep_generators, key, seed_all
 from ones_wrapper.network import plain
 
 SWITCH = "ONES_FINGERPRINT"
@@ -43,12 +43,9 @@ def fingerprint(dataset: Dataset[Any], samples: int, options: dict[str, Any], or
         return ""
     wanted = sorted({index * samples // ITEMS for index in range(ITEMS)})
     if options.get("num_workers"):  # a file that the dataset opens must be opened in a worker
-        own = {name: options[name] for name in ("multiprocessing_context",) if name in options}
-        init = WorkerInit(options.get("worker_init_fn"))
-        read: Any = DataLoader(
-            _Digests(dataset), None, sampler=wanted, num_workers=1, worker_init_fn=init,
-            generator=torch.Generator(), **own,
-        )  # fmt: skip
+        own = {name: options[name] for name in ("multiprocessing_context", "worker_init_fn") if name in options}
+        generator = torch.Generator()
+        read: Any = DataLoader(_Digests(dataset), None, sampler=wanted, num_workers=1, generator=generator, **own)
     else:
         read = map(_Digests(dataset).__getitem__, wanted)
     found, began = [], time.monotonic()

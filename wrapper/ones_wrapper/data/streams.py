@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection
 from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, check_options, identity, step_passes, step_size
-from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+from ones_wrapper.data.randomness import keep_generators, key, seed_all
 
 SKIP_HELP = (
     "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have). "
@@ -63,7 +63,6 @@ class StreamFeed:
         """Samples of an epoch by the stream's `len`; 0 if there is none. The epoch ends when the stream does."""
         begin = 0, 0, Cut(1, 1, 0, 1)
         self._stream = _ReplicaStream(dataset, seed, keyed, collate_fn or default_collate, *begin)
-        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
         self._loader(*begin)  # options that contradict each other raise now
 
