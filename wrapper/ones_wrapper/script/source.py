@@ -39,18 +39,13 @@ _HELD = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "ar
 
 
 @cache
-def _tree(path: str) -> ast.Module:
-    """Return a file's syntax tree; empty if the file cannot be parsed."""
-    try:
-        return ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
-
-
-@cache
 def _nodes(path: str) -> list[ast.AST]:
-    """Return all nodes of a file's syntax tree: to walk it takes longer than what is asked of each."""
-    return list(ast.walk(_tree(path)))
+    """Return all nodes of a file's syntax tree; a file that cannot be parsed has one. To walk it takes longer than what
+    is asked of each."""
+    try:
+        return list(ast.walk(ast.parse("".join(linecache.getlines(path)))))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [ast.Module([], [])]
 
 
 def by_rank(frame: FrameType | None = None) -> bool:
