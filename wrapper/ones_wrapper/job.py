@@ -155,23 +155,21 @@ class Job:
         return result[0] if len(result) == 1 else result
 
     def _prepared(self, model: torch.nn.Module) -> torch.nn.Module:
-        device = self._run.group.device
         if self._run.loop.exchanges.owns(model):
             return model
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             raise ValueError(PARALLEL.format(kind=type(model).__name__))
         trained = any(parameter.requires_grad for parameter in model.parameters())
-        return self.ddp(model) if trained else model.to(device)
+        return self.ddp(model) if trained else model.to(self.device)
 
     def _prepare_carried(self, given: Given) -> dict[int, Any]:
         """Return the elastic form of optimizers, schedulers and others, by the id of the given object."""
-        device = self._run.group.device
         for one in given.optimizers:
-            if one.state and device.type != "cpu":  # made before the model moved, as Adagrad's is
+            if one.state and self.device.type != "cpu":  # made before the model moved, as Adagrad's is
                 one.load_state_dict(one.state_dict())
         for one in given.others:
             if isinstance(one, torch.nn.Module):  # an average
-                one.to(device)
+                one.to(self.device)
         optimizers, others = named_by_type(given.optimizers), named_by_type(given.others)
         models = next(iter(self._models.values())) if len(self._models) == 1 else self._models
         optimizer = given.optimizers[0] if len(optimizers) == 1 else optimizers

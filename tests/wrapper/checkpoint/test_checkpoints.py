@@ -230,7 +230,7 @@ def test_the_device_is_waited_for_last(tmp_path: Path, group: Group, monkeypatch
     """Protects what a thread writes of a GPU: a moving average is cloned on the training's stream, and read on another
     one, before the next step changes it."""
     happened: list[str] = []
-    monkeypatch.setattr(checkpoints, "_copied", lambda rest: happened.append("cloned") or rest)
+    monkeypatch.setattr(checkpoints, "tree_map_only", lambda kind, clone, rest: happened.append("cloned") or rest)
     monkeypatch.setattr(streams, "wait", lambda device: happened.append("waited"))
     box = Checkpoints(tmp_path, group, 7, 0)
     box.begin(state(1.0), TrainingProgress(step=1))

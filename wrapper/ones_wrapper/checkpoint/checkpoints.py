@@ -162,7 +162,8 @@ class Checkpoints:
                 self._folder.begin(name)
             if not copy:
                 return planner.live(content), rest
-            kept = _copied(rest)  # first: `staged` waits for the device, and the thread copies on another stream
+            # First: `staged` waits for the device, and the thread copies on another stream.
+            kept = tree_map_only(torch.Tensor, torch.Tensor.clone, rest)
             return planner.staged(content), kept
 
         try:
@@ -256,10 +257,6 @@ class Checkpoints:
         """Return a loaded tensor's storage on this rank's GPU if rank 0 had it on a GPU."""
         device = self._group.device
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
-
-
-def _copied(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 Held: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...], str, tuple[int, ...]]

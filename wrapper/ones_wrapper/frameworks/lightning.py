@@ -112,8 +112,7 @@ class ElasticStrategy(ParallelStrategy):
     @property
     def world_size(self) -> int:
         """World size for Lightning. Reading it before training is reported: a module may divide its batch by it."""
-        at = line(sys._getframe(1), 2) if self._job is None and not self._said else ""
-        if at:
+        if self._job is None and not self._said and (at := line(sys._getframe(1), 2)):
             self._said = True
             if self.global_rank == 0:
                 log(WORLD.format(line=at))
