@@ -75,7 +75,10 @@ def measure(
     either way after a warm-up step. The members step as copies; `losses` are theirs, each a function of an output.
     """
     device = device_of(batch)
-    alone = [_copied(models[name], optimizers[name], device) for name in models]
+    # Together, so that each optimizer's copy has the parameters of its model's copy.
+    alone = [copy.deepcopy((models[name], optimizers[name])) for name in models]
+    for model, _ in alone:
+        model.to(device)
     args, kwargs = arguments(batch[0])
     fused, optimizer = together
     fused.to(device)
@@ -118,15 +121,6 @@ def _clock(device: torch.device) -> float:
 
 def device_of(batch: Sequence[Any]) -> torch.device:
     return next((thing.device for thing in batch if isinstance(thing, torch.Tensor)), torch.device("cpu"))
-
-
-def _copied(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    mine = copy.deepcopy(model).to(device)
-    of = dict(zip(map(id, model.parameters()), mine.parameters(), strict=True))
-    groups = [{**group, "params": [of[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-    return mine, type(optimizer)(groups, lr=0.0)  # type: ignore[call-arg]  # which the groups override
 
 
 def losses_of(

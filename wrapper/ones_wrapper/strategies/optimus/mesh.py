@@ -93,22 +93,11 @@ class Mesh:
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-class _SameForAllRows(torch.autograd.Function):
-    """Parameter that all rows of a mesh use; its gradient is the sum over the rows."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-        ctx.mesh = mesh
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.mesh.sum_in_column(gradient.contiguous().clone()), None
-
-
 def features(parameter: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return this column's features of a parameter placed as `FEATURES`. Its gradient is summed over the rows, so that
     each row's copy gets the same gradient."""
     assert isinstance(parameter, DTensor)
-    found: torch.Tensor = _SameForAllRows.apply(parameter.to_local(), mesh)  # type: ignore[no-untyped-call]
+    found = parameter.to_local()
+    if found.requires_grad:
+        found.register_hook(lambda gradient: mesh.sum_in_column(gradient.contiguous().clone()))  # type: ignore[no-untyped-call]
     return found

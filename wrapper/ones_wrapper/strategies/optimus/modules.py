@@ -31,7 +31,7 @@ class Linear(nn.Module):
         self.bias = mesh.cut(dense.bias, FEATURES) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        product = summa.ab(x.flatten(0, -2), local(self.weight).t(), self.mesh)
+        product = summa.product(x.flatten(0, -2), local(self.weight).t(), self.mesh)
         if self.bias is not None:
             product = product + features(self.bias, self.mesh).to(product.dtype)
         return product.view(*x.shape[:-1], product.shape[-1])
@@ -90,7 +90,7 @@ class Embedding(nn.Module):
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product with the table's transpose, for a model whose output layer is its embedding, from blocks
         [samples, …, size / q] to blocks […, count / q]."""
-        product = summa.abt(x.flatten(0, -2), local(self.weight), self.mesh)
+        product = summa.product(x.flatten(0, -2), local(self.weight), self.mesh, transposed=True)
         return product.view(*x.shape[:-1], product.shape[-1])
 
 

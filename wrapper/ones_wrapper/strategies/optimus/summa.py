@@ -22,24 +22,16 @@ import torch.distributed as dist
 from ones_wrapper.strategies.optimus.mesh import Mesh
 
 
-def ab(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = AB, of a [m, k] and b [k, n]. Collective, as is its backward pass."""
-    return _product(False, a, b, mesh)
-
-
-def abt(a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Return this rank's block [m, n] of C = ABᵀ, of a [m, k] and b [n, k]. Collective, as is its backward pass."""
-    return _product(True, a, b, mesh)
-
-
-def _product(transposed: bool, a: torch.Tensor, b: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+def product(a: torch.Tensor, b: torch.Tensor, mesh: Mesh, transposed: bool = False) -> torch.Tensor:
+    """Return this rank's block [m, n] of C = AB, of a [m, k] and b [k, n]; or of C = ABᵀ, of a `transposed` b [n, k].
+    Collective, as is its backward pass."""
     # Autocast would cast each product's blocks, but neither products in place nor those of the backward pass. Blocks
     # that are cast here travel in half the bytes, too.
     if torch.is_autocast_enabled(a.device.type) and a.dtype != torch.float64:  # as torch's own products
         dtype = torch.get_autocast_dtype(a.device.type)
         a, b = a.to(dtype), b.to(dtype)
-    product: torch.Tensor = _Product.apply(transposed, a, b, mesh)  # type: ignore[no-untyped-call]
-    return product
+    found: torch.Tensor = _Product.apply(transposed, a, b, mesh)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Product(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -39,6 +39,15 @@ class Circle:
         )
         self.sent_bytes += tensor.nbytes
         return partial(_arrived, works, arriving, tensor)
+
+    def around(self, mine: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the blocks of all ranks, this rank's first, while the next block is under way. Collective."""
+        here = mine.contiguous()
+        for step in range(self.size):
+            coming = self.shift(here) if step < self.size - 1 else None
+            yield here
+            if coming is not None:
+                here = coming()
 
     def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
         """Return the sum over all ranks of their `part(this rank)`; `part(owner)` is this rank's part for an owner.

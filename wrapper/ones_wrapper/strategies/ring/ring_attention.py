@@ -158,9 +158,7 @@ class _Ring(torch.autograd.Function):
         circle, kernel = meetings.arrangement.circle, fused if fused.usable(q, meetings.dropout) else block
         output = total = None
         with torch.autocast(q.device.type, enabled=False):
-            both = torch.stack((k, v))
-            for step in range(circle.size):
-                coming = circle.shift(both) if step < circle.size - 1 else None
+            for step, both in enumerate(circle.around(torch.stack((k, v)))):
                 rows, columns, place = meetings.at(circle.source(step), q.device)
                 keys, values = both[:, :, :, columns]
                 more, its_total = kernel.forward(q[:, :, rows], keys, values, place)
@@ -168,8 +166,6 @@ class _Ring(torch.autograd.Function):
                     output, total = more, its_total
                 else:
                     block.merge(output[:, :, rows], total[:, :, rows], more, its_total)
-                if coming is not None:
-                    both = coming()
         assert output is not None
         # Heads next to their tokens: the next step joins the heads, and so takes a view rather than another copy.
         found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
@@ -185,10 +181,9 @@ class _Ring(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             gradient = block.precise(gradient)
             above = Above(gradient, total, (gradient * block.precise(output)).sum(-1))
-            both, dq = torch.stack((k, v)), torch.zeros_like(gradient)
+            dq = torch.zeros_like(gradient)
             own = returning = None
-            for step in range(circle.size):
-                coming = circle.shift(both) if step < circle.size - 1 else None
+            for step, both in enumerate(circle.around(torch.stack((k, v)))):
                 rows, columns, place = ctx.meetings.at(circle.source(step), q.device)
                 keys, values = both[:, :, :, columns]
                 more, dk, dv = ctx.kernel.backward(q[:, :, rows], keys, values, place, above.rows(rows))
@@ -201,8 +196,6 @@ class _Ring(torch.autograd.Function):
                     if returning is not None:
                         part += returning()
                     returning = circle.shift(part, BACK)
-                if coming is not None:
-                    both = coming()
             assert own is not None
             if returning is not None:  # the last shift, without which the sums would be the next rank's
                 own += returning()

@@ -21,10 +21,10 @@ from ones_wrapper.strategies.ring.tile import Place, precise
 class _TwoPass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, meetings: Meetings) -> torch.Tensor:
-        arrangement = meetings.arrangement
+        arrangement, circle = meetings.arrangement, meetings.arrangement.circle
         with torch.autocast(q.device.type, enabled=False):
             queries, where = precise(q), _whole(meetings, q.device)
-            scores = torch.cat([queries @ keys.mT for keys in _around(arrangement, k)], -1).mul_(where.scale)
+            scores = torch.cat([queries @ precise(keys).mT for keys in circle.around(k)], -1).mul_(where.scale)
             if (hidden := where.hidden()) is not None:
                 scores.masked_fill_(hidden, -torch.inf)
             p = scores.softmax(-1)
@@ -33,8 +33,8 @@ class _TwoPass(torch.autograd.Function):
             dropped = _dropped(p, where)
             output = torch.zeros_like(queries)
             blocks = torch.split(dropped, arrangement.tokens, -1)
-            for weights, values in zip(blocks, _around(arrangement, v), strict=True):
-                output += weights @ values
+            for weights, values in zip(blocks, circle.around(v), strict=True):
+                output += weights @ precise(values)
         ctx.save_for_backward(q, k, v, p)
         ctx.rest = arrangement, where
         return output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
@@ -47,14 +47,14 @@ class _TwoPass(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             gradient, queries = precise(gradient), precise(q)
             dv = _owners(arrangement, _dropped(p, where), gradient)
-            dp = torch.cat([gradient @ values.mT for values in _around(arrangement, v)], -1)
+            dp = torch.cat([gradient @ precise(values).mT for values in arrangement.circle.around(v)], -1)
             if (factors := where.factors(p)) is not None:
                 dp *= factors
             ds = dp.sub_((dp * p).sum(-1, keepdim=True)).mul_(p).mul_(where.scale)
             dk = _owners(arrangement, ds, queries)
             dq = torch.zeros_like(queries)
-            for part, keys in zip(torch.split(ds, arrangement.tokens, -1), _around(arrangement, k), strict=True):
-                dq += part @ keys
+            for part, keys in zip(torch.split(ds, arrangement.tokens, -1), arrangement.circle.around(k), strict=True):
+                dq += part @ precise(keys)
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None
 
 
@@ -67,16 +67,6 @@ def _whole(meetings: Meetings, device: torch.device) -> Place:
     arrangement, circle = meetings.arrangement, meetings.arrangement.circle
     order = torch.cat([arrangement.positions(circle.source(step), device) for step in range(circle.size)])
     return meetings.place(arrangement.positions(circle.rank, device), order, arrangement.causal)
-
-
-def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
-    """Yield the blocks of all ranks, this rank's first, while the next block is under way."""
-    circle, here = arrangement.circle, mine.contiguous()
-    for step in range(circle.size):
-        coming = circle.shift(here) if step < circle.size - 1 else None
-        yield precise(here)
-        if coming is not None:
-            here = coming()
 
 
 def _owners(arrangement: Arrangement, weights: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
