@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -68,13 +69,11 @@ def _traits(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         for key, value in vars(module).items():
             if not key.startswith("_"):
                 yield f"{where}.{key}" if path else key, _comparable(value)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        yield f"the shape of {name}", tuple(parameter.shape)
-        yield f"the type of {name}", str(parameter.dtype)
-        yield f"requires_grad of {name}", parameter.requires_grad
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        yield f"the shape of {name}", tuple(buffer.shape)
-        yield f"the type of {name}", str(buffer.dtype)
+    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    for name, tensor in chain(*named):
+        yield f"the shape of {name}", tuple(tensor.shape)
+        yield f"the type of {name}", str(tensor.dtype)
+        yield f"requires_grad of {name}", tensor.requires_grad
 
 
 def _comparable(value: Any) -> Any:

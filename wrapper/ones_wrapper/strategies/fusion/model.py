@@ -8,7 +8,8 @@ in its own row. An ordinary backward pass, exchange and optimizer train all memb
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -167,25 +168,11 @@ def _stacked(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
     """Return a copy of the first model, with all models' parameters and buffers stacked in a new first dimension."""
     parameters, buffers = stack_module_state(list(models))
     frame = copy.deepcopy(models[0])
-    found: dict[int, torch.Tensor] = {}
-    for name, tensor in _tensors(frame):
-        # A tensor that layers share is stacked once, under its first name.
-        if id(tensor) not in found:
-            stack = parameters[name] if name in parameters else buffers[name]
-            if isinstance(tensor, torch.nn.Parameter):
-                stack = torch.nn.Parameter(stack.detach(), requires_grad=tensor.requires_grad)
-            found[id(tensor)] = stack
-    for module in frame.modules():
-        for own in (module._parameters, module._buffers):
-            for key, held in own.items():
-                if held is not None:
-                    own[key] = found[id(held)]  # type: ignore[assignment]
+    frame.zero_grad()
+    # A tensor that layers share has one name here, and stays shared, since the object stays.
+    for name, tensor in chain(frame.named_parameters(), frame.named_buffers()):
+        tensor.data = parameters[name].detach() if name in parameters else buffers[name]
     return frame
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _losses(loss: Loss | Sequence[Loss], members: Sequence[str]) -> list[Loss]:

@@ -41,10 +41,8 @@ class Sweep:
         self._program = [str(word) for word in told.get("program", ())]
         self._rows = {str(row.job_id): row for row in rows}
         self._own = str(own.job_id)
-        self.members: dict[str, argparse.Namespace] = {}
+        self.members = {name: parser.parse_args(list(row.arguments)) for name, row in self._rows.items()}
         """Arguments of each member, parsed by the script's parser, by the number of the member's job."""
-        for name, row in self._rows.items():
-            self.members[name] = parser.parse_args(list(row.arguments))
         # A checkpoint also has the rows of members that left: these are fused again, and stopped at once.
         kept = {str(one) for one in told.get("members", ())}
         self._gone = [name for name in self._rows if name != self._own and name not in kept]

@@ -160,14 +160,11 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
 
 def update_for(optimizer: torch.optim.Optimizer) -> Update:
     """Return the update rule for this optimizer. Raises ValueError for a kind without a rule."""
-    kind = type(optimizer)
-    if kind is torch.optim.SGD:
-        return SgdUpdate()
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
-        return AdamUpdate()
-    if kind is Lamb:
-        return LambUpdate()
-    raise ValueError(
-        f"fuse: an optimizer is a {kind.__module__}.{kind.__qualname__}; those that can be fused are torch.optim.SGD, "
-        "Adam, AdamW and ones_wrapper.strategies.fusion.Lamb"
-    )
+    kind, optim = type(optimizer), torch.optim
+    rules = {optim.SGD: SgdUpdate(), optim.Adam: AdamUpdate(), optim.AdamW: AdamUpdate(), Lamb: LambUpdate()}
+    if kind not in rules:
+        raise ValueError(
+            f"fuse: an optimizer is a {kind.__module__}.{kind.__qualname__}; those that can be fused are "
+            "torch.optim.SGD, Adam, AdamW and ones_wrapper.strategies.fusion.Lamb"
+        )
+    return rules[kind]

@@ -101,20 +101,8 @@ def ring_attention(
     are those of dense attention, not divided by the number of ranks. Autocast changes the type as of torch's attention.
     `function` replaces the computation by blocks in a ring.
 
-    Raises ValueError for shapes that contradict the arrangement.
+    Raises ValueError for shapes that contradict the arrangement or each other.
     """
-    check(q, k, v, arrangement, real)
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
-    meetings = Meetings(arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))
-    found: torch.Tensor = (function or _Ring).apply(q, k, v, meetings)  # type: ignore[no-untyped-call]
-    return found
-
-
-def check(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arrangement: Arrangement, real: torch.Tensor | None
-) -> None:
-    """Raises ValueError for shapes that contradict the arrangement or each other."""
     tokens, length = arrangement.tokens, arrangement.length
     if q.ndim != 4 or q.shape != k.shape or q.shape != v.shape:
         raise ValueError(
@@ -128,6 +116,11 @@ def check(
         )
     if real is not None and real.shape != (q.shape[0], length):
         raise ValueError(f"ring: the mask must be of whole sequences, {(q.shape[0], length)}, not {tuple(real.shape)}")
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
+    meetings = Meetings(arrangement, real, dropout, scale or 1 / math.sqrt(q.shape[-1]))
+    found: torch.Tensor = (function or _Ring).apply(q, k, v, meetings)  # type: ignore[no-untyped-call]
+    return found
 
 
 @dataclass(frozen=True)
