@@ -92,9 +92,8 @@ class ApartExchange(Exchange):
 
     def finish(self) -> None:
         super().finish()
-        if self._part is None or not self._part.last:
-            return
-        self._apart = self._group.world > 1  # a script that leaves the loop now does not come back into `during`
+        if self._part is not None and self._part.last:
+            self._apart = self._group.world > 1  # a script that leaves the loop now does not come back into `during`
 
     # -- what the job publishes ---------------------------------------------------------------------------------------
 

@@ -317,13 +317,10 @@ class Blocks:
             return None
         if group.rank == 0:
             self._board.put(f"verdict-{plan.generation}", "committed")
-        total = sent * len(newcomers)
-        result = Change(plan, self.leaves, total, seconds, began, {})
-        if self.leaves:
-            return result
-        former = self._former
-        assert former is not None and former.formed is not None
-        self._become(former)
+        result = Change(plan, self.leaves, sent * len(newcomers), seconds, began, {})
+        if not result.leaves:
+            assert self._former is not None
+            self._become(self._former)
         return result
 
     def _failed(self, what: str, why: str) -> bool:

@@ -280,7 +280,6 @@ class Received:
         self._count: int | None = None
         self.names: list[str] = []
         self._errors: list[TransferError] = []
-        self._lock = threading.Lock()
         self._header = threading.Event()
         self.packed = bytearray()
         """State that is no tensor, for `unpacked`."""
@@ -312,6 +311,7 @@ class Received:
             thread.join()
         if self._errors:
             raise self._errors[0]
+        self.bytes = sum(self._places[name].nbytes for name in self.names)
         for name in self.names:
             if self._places[name] is not self._tensors[name]:
                 self._tensors[name].copy_(self._places[name])
@@ -368,9 +368,5 @@ class Received:
         self._header.set()
         if rest_size:
             self.packed = _read(connection, rest_size)
-        got = 0
         for index, first, last in _stretches([self._places[name].nbytes for name in names], number, count):
             fill(bytes_of(self._places[names[index]])[first:last], partial(_into, connection))
-            got += last - first
-        with self._lock:
-            self.bytes += got

@@ -138,8 +138,7 @@ def _holds(one_pass: Callable[[int], object], samples: int, state: SavedState, g
                 if together or not memory.is_out_of_memory(error):
                     raise
                 failed = True
-            for parameter in model.parameters():
-                parameter.grad = None
+            model.zero_grad()
             if failed:
                 break
     with torch.no_grad():
