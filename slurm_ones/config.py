@@ -148,7 +148,7 @@ class LimitSettings(_Section):
     """a job that is expected to end within this time is not resized. Without a value: twice the pause of a resize, at
     most half an hour. For a job of blocks: the time that new blocks take to join"""
     near_limit_s: Seconds = Field(300, ge=0)
-    """a job that reaches its time limit within this time is not resized"""
+    """a job that reaches its time limit within this time, or within half of a shorter limit, is not resized"""
     idle_use: float = Field(0, ge=0, le=1)
     """a job whose GPUs are in use for a smaller fraction of the time is idle: it does not grow, and gives back what it
     grew; 0: no job is idle"""

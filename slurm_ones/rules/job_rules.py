@@ -304,8 +304,10 @@ def resized_enough(job: WholeJob, history: JobHistory | None, limits: LimitSetti
 
 def near_limit(job: SlurmJob, limits: LimitSettings, now: float) -> Reason | None:
     """Return a reason if the job will reach its time limit soon, else None."""
-    if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
-        return reason("near_time_limit", seconds=limits.near_limit_s)
+    # A new block with a short limit would otherwise be near it at its start, and be replaced again and again.
+    within_s = min(limits.near_limit_s, job.time_limit_s / 2)
+    if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < within_s:
+        return reason("near_time_limit", seconds=within_s)
     return None
 
 

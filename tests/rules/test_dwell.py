@@ -113,6 +113,10 @@ def test_near_its_time_limit() -> None:
     assert near_limit(runs, site, 900.0) is None
     assert str(near_limit(runs, site, 911.0)) == "it is near its time limit: within 200 s (limits.near_limit_s)"
     assert near_limit(job(time_limit_s=0.0), site, 911.0) is None
+    # A short limit is near only in its second half.
+    short = job(time_limit_s=100.0)
+    near = [near_limit(short, site, short.start_time + seconds) is not None for seconds in (0, 49, 51)]
+    assert near == [False, False, True]
 
 
 def test_near_its_end() -> None:
