@@ -349,7 +349,10 @@ def _shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 def _inside(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """Yield the models of layers that a script made, without wrappers around them."""
     for one in model.children() if isinstance(model, torch.nn.ModuleDict) else [model]:
-        while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", None)), torch.nn.Module):
+        # A model that its ranks train apart is its own `module`.
+        while isinstance(inner := getattr(one, "module", getattr(one, "_orig_mod", one)), torch.nn.Module):
+            if inner is one:
+                break
             one = inner
         if any(True for _ in one.children()):
             yield one
