@@ -18,7 +18,7 @@ from ones_db.reasons import Reason, reason
 from ones_wrapper.protocol import Membership, Order
 from ones_wrapper.protocol.slurm_commands import NO_LICENSES
 from slurm_ones.act.arrays import is_alive, look_at
-from slurm_ones.act.holds import forgotten, may_be_ours
+from slurm_ones.act.holds import forgot_start, forgotten, may_be_ours
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
@@ -47,12 +47,14 @@ def advance_blocks(machine: Machine, resize: ResizeRecord) -> ResizeRecord:
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not any(map(is_alive, array.blocks)):
         # A task that trained by this order is no longer held by the companion. If it waits in a hold, somebody else
-        # holds it.
+        # holds it, unless Slurm forgot its start.
         seen, joined = _newest(machine, array), State(resize.state) is State.LEAVING and not resize.back
         trained = {*dict(resize.added)} if joined else set()
         if seen is not None and seen.order == resize.order_number:
             trained |= {*seen.blocks}
-        resize = _note_held(machine, resize, {*resize.held} - trained)
+        forgot = {task for task, job in array.tasks.items() if forgot_start(machine.store, resize.job_id, job)}
+        trained -= forgot
+        resize = _note_held(machine, resize, ({*resize.held} - trained) | forgot)
         if loose := trained & {*dict(resize.added)} - {*resize.let_go}:
             resize = machine.store.note_let_go(resize.id, sorted({*resize.let_go} | loose))
         ended = [job for job in array.tasks.values() if job.ended]

@@ -6,8 +6,9 @@ needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task 
 ticks, the hold still counts as the companion's.
 
 slurmctld saves its state a few seconds late. If it dies in this time, it restarts from an older state. A job that the
-companion had held in that state is then held again, and nobody else would release it. Such a hold is recognised in two
-ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). Any other hold
+companion had held in that state is then held again, and nobody else would release it. Such a hold is recognised in
+three ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). A block that
+waits with the restart count with which it has trained was held by the companion before it started. Any other hold
 counts as the companion's if slurmctld restarted shortly after a release, and the job was not held when last seen.
 """
 
@@ -82,6 +83,14 @@ class HeldTasks:
         self._store.note_preempted(newest.id, put_back, let_go)
         return True
 
+    def take_back(self, job_id: int, job: SlurmJob) -> bool:
+        """Store that the companion holds a task again because Slurm forgot its start. If Slurm did not, or the task was
+        released since, store nothing and return False."""
+        known, task = self._by_blocks(job_id), task_of(job)
+        if not known or task in known[-1].let_go or not forgot_start(self._store, job_id, job):
+            return False
+        return self.take(job_id, [task])
+
     def forget(self, alive: Collection[int]) -> None:
         """Drop what is remembered of all jobs but these."""
         self._held = {job_id: held for job_id, held in self._held.items() if job_id in alive}
@@ -99,6 +108,14 @@ def in_our_hold(job: SlurmJob, resize: ResizeRecord) -> bool:
 def may_be_ours(job: SlurmJob) -> bool:
     """Tell whether the job waits in a hold that neither an operator nor Slurm itself set."""
     return job.pending and not job.completing and job.held and not job.admin_held and not job.never_starts
+
+
+def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
+    """Tell whether Slurm forgot that a block started: it waits in a hold, with a restart count with which it trained. A
+    requeue would have raised the count. So the hold is the one from which the companion released it."""
+    start = (task_of(job), job.restart)
+    told = (one.report for one in store.memberships(job_id)) if may_be_ours(job) else ()
+    return any(start in zip(one.blocks, one.restarts, strict=False) for one in told)
 
 
 def forgotten(client: SlurmClient, released: float) -> bool:
@@ -120,6 +137,7 @@ class StaleHolds:
     def __init__(self, client: SlurmClient, store: Store, clock: Callable[[], float]) -> None:
         self._client = client
         self._store = store
+        self._tasks = HeldTasks(store)
         self._clock = clock
         self._known: set[JobKey] = set()
         """Jobs that were held at the last tick by somebody else."""
@@ -140,7 +158,8 @@ class StaleHolds:
             back = 0.0 < self._last < began  # an older hold than this companion is the owner's
             for key in sorted(fresh, key=str):
                 id_, job = held[key]
-                if (job.requeue_held or back) and self._is_stale(id_, job, began if back else 0.0):
+                stale = (job.requeue_held or back) and self._is_stale(id_, job, began if back else 0.0)
+                if (job.array_id == id_ and self._tasks.take_back(id_, job)) or stale:
                     self._release(key, job)
                 else:
                     self._known.add(key)

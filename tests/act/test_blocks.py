@@ -297,11 +297,62 @@ def test_a_block_whose_release_slurm_forgets_after_it_joined(
     assert world.tasks[1].held == (began == "before") and world.tasks[2].held
 
 
+@pytest.mark.parametrize("requeued", [True, False])
+def test_a_companion_that_starts_later_lets_go_a_block_whose_start_slurm_forgot(make: Make, requeued: bool) -> None:
+    """Once: a hold that comes after that is the owner's, to the next companion too."""
+    world = make()
+    world.begin({1: ONE})
+    world.until(State.DONE)
+    world.drain_all()
+    _forget_start(world, 1, requeued=requeued)
+
+    def next_companion() -> None:
+        stale = StaleHolds(world.simulated.client, world.store, world.clock)
+        for _ in range(2):
+            world.tidy()
+            ours = {Task(world.job_id, task) for task in world.machine_held()}
+            stale.release([(world.job_id, job) for job in world.simulated.client.tasks(world.job_id)], ours)
+            world.simulated.pass_time(2)
+
+    next_companion()
+    assert not world.tasks[1].held and world.tasks[2].held and 1 not in world.machine_held()
+    world.cluster.hold(Task(world.job_id, 1))
+    next_companion()
+    assert world.tasks[1].held
+
+
+@pytest.mark.parametrize("state", [State.JOINING, State.LEAVING])
+def test_a_job_goes_on_if_slurm_forgets_the_start_of_its_only_block(make: Make, state: State) -> None:
+    """It took the other's place, which has left: the hold in which it stands again is ours."""
+    world = make()
+    world.begin({1: ONE}, (0,))
+    world.until(State.JOINING)
+    while 1 not in world.training.members or world.tasks[0].running:
+        world.tick() if world.resize.state != state else world.simulated.pass_time(1)
+    _forget_start(world, 1, requeued=False)
+    assert world.finish().state == State.ENDED
+    for _ in range(3):
+        world.simulated.pass_time(60)
+        world.tidy()
+    assert world.tasks[1].running and {*world.training.members} == {1} and 1 not in world.machine_held()
+
+
 def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmctld begins again from a state in which task 1 stood in our hold."""
     began = str(round(world.clock()))
     monkeypatch.setattr(world.simulated.client, "config", lambda: {"BOOT_TIME": began})
     world.cluster.hold(Task(world.job_id, 1))
+
+
+def _forget_start(world: BlockWorld, task: int, *, requeued: bool) -> None:
+    """slurmctld begins again from a state in which the task stood in our hold, that of a requeue or another. Its
+    processes are ended."""
+    key, restart = Task(world.job_id, task), world.tasks[task].restart
+    world.cluster.kill(key, 1)
+    world.simulated.pass_time(30)
+    world.cluster.reuse(key)
+    record = world.cluster.records.get(key)
+    record.restart, record.requeue_held = restart, requeued
 
 
 @pytest.mark.parametrize("how", ["goes on", "stop file", "the job ends"])

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import slurm_ones.act.orders as orders_module
-from ones_db import JobRecord, ResizeRecord, ResizeStepRecord, Store
+from ones_db import JobRecord, MembershipRecord, ResizeRecord, ResizeStepRecord, Store
 from ones_db.engine import backend_of
 from ones_db.shape import PARKED, Shape
 from ones_wrapper.protocol import Order, Spec
@@ -324,6 +324,9 @@ class ResizeStore:
 
     def jobs(self, job_ids: Collection[int]) -> dict[int, JobRecord]:
         return self._world.store.jobs(job_ids)
+
+    def memberships(self, job_id: int) -> list[MembershipRecord]:
+        return self._world.store.memberships(job_id)
 
     def resize_steps(self, resize_id: int) -> list[ResizeStepRecord]:
         return self._world.store.resize_steps(resize_id)
