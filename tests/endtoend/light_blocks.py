@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,13 @@ SAVE_EVERY = 40
 
 @dataclass(frozen=True)
 class Block:
+    """A start of a task. A slurmctld that was killed and forgot it starts another by the same name, perhaps of another
+    size."""
+
     task: int
     restart: int
-    nodes: int
-    gpus: int
+    nodes: int = field(compare=False)
+    gpus: int = field(compare=False)
 
     @property
     def name(self) -> str:
