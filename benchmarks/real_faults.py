@@ -6,6 +6,9 @@ who cancel, hold, release and change their jobs at the worst moments.
 Each is followed by a look at every job, Slurm and the database (tests/endtoend/invariants.py). What explains one after
 which something was wrong is left in --log. Needs root on a Debian-like host.
 
+With --guests jobs of blocks grow by guests, which Slurm preempts for others: in one part it cancels them, in the next
+it requeues them.
+
 With --systemd each companion is the unit that sites install, on a host with a systemd of its own; what differs from the
 unit is in `DROP_IN` (tests/endtoend/fault_site.py).
 """
@@ -26,7 +29,7 @@ from tests.cluster.cli import Progress
 from tests.cluster.spec import Bind
 from tests.conftest import quick
 from tests.endtoend.fault_run import PARTS, FaultOutcome, figures, run
-from tests.endtoend.fault_site import small_disks
+from tests.endtoend.fault_site import WITH_GUESTS, small_disks
 from tests.endtoend.faults import KINDS
 from tests.guide.site import HOST
 
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--torch", type=int, default=0, help="so many of the five elastic jobs train with PyTorch")
     parser.add_argument("--blocks", type=int, default=2, help="so many are jobs of blocks")
     parser.add_argument("--systemd", action="store_true", help="companions are services of systemd")
+    parser.add_argument("--guests", action="store_true", help="jobs of blocks grow by guests")
     parser.add_argument("--part", action="append", help=f"by default {', '.join(PARTS)}")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these")
     parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/fault_run.py)")
@@ -58,7 +62,9 @@ def main() -> None:
     if args.systemd:
         root.build(HOST, Progress())
     with small_disks() as disks:
-        cluster = Cluster("gres").start([Bind(str(disk), place, writable=True) for place, disk in disks.items()])
+        cluster = Cluster(WITH_GUESTS if args.guests else "gres").start(
+            [Bind(str(disk), place, writable=True) for place, disk in disks.items()]
+        )
         quick(cluster)
         faults = run(
             cluster,
@@ -71,6 +77,7 @@ def main() -> None:
             torch=args.torch,
             blocks=args.blocks,
             systemd=args.systemd,
+            guests=args.guests,
             only=args.kind or (),
             moments=args.moment or (),
         )

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ones_db import StoreError
@@ -23,7 +23,8 @@ from tests.cluster import Cluster, ClusterError
 from tests.db.server import NoServer, Server
 from tests.endtoend.fault_site import FaultSite
 from tests.endtoend.faults import KINDS, POSSIBLE
-from tests.endtoend.invariants import Findings, check
+from tests.endtoend.guest_faults import GUEST_KINDS
+from tests.endtoend.invariants import Findings, check, check_guests
 
 GATES = (
     *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
@@ -36,8 +37,11 @@ BACK = tuple(str(Stage(state, back=True)) for state in (State.HOLDING, State.RES
 """Gates on the way back, which resizes take when others have taken their GPUs."""
 PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "postgresql own")
 """Database, mode, and whether there are two companions, of which one stands by."""
+MODES = ("cancel", "requeue")
 GATE_S = 6.0
 UNDO_TRIES = 5
+GUESTS_OFTEN = 3
+"""So often each of the kinds that need guests is in the deck."""
 QUIET_S = 120.0
 SETTLE_S = 0.25
 JUDGE_S = 30.0
@@ -62,6 +66,10 @@ class FaultOutcome:
     lost: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    preempted: int = 0
+    """Blocks that Slurm took meanwhile."""
+    served_s: list[float] = field(default_factory=list)
+    """How long each rigid job had waited that started meanwhile and still runs."""
 
 
 class FaultRun:
@@ -80,6 +88,7 @@ class FaultRun:
         self._known: set[str] = set()
         self._unending: set[str] = set()
         """What was waited for once, in vain; each fault after it would wait as long."""
+        self._preempted = len(site.preempted()) if site.guests else 0
 
     def faults(self, kinds: list[str], first: int) -> Iterator[FaultOutcome]:
         """Let each of these kinds happen in turn."""
@@ -99,7 +108,7 @@ class FaultRun:
         self._undo_due()
         site.populate()
         elastic = sorted(site.elastic())
-        moment = str(getattr(gate, "value", gate)) if (gate := self._moment()) else "any"
+        moment = str(getattr(gate, "value", gate)) if (gate := self._moment(kind)) else "any"
         job_id, reached = choice.choice(elastic), False
         site.set_quiet(False)
         crowd = 0
@@ -131,19 +140,31 @@ class FaultRun:
         self._known |= {*fresh, *lost, *held}
         seconds = round(time.monotonic() - started, 2)
         count = len(site.expected)
-        return FaultOutcome(number, self._part, kind, moment, reached, job_id, count, seconds, lost, held, fresh)
+        outcome = FaultOutcome(number, self._part, kind, moment, reached, job_id, count, seconds, lost, held, fresh)
+        return self._with_guests(outcome) if site.guests else outcome
+
+    def _with_guests(self, outcome: FaultOutcome) -> FaultOutcome:
+        taken, before = len(self.site.preempted()), self._preempted
+        self._preempted, since = taken, time.time() - outcome.seconds
+        rigid = [job for job in self.site.records().values() if job.user == "bob" and job.running]
+        waits = [job.start_time - job.eligible_time for job in rigid if job.start_time > since]
+        return replace(outcome, preempted=taken - before, served_s=waits)
 
     def _judged(self) -> Findings:
         until = time.monotonic() + JUDGE_S
         while True:
             findings = check(self.site)
+            if self.site.guests:
+                findings.broken += check_guests(self.site, self.site.preempted()[self._preempted :])
             fresh = {*findings.lost, *findings.held, *findings.broken} - self._known
             if not fresh or time.monotonic() > until:
                 return findings
             time.sleep(1)
 
-    def _moment(self) -> str | State | None:
+    def _moment(self, kind: str) -> str | State | None:
         choice = self.site.random
+        if gates := GUEST_KINDS.get(kind):
+            return choice.choice(gates)
         if self._moments:
             return choice.choice(self._moments)
         return choice.choice([None, choice.choice(GATES), choice.choice(GATES), choice.choice((*GATES, *BACK))])
@@ -206,7 +227,7 @@ class FaultRun:
             with suppress(OSError, shutil.Error):
                 shutil.copytree(site.directory(job_id), folder / f"ones-{job_id}", symlinks=True)
         with suppress(StoreError), site.store() as store:
-            lines = []
+            lines = [str(record) for record in store.jobs().values()]
             for resize in store.resizes():
                 steps = [f"    {step.time:.2f} {step.state} {step.detail!s}" for step in store.resize_steps(resize.id)]
                 lines += [str(resize), *steps]
@@ -238,7 +259,9 @@ def kinds_for(site: FaultSite, count: int, deck: list[str]) -> list[str]:
             deck.remove(able[0])
             drawn.append(able[0])
         else:
-            deck[:] = site.random.sample(list(KINDS), len(KINDS))
+            names = [name for name in KINDS if name not in GUEST_KINDS]
+            names += [*GUEST_KINDS] * GUESTS_OFTEN if site.guests else []
+            deck[:] = site.random.sample(names, len(names))
     return drawn
 
 
@@ -254,11 +277,13 @@ def run(
     torch: int = 0,
     blocks: int = 2,
     systemd: bool = False,
+    guests: bool = False,
     only: Sequence[str] = (),
     moments: Sequence[str] = (),
 ) -> list[FaultOutcome]:
     """So many faults from a seed, in equal parts, each with a database, a mode and jobs of its own; `only` kinds and
-    `moments` of these names, where some are given.
+    `moments` of these names, where some are given. With `guests` Slurm preempts them in one part by cancelling them,
+    and in the next by a requeue.
 
     What explains a fault after which something was wrong is left in `log`.
     """
@@ -272,6 +297,8 @@ def run(
                 part = part.replace("postgresql", "sqlite")
             choice = random.Random(f"{seed} {index}")
             companions = 2 if "pair" in part else 1
+            mode = MODES[(seed + index) % 2] if guests else ""
+            part = f"{part} {mode}".strip()
             site = FaultSite(
                 cluster,
                 disks,
@@ -282,6 +309,7 @@ def run(
                 torch=torch,
                 blocks=blocks,
                 systemd=systemd,
+                guests=mode,
             )
             try:
                 kinds = [*only] * share if only else kinds_for(site, share, deck)
@@ -320,5 +348,7 @@ def figures(faults: list[FaultOutcome], seconds: float) -> dict[str, object]:
         "lost": [f"fault {fault.number}: {text}" for fault in faults for text in fault.lost],
         "held": [f"fault {fault.number}: {text}" for fault in faults for text in fault.held],
         "broken": [f"fault {fault.number}: {text}" for fault in faults for text in fault.broken],
+        "preempted": sum(fault.preempted for fault in faults),
+        "served_s": sorted(wait for fault in faults for wait in fault.served_s),
         "seconds": round(seconds, 1),
     }

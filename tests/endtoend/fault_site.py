@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, interpreter, linux, paths
+from tests.cluster.sites import GRES_GUESTS
 from tests.cluster.spec import Bind
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
@@ -53,6 +55,7 @@ max_wait_s = 4
 drain_timeout_s = 6
 start_timeout_s = {start_s}
 advance_s = 0.1
+preempted_s = 1
 max_open = 6
 park_lease_s = 20
 blocks_wait_s = 5
@@ -63,6 +66,14 @@ near_end_s = 0
 near_limit_s = 0
 growth_cost = 1000
 """
+GUEST = "guest"
+"""The QOS of guests."""
+GUEST_SETTINGS = f"""
+[guests.gpu]
+qos = "{GUEST}"
+"""
+WITH_GUESTS = replace(GRES_GUESTS, conf=tuple(line for line in GRES_GUESTS.conf if "RequeueExit" not in line))
+"""A Slurm with such a QOS, where a companion holds guests for their next start."""
 
 
 @dataclass
@@ -97,6 +108,8 @@ class JobExpectation:
     """It is a job of blocks."""
     full: bool = False
     """Its directory lies on the small disk: reports may be missing."""
+    kept: set[int] = field(default_factory=set)
+    """Tasks that its owner has held."""
 
 
 @contextmanager
@@ -202,13 +215,16 @@ class FaultSite:
         torch: int = 0,
         blocks: int = 2,
         systemd: bool = False,
+        guests: str = "",
     ) -> None:
         """`disks` are those of `small_disks`, which the cluster shows inside. `own`: user mode, by alice; else an
         operator's, with a spool. `torch` of the jobs train for real, `blocks` are jobs of
-        blocks. With `systemd` each companion is a service on a host of its own."""
+        blocks. With `systemd` each companion is a service on a host of its own. By `guests`, a PreemptMode, jobs of
+        blocks grow by guests."""
         self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
         self._disks = disks
         self.own, self.server, self._torch, self._blocks = own, server, torch, blocks
+        self.guests = guests
         self.user = "alice" if own else self.harness.operator
         self.folder = self.harness.folder("faults")
         self.inside = f"/scratch/{self.folder.name}"
@@ -233,6 +249,9 @@ class FaultSite:
             spool=spool,
             start_s=start_s,
         )
+        if guests:
+            self._admit_guests()
+            text += GUEST_SETTINGS
         (self.folder / "ones.toml").write_text(text)
         self.settings = f"{self.inside}/ones.toml"
         make = self._service if systemd else self._supervised
@@ -257,6 +276,12 @@ class FaultSite:
         self.show_server()
         self.database = f"postgresql://{ADMIN}@/{quote(name)}?host={self.inside}"
         self.database_outside = self.server.url(name)
+
+    def _admit_guests(self) -> None:
+        """An operator's companion needs no user to have the QOS."""
+        users = f"normal,{GUEST}" if self.own else "normal"
+        for change in (f"qos {GUEST} set preemptmode={self.guests}", f"user alice set qos={users}"):
+            self.cluster.run(["sacctmgr", "-i", "modify", *change.split()], user="root", check=False)
 
     def show_server(self) -> None:
         """Show the server's socket inside: by a second name, anew after each start."""
@@ -317,7 +342,7 @@ class FaultSite:
                     self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"),
                     JobExpectation("stranger", "alice"),
                 ),
-                (self._rigid("--nodelist=n1", "--gres=gpu:1"), JobExpectation("rigid", "bob")),
+                (self.rigid("--nodelist=n1", "--gres=gpu:1"), JobExpectation("rigid", "bob")),
             ]
             if self.own:
                 untouched.append((self._light(*bobs, "--nodelist=n1", user="bob"), JobExpectation("bobs", "bob")))
@@ -353,25 +378,40 @@ class FaultSite:
         return self.harness.light(*options, user=user, **self._light_env())
 
     def _light_env(self) -> dict[str, str]:
-        return {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **self._spooled()}
+        leaves = {"LIGHT_LEAVES": "1"} if self.guests else {}
+        return {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **leaves, **self._spooled()}
 
     def _trains(self) -> int:
         arguments = ("--epochs", "100000", "--samples", "640", "--batch", "16", "--step-ms", "200")
         options = ("--comment=ones: gpus=1-2 batch=16-32",)
         return self.harness.submit(str(TRAIN), *arguments, options=options, **self._spooled())
 
-    def _rigid(self, *options: str) -> int:
+    def rigid(self, *options: str) -> int:
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 86400"]
         return int(self.cluster.run(command, user="bob").stdout)
 
     def crowd(self, gpus: int) -> int:
         """Rigid jobs that come for so many GPUs, as an array."""
-        return self._rigid("--gres=gpu:1", f"--array=1-{max(gpus, 1)}")
+        return self.rigid("--gres=gpu:1", f"--array=1-{max(gpus, 1)}")
+
+    def records(self) -> dict[int, SlurmJob]:
+        """All jobs as Slurm has them."""
+        command = ["squeue", "--json", "--states=all"]
+        return parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+
+    def usable_nodes(self) -> list[str]:
+        """Nodes of partition gpu on which jobs may start."""
+        shown = self.cluster.run(["sinfo", "-hN", "-p", "gpu", "-o", "%N %T"], user="root").stdout.splitlines()
+        return [name for name, state in map(str.split, shown) if state in ("idle", "mixed", "allocated", "completing")]
+
+    def preempted(self) -> list[int]:
+        """The blocks that Slurm has preempted so far, by their own ids."""
+        log = (self.cluster.logs / "slurmctld.log").read_text(errors="replace")
+        return [int(found) for found in re.findall(r" preempted JobId=(?:\d+_\d+\()?(\d+)\)? has been", log)]
 
     def jobs(self) -> dict[int, SlurmJob]:
         """All jobs as Slurm has them; a job of blocks as one, in its newest term."""
-        command = ["squeue", "--json", "--states=all"]
-        found = parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+        found = self.records()
         # Whatever their comment says by now.
         in_blocks = {job_id for job_id, expected in self.expected.items() if expected.blocks}
         records = [job for job in found.values() if job.array_id in in_blocks and job.array_tasks]

@@ -118,7 +118,7 @@ def _(site: FaultSite, job_id: int) -> None:
     site.cluster.box.run(["pkill", "-KILL", "-x", "slurmdbd"], check=False)
     site.open_gate()
     time.sleep(site.random.uniform(0, 2))
-    site.cluster.run(["slurmdbd"], user="slurm", check=False)
+    site.cluster.run(["/usr/sbin/slurmdbd"], user="slurm")
 
 
 @kind("everything killed")
@@ -151,7 +151,7 @@ def _(site: FaultSite, job_id: int) -> None:
             expected.others += 2
             if not job.requeue:
                 expected.ends |= {JobState.NODE_FAIL}
-    _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
+    later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
 
 
 @kind(FaultKind.NODE_DRAINED)
@@ -159,7 +159,7 @@ def _(site: FaultSite, job_id: int) -> None:
     node = _node_of(site, job_id)
     node = node if node in DRAINABLE else site.random.choice(DRAINABLE)
     site.scontrol("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test", user="root")
-    _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
+    later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
 
 
 @kind(FaultKind.RIGID)
@@ -167,7 +167,7 @@ def _(site: FaultSite, job_id: int) -> None:
     jobs = site.jobs().values()
     taken = sum(job.nodes * job.gpus_per_node for job in jobs if job.state is JobState.RUNNING)
     crowd = site.crowd(16 - taken)
-    _later(site, lambda: site.scontrol("scancel", str(crowd), user="bob"))
+    later(site, lambda: site.scontrol("scancel", str(crowd), user="bob"))
 
 
 # -- the job itself --------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
         expected.hold, expected.hold_sure = "", False
         return True
 
-    _later(site, release)
+    later(site, release)
 
 
 @kind(FaultKind.RELEASED)
@@ -319,7 +319,7 @@ def _comment(site: FaultSite, job_id: int, text: str) -> None:
         expected.opted_out, expected.at_opt_out = False, None
         return True
 
-    _later(site, back)
+    later(site, back)
 
 
 @kind(FaultKind.OPTED_OUT)
@@ -351,7 +351,7 @@ def _(site: FaultSite, job_id: int) -> None:
         expected.begin = False
         return True
 
-    _later(site, now)
+    later(site, now)
 
 
 @kind("owner lowers TimeLimit")
@@ -374,26 +374,26 @@ def _(site: FaultSite, job_id: int) -> None:
         expected.impossible_request = False
         return back
 
-    _later(site, back)
+    later(site, back)
 
 
 @kind("owner forbids requeues")
 def _(site: FaultSite, job_id: int) -> None:
     if site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=0"):
         site.expected[job_id].ends |= {JobState.NODE_FAIL}
-        _later(site, lambda: site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=1"))
+        later(site, lambda: site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=1"))
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def _in_blocks(site: FaultSite, job_id: int) -> int:
+def in_blocks(site: FaultSite, job_id: int) -> int:
     """This job, if it is one of blocks; else another one that is."""
     elastic = {id_: expected for id_, expected in site.elastic().items() if expected.blocks}
     return job_id if job_id in elastic or not elastic else site.random.choice(sorted(elastic))
 
 
-def _blocks(site: FaultSite, job_id: int) -> tuple[list[int], list[int]]:
+def blocks_of(site: FaultSite, job_id: int) -> tuple[list[int], list[int]]:
     """Tasks that train together, the leader first, and those that run and do not yet."""
     told = site.harness.memberships(job_id)
     together = list(told[-1].blocks) if told else []
@@ -401,7 +401,7 @@ def _blocks(site: FaultSite, job_id: int) -> tuple[list[int], list[int]]:
     return together, [task for task in running if task not in together]
 
 
-def _strike(site: FaultSite, job_id: int, tasks: list[int], number: signal.Signals) -> None:
+def strike(site: FaultSite, job_id: int, tasks: list[int], number: signal.Signals) -> None:
     for task in tasks[:1]:
         for pid in site.pids(job_id, task)[-1:]:
             with suppress(ProcessLookupError):
@@ -410,31 +410,31 @@ def _strike(site: FaultSite, job_id: int, tasks: list[int], number: signal.Signa
 
 @kind("newcomer killed")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
-    together, new = _blocks(site, job_id)
-    _strike(site, job_id, new or together[1:], signal.SIGKILL)
+    job_id = in_blocks(site, job_id)
+    together, new = blocks_of(site, job_id)
+    strike(site, job_id, new or together[1:], signal.SIGKILL)
 
 
 @kind("leader killed")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
-    _strike(site, job_id, _blocks(site, job_id)[0], signal.SIGKILL)
+    job_id = in_blocks(site, job_id)
+    strike(site, job_id, blocks_of(site, job_id)[0], signal.SIGKILL)
 
 
 @kind("leader paused")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
-    together, _new = _blocks(site, job_id)
-    _strike(site, job_id, together, signal.SIGSTOP)
+    job_id = in_blocks(site, job_id)
+    together, _new = blocks_of(site, job_id)
+    strike(site, job_id, together, signal.SIGSTOP)
     site.open_gate()
     time.sleep(site.random.uniform(0.5, 4))
-    _strike(site, job_id, together, signal.SIGCONT)
+    strike(site, job_id, together, signal.SIGCONT)
 
 
 @kind("owner cancels a block")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
-    together, new = _blocks(site, job_id)
+    job_id = in_blocks(site, job_id)
+    together, new = blocks_of(site, job_id)
     if len(together) == 1 and not new:
         site.expected[job_id].ends |= {JobState.CANCELLED}
     for task in site.random.sample(together + new, 1):
@@ -445,22 +445,23 @@ def _(site: FaultSite, job_id: int) -> None:
 
 @kind("owner holds a block")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
+    job_id = in_blocks(site, job_id)
     tasks = sorted(site.harness.tasks(job_id))
     for task in site.random.sample(tasks, min(len(tasks), 1)):
+        site.expected[job_id].kept.add(task)
         site.scontrol("scontrol", "hold", f"{job_id}_{task}")
 
 
 @kind("owner releases all blocks")
 def _(site: FaultSite, job_id: int) -> None:
     """They start, are not wanted, and end."""
-    job_id = _in_blocks(site, job_id)
+    job_id = in_blocks(site, job_id)
     site.scontrol("scontrol", "release", str(job_id))
 
 
 @kind("owner reshapes a block")
 def _(site: FaultSite, job_id: int) -> None:
-    job_id = _in_blocks(site, job_id)
+    job_id = in_blocks(site, job_id)
     tasks = sorted(site.harness.tasks(job_id))
     for task in site.random.sample(tasks, min(len(tasks), 1)):
         site.scontrol("scontrol", "update", f"JobId={job_id}_{task}", f"Gres=gpu:{site.random.randint(1, 4)}")
@@ -469,7 +470,7 @@ def _(site: FaultSite, job_id: int) -> None:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _later(site: FaultSite, undo: Callable[[], bool]) -> None:
+def later(site: FaultSite, undo: Callable[[], bool]) -> None:
     """Undone by whoever did it, one or two faults on; again after each later fault, while Slurm does not take it."""
     site.undo_later.append((site.random.randint(1, 2), undo))
 

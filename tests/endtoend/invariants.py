@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +20,9 @@ from ones_wrapper.protocol import (
     decode_report,
     reports_name,
 )
-from slurm_ones.slurm.model import SlurmJob
-from tests.endtoend.fault_site import JobExpectation
+from slurm_ones.act.holds import HeldTasks
+from slurm_ones.slurm.model import JobState, SlurmJob
+from tests.endtoend.fault_site import GUEST, FaultSite, JobExpectation
 from tests.endtoend.harness import BlockTask
 from tests.endtoend.light import STEPS
 
@@ -30,6 +31,9 @@ FINE = ("None", "", "Resources", "Priority", "BeginTime", "Cleaning")
 UNAVAILABLE = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "PartitionNodeLimit")
 WAIT_UNHELD = ("JobArrayTaskLimit", "BeginTime", "Resources", "Priority", "None", "JobHeldAdmin")
 """Why a block may wait that no companion holds."""
+WAIT_FOR_ROOM = ("Resources", "Priority", "None")
+TIERS = {"gpu": 1, "other": 10, "excl": 10, "high": 20}
+"""Partitions over the nodes of guests, and which of them Slurm serves first."""
 PAST_REQUEUE = {"reshaping", "parking"}
 
 
@@ -101,6 +105,61 @@ def check(site: Site) -> Findings:
         findings.broken += [f"resize {r.id} of job {r.job_id} is still {r.state}" for r in store.open_resizes()]
         findings.broken += [f"job {job_id} is still deferred" for job_id in store.deferrals()]
     return findings
+
+
+def check_guests(site: FaultSite, preempted: Collection[int]) -> list[str]:
+    """Guests of all jobs: nobody else waits for what they hold, no base block was among those just `preempted`, and
+    each is somebody's."""
+    known = site.records()
+    records = known.values()
+    taken = [job for id_ in preempted if (job := known.get(id_)) and (job.ended or job.held) and not job.running]
+    found = [f"base block {job.key} was preempted" for job in taken if job.qos != GUEST]
+    found += _waits_for_guests(records, site.usable_nodes())
+    with site.store() as store:
+        held = HeldTasks(store)
+        for job_id, expected in site.elastic().items():
+            tasks = [job for job in records if job.array_id == job_id]
+            if expected.blocks and not (expected.hold or expected.impossible_request):
+                found += _guests_of(job_id, tasks, {*held.of(job_id)} | expected.kept, expected)
+    return found
+
+
+def _waits_for_guests(records: Collection[SlurmJob], nodes: Collection[str]) -> Iterator[str]:
+    """The first job of the queue, if it would have room without guests: those behind it wait for it."""
+    waiting = [job for job in records if job.pending and job.reason in WAIT_FOR_ROOM and job.qos != GUEST]
+    running = [job for job in records if job.running or job.completing]
+    for job in sorted(waiting, key=lambda job: (-TIERS.get(job.partition, 1), -job.priority, job.job_id))[:1]:
+        free = dict.fromkeys({*nodes} & {*(job.requested_nodes or nodes)}, 4)
+        for other in running:
+            for node in free.keys() & {*other.node_list} if other.qos != GUEST else ():
+                free[node] -= 4 if _whole(job) or _whole(other) else other.gpus_per_node
+        holders = {node for other in running if other.qos == GUEST for node in other.node_list}
+        room = [node for node, gpus in free.items() if gpus >= (4 if _whole(job) else job.gpus_per_node)]
+        if job.partition in TIERS and len(room) >= job.nodes and holders & {*room}:
+            yield f"job {job.job_id} waits ({job.reason}) for what guests hold"
+
+
+def _whole(job: SlurmJob) -> bool:
+    return job.exclusive or job.partition == "excl"
+
+
+def _guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: set[int], expected: JobExpectation) -> Iterator[str]:
+    running = [job for job in tasks if job.running]
+    guests = [job for job in tasks if job.qos == GUEST]
+    served = running and not expected.opted_out
+    for job in tasks:
+        name, known = f"job {job_id}: its block {job.array_tasks} ({job.state.value})", ours.issuperset(job.array_tasks)
+        if job in guests and job.pending and job.held and not (known or job.admin_held):
+            yield f"{name} is a guest that is held by nobody"
+        if job.running and job.held and not (served and job in guests) and expected.kept.isdisjoint(job.array_tasks):
+            yield f"{name} is left held"
+        # Of a job that may not be requeued the companion requeues no task.
+        if job.state is JobState.PREEMPTED and served and all(one.requeue for one in running):
+            yield f"{name} is not put back"
+    spare = any(job.pending and ours.issuperset(job.array_tasks) for job in tasks)
+    waits = any(job.pending and not job.held and job not in guests for job in tasks)
+    if served and spare and not waits and all(job in guests for job in running):
+        yield f"job {job_id}: guests train without a base"
 
 
 def _lost(job: SlurmJob, expected: JobExpectation) -> list[str]:

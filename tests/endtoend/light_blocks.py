@@ -5,6 +5,7 @@ membership, and goes on in another term when its leader leaves or dies. Blocks f
 on one machine: who lives holds a lock on a file of its own, who leads one more. By files in the job's directory a test
 controls it: while there is `UNREADY` no block that comes can join, and once there is `END` the job is over.
 LIGHT_PATIENCE_S in the environment is another `PATIENCE_S`, and with LIGHT_GUESTS it sees to guests as `ones-run` does.
+With LIGHT_LEAVES it leaves at SIGTERM where LIGHT_AGAIN has it run in a child.
 """
 
 from __future__ import annotations
@@ -351,4 +352,7 @@ def _shape(members: list[Block]) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
+    if os.environ.get("LIGHT_LEAVES"):
+        # Of the parent; each child has its own.
+        signal.signal(signal.SIGTERM, lambda *_: None)
     again_and_again(LightBlock) if os.environ.get("LIGHT_AGAIN") else LightBlock().run()

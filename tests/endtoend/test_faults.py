@@ -17,15 +17,16 @@ FAULTS = 4
 
 
 @pytest.mark.cluster
-def test_nothing_is_lost(tmp_path: Path, seed: int) -> None:
-    """Protects people's jobs, whatever is killed, paused, full or changed while they are resized; `python
-    benchmarks/real_faults.py --seed SEED` does the same again."""
+@pytest.mark.parametrize("guests", [(), ("--guests", "--blocks", "3")], ids=["", "guests"])
+def test_nothing_is_lost(tmp_path: Path, seed: int, guests: tuple[str, ...]) -> None:
+    """Protects people's jobs, whatever is killed, paused, full, changed or preempted while they are resized; `python
+    benchmarks/real_faults.py --seed SEED` does the same again, with `--guests --blocks 3` that with guests."""
     why = unavailable()
     if why is not None:
         pytest.skip(why)
     result, log = tmp_path / "faults.json", tmp_path / "log"
     part = ("sqlite own", "sqlite operator")[seed % 2]
-    options = ["--faults", str(FAULTS), "--seed", str(seed), "--part", part]
+    options = ["--faults", str(FAULTS), "--seed", str(seed), "--part", part, *guests]
     command = [sys.executable, "benchmarks/real_faults.py", *options, "--json", str(result), "--log", str(log)]
     # Of its own, since it makes mounts of its own.
     done = subprocess.run(command, cwd=paths.REPOSITORY, capture_output=True, text=True, check=False, timeout=600)
