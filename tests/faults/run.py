@@ -221,7 +221,8 @@ class FaultRun:
         # A companion that was away for a job's end, and whose clock is behind, counts from its own first look.
         if now - self._quiet_since > SURE_S:
             for host in self.hosts:
-                host.stopped = True
+                # All end now: none is left to clear up after a job that ends while one sleeps or is paused.
+                host.stopped, host.wake = True, now
 
     # -- what happens --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from slurm_ones.slurm.model import Task
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles
 from tests.faults.harm import HarmWatch
+from tests.faults.hosts import HostLeadership
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.plan import FaultPlan
@@ -66,6 +67,16 @@ def test_a_run_ends_no_sooner_than_a_job_counts_as_over(tmp_path: Path) -> None:
         fault_run._ticked(tick)
         stopped.append(fault_run.hosts[0].stopped)
     assert stopped == [False, False, True]
+
+
+def test_a_run_ends_with_its_last_tick(tmp_path: Path) -> None:
+    """If it went on for a companion that sleeps or is paused, none would clear up after a job that ends meanwhile."""
+    plan = replace(FaultPlan.with_guests(1), jobs=(), events=(), rates={}, interference=0.0, ticks=1, companions=2)
+    fault_run = FaultRun(plan, tmp_path, None)
+    with mock.patch.object(HostLeadership, "wait_s", 300.0), mock.patch.object(fault_run, "_check_end") as check_end:
+        fault_run.run()
+    assert check_end.called
+    assert fault_run.world.timeline.now == fault_run.world.observed_at
 
 
 @pytest.mark.parametrize("holder", ["user", "exit"])
