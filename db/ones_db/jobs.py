@@ -134,8 +134,11 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     """Return True if row and record are of the same submission, and not of two jobs with the same id.
 
     A requeued job gets a new submission time, but its restart count has risen before. A new job has restart count 0.
+    A killed slurmctld may forget runs, so that the restart count of a live job falls.
     """
-    return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
+    if row["submit_time"] == record.submit_time:
+        return True
+    return bool(record.restart > 0 and (record.restart >= row["restart"] or row["end_time"] is None))
 
 
 def observed() -> ColumnElement[bool]:

@@ -521,6 +521,19 @@ def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Ma
     assert others or world.job.state is JobState.RUNNING
 
 
+def test_a_release_that_slurm_forgot_with_a_later_run_is_repeated(make_world: Make) -> None:
+    """The job stands in the hold of the requeue before its last one, and its restart count has fallen."""
+    world = make_world()
+    assert world.change().state == State.DONE
+    (record,) = world.store.jobs([world.job_id]).values()
+    restart, now = world.job.restart, world.clock()
+    world.store.record_jobs([replace(record, restart=restart + 1, submit_time=now + 2)])
+    world.slurm.forgets_release(world.job_id)
+    world.store.record_jobs([replace(record, restart=restart, submit_time=now + 1)])
+    Ticks(world).tick()
+    assert world.job.held_by == ""
+
+
 @pytest.mark.parametrize("restarted", [False, True], ids=["same companion", "another"])
 @pytest.mark.parametrize(
     "after", ["nothing", "a resize that gave up", "the owner's hold", "the owner's later hold", "an hour"]

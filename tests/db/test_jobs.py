@@ -9,7 +9,7 @@ import pytest
 from ones_db import PromiseRecord, Store, StoreError, UnknownRecord
 from ones_db.reasons import Reason
 from ones_db.shape import Shape
-from tests.db.make import SPEC, hello, job, report, run, said
+from tests.db.make import SPEC, hello, job, report, resize, run, said
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
@@ -57,6 +57,15 @@ def test_a_requeue_is_the_same_job(store: Store) -> None:
     store.record_jobs([job(1, restart=2, submit_time=4000.0, state="COMPLETED", end_time=5000.0)])
     (summary,) = store.job_summaries()
     assert summary.jct_s == 5000.0 - 1001.0
+
+
+def test_a_live_job_whose_last_run_slurm_forgot_is_the_same_job(store: Store) -> None:
+    """Protects its resizes, by which a hold is known as the companion's."""
+    store.record_jobs([job(1)])
+    store.record_jobs([job(1, restart=2, submit_time=4000.0)])
+    begun = store.begin_resize(resize(1))
+    store.record_jobs([job(1, restart=1, submit_time=3000.0)])
+    assert [*store.resizes_of(1)] == [begun.id]
 
 
 def test_a_job_id_used_again_is_another_job(store: Store) -> None:
