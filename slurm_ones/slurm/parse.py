@@ -64,7 +64,7 @@ FIELDS = fields_of(SlurmJob) | {
     "states": Field(TEXTS, "State", "job_state", "state"),
     "description": Field(TEXT, "", "state_description"),
     "held_by_priority": Field(PRIORITY, "PriorityLong", "priority", "priority"),
-    "requested": Field(TEXT, "tres-alloc", "tres_req_str"),
+    "requested": Field(TEXT, "tres-alloc", "tres_req_str", "requested_tres"),
     "allocated_gpus": Field(ALLOCATED_GPUS, "tres-alloc", "gres_detail"),
     "gres": Field(GRES, "tres-per-node", "tres_per_node", "gres_per_node"),
     "gpus_per_job": Field(GRES, "tres-per-job", "tres_per_job"),
@@ -162,8 +162,9 @@ def job_of(row: tuple[Any, ...]) -> SlurmJob:
     pending = state is JobState.PENDING
     nodes, most, reason, tasks = plain["nodes"], plain["max_nodes"], plain["reason"], plain["tasks"]
     if most in (0, nodes):
-        # 22.05 still shows the nodes of a requeued job's last run. If the user asked for no maximum, it shows 0 or the
-        # same number as the maximum. The present request is in the job's TRES.
+        # 22.05 still shows the nodes of a requeued job's last run, and a restarted slurmctld those of an array's task
+        # before a change. If the user asked for no maximum, it shows 0 or the same number as the maximum. The present
+        # request is in the job's TRES.
         asked = _requested_nodes(more.requested) if pending else None
         nodes = most = nodes if asked is None else asked
     requeue_held = held and REQUEUE_HELD in (more.description if reason == "JobHeldUser" else reason).replace("_", " ")

@@ -45,7 +45,15 @@ def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
+def _requested(raw: Any) -> str:
+    """Return the nodes that a job requests, as Slurm writes them in its TRES; empty if it runs, or names none."""
+    node = getattr(raw.requested_tres, "node", None) if raw.state != "RUNNING" else None
+    return f"node={node.count}" if node is not None else ""
+
+
 def _column(raws: Sequence[Any], name: str) -> list[Any]:
+    if name == "requested_tres":
+        return [*map(_requested, raws)]
     values = [*map(attrgetter(name), raws)]
     nested = any(issubclass(kind, (dict, list)) for kind in {*map(type, values)})
     return [*map(_plain, values)] if nested else values

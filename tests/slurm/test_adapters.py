@@ -73,6 +73,9 @@ def facts(draw: st.DrawFn) -> Facts:
     """What is so of a job, in Slurm's terms, as far as all three can show it."""
     nodes = draw(st.integers(1, 40))
     waits = (state := draw(st.sampled_from(STATES))) in ("PENDING", "REQUEUE_HOLD")
+    # A waiting task is shown with its nodes of before a change, and as many at most.
+    shown = draw(st.sampled_from([nodes, 1])) if waits else nodes
+    most = shown if shown != nodes else draw(st.sampled_from([None, nodes, nodes + 3]))
     cause = draw(st.sampled_from(["None", "Resources", "JobHeldUser", "JobHeldAdmin", "requeue"]))
     # The words of a requeue into a hold hide the reason of a job that is not held any more.
     priority = 0 if cause == "requeue" else draw(st.sampled_from([0, 1, 4294901759]))
@@ -90,7 +93,8 @@ def facts(draw: st.DrawFn) -> Facts:
         "restart": draw(st.integers(0, 99)),
         "requeue": draw(st.booleans()),
         "nodes": nodes,
-        "most": draw(st.sampled_from([None, nodes, nodes + 3])),
+        "shown": shown,
+        "most": most,
         "gpus": draw(st.sampled_from([0, 1, 8])),
         "type": draw(st.sampled_from(["", "a100:"])),
         "tasks": draw(st.sampled_from([nodes, nodes + 3, 4 * nodes])),
@@ -163,8 +167,8 @@ def by_fields(f: Facts, *, old: bool) -> SlurmJob:
         "PriorityLong": f["priority"],
         "RestartCnt": f["restart"],
         "Requeue": int(f["requeue"]),
-        "NumNodes": f["nodes"],
-        "MaxNodes": f["most"] if f["most"] is not None else f["nodes"] if old else 0,
+        "NumNodes": f["shown"],
+        "MaxNodes": f["most"] if f["most"] is not None else f["shown"] if old else 0,
         "tres-per-node": gres(f) or "N/A",
         "tres-per-job": "N/A",
         "tres-per-task": "N/A",
@@ -228,7 +232,7 @@ def by_json(f: Facts, *, old: bool) -> SlurmJob:
         "priority": number(f["priority"]),
         "restart_cnt": f["restart"],
         "requeue": f["requeue"],
-        "node_count": number(f["nodes"]),
+        "node_count": number(f["shown"]),
         "max_nodes": number(f["most"]),
         "tres_req_str": tres(f),
         "tres_per_node": gres(f).replace("gres/", "gres:" if old else "gres/"),
@@ -280,8 +284,9 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> SlurmJob:
         priority=f["priority"],
         requeue_count=f["restart"],
         is_requeueable=f["requeue"],
-        num_nodes=f["nodes"],
+        num_nodes=f["shown"],
         max_nodes=f["most"],
+        requested_tres=SimpleNamespace(node=SimpleNamespace(count=f["nodes"])),
         gres_per_node=dict(filter(None, (gpus, f["others"] and ("nvme", 2)))),
         ntasks=f["tasks"],
         ntasks_per_node=f["tasks_per_node"],
