@@ -54,8 +54,9 @@ with_types = log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & mypy=$$!; \
 	trap 'rm -f $$log' EXIT; trap 'kill $$mypy; exit 130' INT TERM; $(1); tests=$$?; \
 	wait $$mypy; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
-# What to run before each commit: lint, and every test that needs no Slurm and is not slow.
-CHECK_WORKERS ?= 2
+# What to run before each commit: lint, and every test that needs no Slurm and is not slow. A third worker computes
+# while others wait.
+CHECK_WORKERS ?= 3
 check: style
 	@$(call with_types,$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile \
 		-m 'not cluster and not slow and not nightly')
