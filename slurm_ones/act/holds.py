@@ -6,7 +6,7 @@ needs it (`ResizeRecord.held`), and no other hold is ever released. Once a task 
 ticks, the hold still counts as the companion's.
 
 slurmctld saves its state a few seconds late. If it dies in this time, it restarts from an older state. A job that the
-companion had held in that state is then held again, and nobody else would release it. Such a hold is recognised in
+companion had held in that state is held again, and only the companion would release it. Such a hold is recognised in
 three ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). A block that
 waits with the restart count with which it has trained was held by the companion before it started. Any other hold
 counts as the companion's if slurmctld restarted shortly after a release, and the job was not held when last seen.

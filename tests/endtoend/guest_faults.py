@@ -71,7 +71,7 @@ def _comes(site: FaultSite, *options: str) -> int:
 
 
 def _come_for(site: FaultSite, guests: Guests, *options: str) -> int:
-    """Somebody wants all of a guest's node that guests and nobody hold there."""
+    """Submit a job that wants all GPUs of a guest's node that are free or held by guests."""
     for node in [guest.node_list[0] for guest in site.random.sample(guests, min(len(guests), 1))]:
         kept = [job for job in site.records().values() if job.running and node in job.node_list and job.qos != GUEST]
         gpus = 4 - sum(job.gpus_per_node for job in kept)
@@ -181,7 +181,7 @@ def _(site: FaultSite, job_id: int) -> None:
 
 
 def _cancel_forgotten(site: FaultSite) -> None:
-    """Cancel blocks that ended before slurmctld was killed, and which it has running again, as people are told to."""
+    """Cancel blocks that had ended before slurmctld was killed, and that it shows as running. The documents say so."""
     time.sleep(FORGOTTEN_S)
     old = [job for job in site.records().values() if job.running and job.start_time < time.time() - FORGOTTEN_S]
     for job in old:

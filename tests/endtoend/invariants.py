@@ -108,7 +108,7 @@ def check(site: Site) -> Findings:
 
 
 def check_guests(site: FaultSite, preempted: Collection[int]) -> list[str]:
-    """Guests of all jobs: nobody else waits for what they hold, no base block was among those just `preempted`, and
+    """Guests of all jobs: no other job waits for what they hold, no base block was among those just `preempted`, and
     each is somebody's."""
     known = site.records()
     records = known.values()
