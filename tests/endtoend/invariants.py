@@ -150,7 +150,7 @@ def _guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: set[int], expected:
     for job in tasks:
         name, known = f"job {job_id}: its block {job.array_tasks} ({job.state.value})", ours.issuperset(job.array_tasks)
         if job in guests and job.pending and job.held and not (known or job.admin_held):
-            yield f"{name} is a guest that is held by nobody"
+            yield f"{name} is a guest in a hold that neither the companion nor its owner set"
         if job.running and job.held and not (served and job in guests) and expected.kept.isdisjoint(job.array_tasks):
             yield f"{name} is left held"
         # Of a job that may not be requeued the companion requeues no task.

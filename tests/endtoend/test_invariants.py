@@ -28,7 +28,7 @@ def test_a_task_that_only_slurm_believes_to_run_is_no_fault(
     tmp_path: Path, pids: dict[int, list[int]], found: list[str]
 ) -> None:
     """Protects from faults of Slurm's own: a killed slurmctld forgets that a task has ended. A block that does run and
-    trains with nobody is found."""
+    trains by itself is found."""
     seen = Membership(1, (0,), (0,), 1, 1, 1, 0, 16, 0.01, 0, 0.0, 0.0, None, "first")
     ReportWriter(tmp_path, 0).send(seen)
     site: Any = SimpleNamespace(
