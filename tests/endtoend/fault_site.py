@@ -233,6 +233,8 @@ class FaultSite:
         """What ends a fault, before all has to be quiet again."""
         self.undo_later: list[tuple[int, Callable[[], bool]]] = []
         """What people undo, after so many faults more."""
+        self.acted_at = 0.0
+        """When people last changed something in Slurm, in seconds since 1970."""
         self._log_read = 0
         self._clean()
         self.spool = f"{SMALL}/spool"
@@ -445,9 +447,12 @@ class FaultSite:
 
     def scontrol(self, *arguments: str, user: str = "alice", timeout: float = 20.0) -> bool:
         """What a person types; whether Slurm took it."""
-        with suppress(subprocess.TimeoutExpired):
+        try:
             return self.cluster.run([*arguments], user=user, check=False, timeout=timeout).returncode == 0
-        return False
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            self.acted_at = time.time()
 
     # -- moments -------------------------------------------------------------------------------------------------
 

@@ -481,8 +481,8 @@ def _took(site: FaultSite, job_id: int, *arguments: str, user: str = "alice") ->
 
 
 def _let_slurm_save(site: FaultSite) -> None:
-    """Wait until Slurm has written down the newest job: one that was just submitted, a killed slurmctld forgets."""
-    newest = max((job.submit_time for job in site.jobs().values()), default=0.0)
+    """Wait until Slurm has written down what people did last: a killed slurmctld forgets what it took just before."""
+    newest = max([site.acted_at, *(job.submit_time for job in site.jobs().values())])
     time.sleep(min(max(newest + SAVED_S - time.time(), 0.0), SAVED_S))
 
 
