@@ -1,19 +1,24 @@
 """Random histories of one job of blocks: orders, deaths and signals in any mixture, each ending as an undisturbed run.
 
-`python -m tests.wrapper.membership.histories --seeds 0-199` runs many, and prints what failed.
+`python -m tests.wrapper.membership.histories --seeds 0-999 --log F` runs many, and goes on from the log if it is
+started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ones_wrapper.protocol import First, Membership
 from tests.wrapper.membership.blocks import Job
@@ -29,7 +34,7 @@ class History:
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])
-        self.job = Job(directory, *passes, *workers, "--step-ms", "30", epochs=80)
+        self.job = Job(directory, *passes, *workers, "--step-ms", "30")
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
@@ -135,36 +140,51 @@ class History:
 
     def _revive(self) -> None:
         """Something always trains."""
-        time.sleep(self._random.random())
+        time.sleep(self._random.random() ** 2)
         until = time.monotonic() + 0.5
-        while self._living() and time.monotonic() < until:
-            time.sleep(0.1)
+        while self._ending.issuperset(living := self._living()) and living and time.monotonic() < until:
+            time.sleep(0.02)
         if not self._living():
             task = self._random.randrange(TASKS)
             self.said.append(f"start block {task}")
             self._start(task)
 
 
-def main() -> int:
+def lived(seed: int, actions: int) -> dict[str, Any]:
+    """Live through one history. Its line of the log: a failed one's job stays in `directory`."""
+    directory = Path(tempfile.mkdtemp(prefix=f"history-{seed}-"))
+    history, began = History(directory / "job", seed), time.monotonic()
+    line: dict[str, Any] = {"seed": seed, "failure": ""}
+    try:
+        history.run(actions)
+        shutil.rmtree(directory)
+    except Exception:
+        line |= {"failure": traceback.format_exc() + history.job.errors()[-6000:], "directory": str(directory)}
+    return line | {"s": round(time.monotonic() - began, 1), "said": history.said}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the histories of the seeds that are asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", default="0-9", help="first-last")
     parser.add_argument("--actions", type=int, default=6)
-    args = parser.parse_args()
+    parser.add_argument("--log", type=Path, default=os.devnull, help="gets a line a seed; its seeds are not run again")
+    args = parser.parse_args(argv)
     os.environ.setdefault("RES_OPTIONS", "timeout:1")  # as in all tests: what is forked has this process's resolver
     first, _, last = args.seeds.partition("-")
-    failed = []
-    for seed in range(int(first), int(last or first) + 1):
-        with tempfile.TemporaryDirectory() as directory:
-            history, began = History(Path(directory) / "job", seed), time.monotonic()
-            try:
-                history.run(args.actions)
-                print(f"{seed}: ok in {time.monotonic() - began:.0f} s: {'; '.join(history.said)}", flush=True)
-            except Exception:
-                failed.append(seed)
-                print(f"{seed}: FAILED: {'; '.join(history.said)}", flush=True)
-                traceback.print_exc(limit=4)
-                print(history.job.errors()[-6000:], flush=True)
+    asked = range(int(first), int(last or first) + 1)
+    with args.log.open("a+") as log:
+        log.seek(0)
+        lines = {line["seed"]: line for line in map(json.loads, log) if line["seed"] in asked}
+        for seed in asked:
+            if seed not in lines:
+                line = lines[seed] = lived(seed, args.actions)
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                result = "FAILED" if line["failure"] else "ok"
+                print(f"{len(lines)}/{len(asked)} {seed}: {result} in {line['s']} s: {'; '.join(line['said'])}")
+                print(line["failure"], end="", flush=True)
+    failed = [seed for seed, line in lines.items() if line["failure"]]
     print(f"failed: {failed}")
     return int(bool(failed))
 
