@@ -39,7 +39,7 @@ def publish(folder: Path, top: Path) -> None:
 
     def absolute(link: re.Match[str]) -> str:
         path = os.path.relpath(folder / link[2], top)
-        kind = "raw" if link[2].endswith((".png", ".svg")) else "blob"
+        kind = "raw" if link[2].endswith((".png", ".svg", ".webp")) else "blob"
         return f"{link[1]}{ADDRESS}/{kind}/v{version}/{path})"
 
     readme, settings = folder / "README.md", folder / "setup.cfg"

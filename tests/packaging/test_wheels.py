@@ -136,9 +136,12 @@ class TestContents:
         assert not found & own
 
     def test_an_index_can_show_them(self, wheels: Wheels) -> None:
-        """Descriptions have no link that leads nowhere there, and each says where the project is."""
+        """Descriptions have no link that leads nowhere there, pictures are files and not pages about them, and each
+        says where the project is."""
         for wheel in wheels.values():
             said = metadata(wheel)
+            pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", said.get_payload())
+            assert [link for link in pictures if "/raw/" not in link] == []
             links = re.findall(r"\]\(([^)]+)\)", said.get_payload())
             assert links and not [link for link in links if not link.startswith(("https://", "#"))]
             assert [line.split(", ")[0] for line in said.get_all("Project-URL", [])] == ["Source", "Changelog"]
