@@ -82,6 +82,8 @@ def test_other_comments_are_nobodys_business(comment: str) -> None:
         ("ones: gpus=1 kinds=", "'kinds=': expected types of GPU"),
         ("ones: gpus=1 kinds=a100 kinds=v100", "kinds is given twice"),
         ("ones: gpu=1-16", "'gpu=1-16': expected gpus="),
+        ("ones: gpu=1-16", "or notify= (did you mean gpus=?)"),
+        ("ones: gpus=1 Bacth=64", "or notify= (did you mean batch=?)"),
         ("ones: gpus=16-1", "'gpus=16-1': expected 1 <= first <= last"),
         ("ones: gpus=0-4", "'gpus=0-4'"),
         ("ones: gpus=4-16:", "'gpus=4-16:': expected a step within the range"),

@@ -87,6 +87,16 @@ def test_what_cannot_start(change: dict[str, str], found: str | None, says: str)
         plan(RESIZED | change, "t.py", [], job_dir=Path(), find=lambda name: found)
 
 
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [("--conatiner", "(did you mean --container?)"), ("--gpus-pernode", "(did you mean --gpus-per-node?)")],
+)
+def test_an_option_that_nearly_is_one(capsys: pytest.CaptureFixture[str], option: str, says: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([option, "4", "train.py"])
+    assert says in capsys.readouterr().err
+
+
 def test_outside_slurm_the_ranks_run_here() -> None:
     launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), options=LaunchOptions(ranks_per_node=2))
     assert launch.command == [sys.executable, "-m", "ones_wrapper.launch.node", "t.py", "x"]

@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ones_wrapper.files.claim import Claim, ClaimedError
 from ones_wrapper.files.job_lock import holder
@@ -168,6 +169,15 @@ class _NewSecret(argparse.Action):
         parser.exit()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser that names the option closest to an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        near = get_close_matches(unknown[1], _HELP, n=1) if unknown else []
+        super().error(message + "".join(f" (did you mean {option}?)" for option in near))
+
+
 _HELP = {
     "--gpus-per-node": "ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
     "--launcher": f"what starts processes on the nodes: {', '.join(LAUNCHERS)}, one that a package adds, or "
@@ -197,7 +207,7 @@ _HELP = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",

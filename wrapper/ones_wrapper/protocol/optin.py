@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -274,7 +275,8 @@ def _parse(comment: str) -> OptIn | None:
             found[key] = _VALUES[key](value)
         except KeyError:
             *keys, last = (f"{known}=" for known in _VALUES)
-            raise BadComment(f"{_shown(word)}: expected {', '.join(keys)} or {last}") from None
+            hint = "".join(f" (did you mean {near}=?)" for near in get_close_matches(key.lower(), _VALUES, n=1))
+            raise BadComment(f"{_shown(word)}: expected {', '.join(keys)} or {last}{hint}") from None
         except _NotUnderstood as expected:
             raise BadComment(f"{_shown(word)}: expected {expected}") from None
     if {"gpus", "nodes"} <= found.keys():
