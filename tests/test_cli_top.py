@@ -15,6 +15,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ def test_who_is_on_which_node(filled: str) -> None:
     live = live_of(filled)
     nodes = {node.name: (node.state, node.held, node.gpus) for node in node_rows(live.nodes, live.held)}
     assert nodes["n1"] == ("UP", {7: 4}, 4) and nodes["n3"] == ("UP", {10: 2}, 4) and nodes["n2"] == ("DOWN", {}, 4)
+
+
+def test_nodes_are_in_the_order_of_their_numbers(filled: str) -> None:
+    first, *_ = live_of(filled).nodes
+    nodes = [replace(first, name=name) for name in ("n10", "n2", "a1", "n1")]
+    assert [node.name for node in node_rows(nodes, ())] == ["a1", "n1", "n2", "n10"]
 
 
 def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +15,13 @@ from dataclasses import fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from slurm_ones.cli import app
+from slurm_ones.cli import _MODULES, app
 from slurm_ones.config import GuestSettings, LimitSettings, NotifySettings, ResizeSettings, RetentionSettings, Settings
 from slurm_ones.policies import POLICIES
 from tests.test_words import BANNED
@@ -182,6 +184,14 @@ def test_the_site_has_every_page() -> None:
     assert {page for page in pages if not page.startswith("decisions/0")} == {
         page for page in listed if "*" not in page
     }
+
+
+def test_the_site_has_every_command() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="commands.md"))
+    made = runpy.run_path(str(DOCS / "hooks.py"))["on_page_markdown"]("# Commands", page)
+    titles = re.findall("^## slurm-ones (.+)$", made, flags=re.MULTILINE)
+    assert {title.split()[0] for title in titles} == set(_MODULES) and "import sacct" in titles
+    assert made.count("Usage: slurm-ones ") == len(titles) and "  --sql " in made
 
 
 def prose(page: Path) -> Iterator[str]:
