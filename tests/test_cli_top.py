@@ -15,7 +15,6 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def test_who_is_on_which_node(filled: str) -> None:
 
 def test_nodes_are_in_the_order_of_their_numbers(filled: str) -> None:
     first, *_ = live_of(filled).nodes
-    nodes = [replace(first, name=name) for name in ("n10", "n2", "a1", "n1")]
+    nodes = [first._replace(name=name) for name in ("n10", "n2", "a1", "n1")]
     assert [node.name for node in node_rows(nodes, ())] == ["a1", "n1", "n2", "n10"]
 
 
