@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ones_db import JobHistory, MembershipRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.holds import HeldTasks, forgotten, may_be_ours
+from slurm_ones.act.holds import HeldTasks, forgot_end, forgotten, may_be_ours
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.jobs.elastic import NO_GUESTS, Elastic, Guests, WholeJob, newest, whole_job
@@ -210,8 +210,11 @@ class Leftovers:
                     log.info("job %d: block %d, which was preempted, is not kept: %s", job_id, task, error)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, JobHistory | None]]) -> None:
-        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. None of
-        these `jobs` has an open resize."""
+        """Order running blocks to end if they have not trained with their job's other blocks for `APART_S`. If Slurm
+        forgot a block's end, put it back into a hold. None of these `jobs` has an open resize.
+
+        If no running block trains, because Slurm forgot the start of those that did, put these back for another start.
+        """
         now = self.clock()
         before, self._apart = self._apart, {}
         for elastic, history in jobs:
@@ -219,14 +222,18 @@ class Leftovers:
             if members is None or elastic.refusal or not elastic.job.running:
                 continue
             staying = train_together(elastic, history)
-            apart = set()
+            apart, all_apart_s = set(), math.inf
             for block in (block for block in elastic.job.running_blocks if task_of(block) not in staying):
                 key = (elastic.job.job_id, task_of(block), block.restart)
                 since = self._apart[key] = min(now, before.get(key, now))
                 # Slurm's clock and the job's may differ much from this one.
-                if now - max(since, block.start_time, members.time) > APART_S:
+                apart_s = now - max(since, block.start_time, members.time)
+                all_apart_s = min(all_apart_s, apart_s)
+                if staying and apart_s > APART_S and not self._put_back_ended(key[0], block):
                     apart.add(key)
-            if not staying or not apart - self._told:
+            if not staying and all_apart_s > SURE_S:
+                self._put_back_trained(elastic.job, members)
+            if not apart - self._told:
                 continue
             job = replace(elastic.job, restart=members.term)
             try:
@@ -234,6 +241,32 @@ class Leftovers:
                 self._told |= apart
             except OrderError as error:
                 log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
+
+    def _put_back_trained(self, job: WholeJob, members: MembershipRecord) -> None:
+        """Requeue the ended members with a lower restart count than they trained with: Slurm forgot their last start.
+        Then each waits in a hold with that count, from which it is released (see `StaleHolds`)."""
+        trained = dict(zip(members.report.blocks, members.report.restarts, strict=False))
+        for task, block in job.tasks.items():
+            if not has_left(block) or block.completing or block.restart + 1 != trained.get(task):
+                continue
+            log.warning("block %d_%d: Slurm lost its start; it starts again", job.job_id, task)
+            try:
+                self.client.reuse(Task(job.job_id, task))
+            except Refused as error:
+                log.error("block %d_%d: it could not be put back: %s", job.job_id, task, error)
+
+    def _put_back_ended(self, job_id: int, block: SlurmJob) -> bool:
+        """Requeue a block into a hold if Slurm shows it as running because it forgot the block's end. It has no process
+        that could read an order. Slurm itself may notice this only after half an hour."""
+        task = Task(job_id, task_of(block))
+        if not (forgot_end(self.client, self.store, job_id, block) and self.held.take(job_id, [task.task])):
+            return False
+        log.warning("block %s: Slurm lost its end; it is put back into a hold", task)
+        try:
+            self.client.requeue_hold(task)
+        except Refused as error:
+            log.error("block %s: it could not be put back: %s", task, error)
+        return True
 
     def forget(self, alive: Collection[int]) -> None:
         """Drop what is remembered of all jobs but these."""

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import pairwise
 
-from ones_db import ResizeRecord, Store
+from ones_db import MembershipRecord, ResizeRecord, Store
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_us, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
@@ -29,8 +29,8 @@ from slurm_ones.slurm.parse import started_at
 log = logging.getLogger(__name__)
 
 FORGOTTEN_S = 300.0
-"""Longest time, in seconds, from a release to a restart of slurmctld that forgets it. slurmctld saves every few
-seconds."""
+"""Longest time, in seconds, from a release or an end to a restart of slurmctld that forgets it. slurmctld saves every
+few seconds."""
 
 
 class HeldTasks:
@@ -113,15 +113,27 @@ def may_be_ours(job: SlurmJob) -> bool:
 def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
     """Tell whether Slurm forgot that a block started: it waits in a hold, with a restart count with which it trained. A
     requeue would have raised the count. So the hold is the one from which the companion released it."""
-    start = (task_of(job), job.restart)
-    told = (one.report for one in store.memberships(job_id)) if may_be_ours(job) else ()
-    return any(start in zip(one.blocks, one.restarts, strict=False) for one in told)
+    told = store.memberships(job_id) if may_be_ours(job) else ()
+    return any(_trains(job, one) for one in told)
 
 
-def forgotten(client: SlurmClient, released: float) -> bool:
-    """Tell whether slurmctld restarted within `FORGOTTEN_S` after this release, so that it may have forgotten the
-    release."""
-    return 0.0 < _began(client) - released <= FORGOTTEN_S
+def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
+    """Tell whether Slurm may have forgotten the end of a running block. The job trains without this start of it, and
+    slurmctld restarted shortly after the first membership without it."""
+    told = store.memberships(job_id)
+    last = next((number for number, one in enumerate(told) if _trains(job, one)), 0)
+    return last > 0 and forgotten(client, told[last - 1].time)
+
+
+def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
+    """Tell whether the membership has this start of the block."""
+    return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
+
+
+def forgotten(client: SlurmClient, then: float) -> bool:
+    """Tell whether slurmctld restarted within `FORGOTTEN_S` after this time, so that it may have forgotten what it did
+    then, such as a release."""
+    return 0.0 < _began(client) - then <= FORGOTTEN_S
 
 
 def _began(client: SlurmClient) -> float:

@@ -337,6 +337,53 @@ def test_a_job_goes_on_if_slurm_forgets_the_start_of_its_only_block(make: Make, 
     assert world.tasks[1].running and {*world.training.members} == {1} and 1 not in world.machine_held()
 
 
+@pytest.mark.parametrize("trains", [True, False], ids=["the other trains", "its start is forgotten too"])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_block_whose_end_slurm_forgets_is_put_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch, trains: bool, restarted: bool
+) -> None:
+    """It has no process that an order could end. If Slurm forgot the other's start too, that one starts again."""
+    world = make({1: ONE, 2: ONE})
+    world.change({}, (1,))
+    world.begin({1: ONE}, (0, 2))
+    world.until(State.DONE)
+    client, began, number = world.simulated.client, str(round(world.clock()) + 2), world.order.number
+    if restarted:
+        monkeypatch.setattr(client, "config", lambda: {"BOOT_TIME": began})
+    _forget_end(world, 0)
+    if not trains:
+        world.cluster.kill(Task(world.job_id, 1), 1)
+        record = world.cluster.records.get(Task(world.job_id, 1))
+        record.state, record.restart = JobState.COMPLETED, record.restart - 1
+    stale = StaleHolds(client, world.store, world.clock)
+
+    def tick(after_s: float) -> None:
+        world.simulated.pass_time(after_s)
+        world.tidy()
+        ours = {Task(world.job_id, task) for task in world.machine_held()}
+        stale.release([(world.job_id, job) for job in client.tasks(world.job_id)], ours)
+
+    for after_s in (0, 30, 60, 60):
+        tick(after_s)
+    assert {*world.training.members} == {1} and world.tasks[0].running and world.order.number == number
+    for _ in range(4):
+        tick(120)
+    assert {*world.training.members} == {1} and 2 in world.machine_held()
+    if restarted:
+        assert world.tasks[0].pending and world.tasks[0].held and 0 in world.machine_held()
+    assert (world.order.number > number) != restarted
+
+
+def _forget_end(world: BlockWorld, task: int) -> None:
+    """slurmctld begins again from a state in which the task ran. It has no process."""
+    record = world.cluster.records.get(Task(world.job_id, task))
+    assert record.pending and record.held_by
+    record.state, record.restart, record.held_by, record.requeue_held = JobState.RUNNING, record.restart - 1, "", False
+    record.start_time, record.node_list = world.clock() - 60, world.tasks[1].node_list
+    record.gpus = dict.fromkeys(record.node_list, 1)
+    record.cancel_events()
+
+
 def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmctld begins again from a state in which task 1 stood in our hold."""
     began = str(round(world.clock()))

@@ -25,6 +25,7 @@ import numpy as np
 
 from ones_db import Store
 from ones_db.shape import Shape
+from slurm_ones.act import arrays
 from slurm_ones.cli import main as slurm_ones
 from slurm_ones.policies import POLICIES
 from slurm_ones.policy.contract import Allocation, ClusterView, JobView, Schedule
@@ -38,6 +39,8 @@ AGAIN_S = 0.5
 """A companion that ended is started again after this long."""
 GATE_S = 30.0
 """How long a companion stands at its gate at most."""
+APART_S = 10.0
+"""How long a block may run apart: less than a fault's judge waits for."""
 WRITES = ("begin_resize", "step_resize", "end_resize")
 CHANGES = ("requeue_hold", "hold", "hold_waiting", "reshape", "release", "defer", "reuse", "throttle")
 KEEP, PARK = 0.5, 0.12
@@ -160,6 +163,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     Gate(folder).install()
     POLICIES[RandomPolicy.name] = RandomPolicy
+    arrays.APART_S = APART_S
     sys.argv[:2] = ["slurm-ones", "run"]
     if "NOTIFY_SOCKET" not in os.environ:
         supervise(folder, slurm_ones)
