@@ -140,7 +140,7 @@ class History:
 
     def _revive(self) -> None:
         """Something always trains."""
-        time.sleep(self._random.random() ** 2)
+        time.sleep(self._random.random())
         until = time.monotonic() + 0.5
         while self._ending.issuperset(living := self._living()) and living and time.monotonic() < until:
             time.sleep(0.02)

@@ -17,9 +17,10 @@ import torch
 from ones_wrapper.frameworks import steps
 from ones_wrapper.group import Group, TorchGroup
 from ones_wrapper.launch import serve
-from ones_wrapper.membership import entered, meeting
+from ones_wrapper.membership import entered, meeting, rescue
 from ones_wrapper.membership.blocks import Blocks
 from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.coming import LOST, Coming, read_coming
 from ones_wrapper.membership.entered import Entered, enter_before_script, enter_block
 from ones_wrapper.membership.files import HotFolder, Leader
 from ones_wrapper.membership.machine import BlockMachine, BlockState, Carrier
@@ -84,6 +85,24 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -
         dying.join()
     assert found is not None and (found.term, found.task) == (1, 1) and board is not None
     assert took < 60.0
+
+
+def test_announced_blocks_that_waited_for_a_dead_writer_wait_little_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block dies while it writes the rescue checkpoint, for which the other waits as long as it may. It then waited
+    twice as long again for the dead one to come."""
+    monkeypatch.setattr(rescue, "WAIT_S", 4.0)
+    folder, now = HotFolder(tmp_path, 7), time.time()
+    folder.prepare()
+    assert folder.claim(Leader(0, "127.0.0.1", 1, "gone", 0, 0)) and rescue.claim(folder.path, 0)
+    left = Plan(1, 1, (Member(1, 0, "1.0", 1, 1, 1), Member(2, 0, "2.0", 1, 1, 1)), why=LOST)
+    assert folder.announce(Coming(left, now, now).fields()) == ""
+    _, board = meeting.find_or_found(folder, Block(7, 2, 0), JobNetwork.here())
+    took = time.time() - now
+    assert board is not None and took > rescue.WAIT_S
+    coming = read_coming(board)
+    assert coming is not None and coming.patience_s() < took
 
 
 def meet_and_lose(error: Exception, blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ class Coming:
     began: float
     """Unix time at which training paused."""
     at: float
+    """Unix time of the announcement; on the board, later by the wait for a rescue checkpoint."""
 
     def named(self, block: Block) -> bool:
         """Return whether this start of a block trains in the announced term."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -66,7 +67,9 @@ def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple
                 if find_coming(folder, leader) is not None:  # the leader's last act
                     continue
         term = folder.next_term(leader)
-        rescue.wait(folder.path, term - 1)
+        waited_s = rescue.wait(folder.path, term - 1)
+        if coming is not None:  # all that come wait for the checkpoint: then they need no more time for each other
+            coming = replace(coming, at=coming.at + waited_s)
         board = Board.hosted(network, term)
         board.put(GATHER, json.dumps(coming.fields()) if coming is not None else "")
         leader = Leader(term, *board.address, board.place, block.task, block.restart)

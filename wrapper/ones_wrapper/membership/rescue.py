@@ -102,15 +102,18 @@ def done(folder: Path, term: int) -> None:
         _path(folder, term).rename(_done(folder, term))
 
 
-def wait(folder: Path, term: int) -> None:
-    """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint. Removes older terms' marks."""
-    until = time.monotonic() + WAIT_S
-    while _path(folder, term).exists() and time.monotonic() < until:
+def wait(folder: Path, term: int) -> float:
+    """Wait up to `WAIT_S` seconds while a process writes the term's rescue checkpoint; return the seconds waited.
+    Removes older terms' marks."""
+    waited_s, began = 0.0, time.monotonic()
+    while _path(folder, term).exists() and waited_s < WAIT_S:
         time.sleep(0.02)
+        waited_s = time.monotonic() - began
     for path in (*folder.glob("rescue-*"), *folder.glob("rescued-*")):
         number = path.name.partition("-")[2]
         if number.isdigit() and int(number) < term:
             path.unlink(missing_ok=True)
+    return waited_s
 
 
 def _path(folder: Path, term: int) -> Path:
