@@ -155,7 +155,7 @@ class FaultRun:
         while True:
             findings = check(self.site)
             if self.site.guests:
-                findings.broken += check_guests(self.site, self.site.preempted()[self._preempted :])
+                findings.broken += check_guests(self.site)
             fresh = {*findings.lost, *findings.held, *findings.broken} - self._known
             if not fresh or time.monotonic() > until:
                 return findings

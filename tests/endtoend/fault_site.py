@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -406,10 +405,11 @@ class FaultSite:
         shown = self.cluster.run(["sinfo", "-hN", "-p", "gpu", "-o", "%N %T"], user="root").stdout.splitlines()
         return [name for name, state in map(str.split, shown) if state in ("idle", "mixed", "allocated", "completing")]
 
-    def preempted(self) -> list[int]:
-        """The blocks that Slurm has preempted so far, by their own ids."""
-        log = (self.cluster.logs / "slurmctld.log").read_text(errors="replace")
-        return [int(found) for found in re.findall(r" preempted JobId=(?:\d+_\d+\()?(\d+)\)? has been", log)]
+    def preempted(self) -> list[tuple[int, str]]:
+        """The runs that Slurm has preempted so far: whose, by the own ids of blocks, and in which QOS."""
+        command = "sacct -anPDX --starttime=now-1day --format=JobIDRaw,QOS,State"
+        rows = [row.split("|") for row in self.cluster.run(command.split(), user="root").stdout.splitlines()]
+        return [(int(job_id), qos) for job_id, qos, state in rows if state == "PREEMPTED"]
 
     def jobs(self) -> dict[int, SlurmJob]:
         """All jobs as Slurm has them; a job of blocks as one, in its newest term."""

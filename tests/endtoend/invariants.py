@@ -81,7 +81,9 @@ def check(site: Site) -> Findings:
             if job is None:
                 findings.lost.append(f"job {job_id} is not known to Slurm any more")
                 continue
-            lost, held = _lost(job, expected), _held(job, expected)
+            newest = store.memberships(job_id, 1) if expected.blocks else ()
+            members = [task for one in newest for task in one.report.blocks]
+            lost, held = _lost(job, expected), left_held(job, expected, members)
             findings.lost += lost
             findings.held += held
             if expected.role != "elastic":
@@ -107,24 +109,23 @@ def check(site: Site) -> Findings:
     return findings
 
 
-def check_guests(site: FaultSite, preempted: Collection[int]) -> list[str]:
-    """Guests of all jobs: no other job waits for what they hold, no base block was among those just `preempted`, and
-    each is somebody's."""
+def check_guests(site: FaultSite) -> list[str]:
+    """Guests of all jobs: nobody waits for what they hold, no base block was preempted, and each is somebody's."""
     known = site.records()
     records = known.values()
-    taken = [job for id_ in preempted if (job := known.get(id_)) and (job.ended or job.held) and not job.running]
-    found = [f"base block {job.key} was preempted" for job in taken if job.qos != GUEST]
-    found += _waits_for_guests(records, site.usable_nodes())
+    taken = [(job, qos) for id_, qos in site.preempted() if (job := known.get(id_)) and job.array_id in site.expected]
+    found = [f"base block {job.key} was preempted, in QOS {qos}" for job, qos in taken if qos != GUEST]
+    found += waits_for_guests(records, site.usable_nodes())
     with site.store() as store:
         held = HeldTasks(store)
         for job_id, expected in site.elastic().items():
             tasks = [job for job in records if job.array_id == job_id]
             if expected.blocks and not (expected.hold or expected.impossible_request):
-                found += _guests_of(job_id, tasks, {*held.of(job_id)} | expected.kept, expected)
+                found += guests_of(job_id, tasks, held.of(job_id), expected)
     return found
 
 
-def _waits_for_guests(records: Collection[SlurmJob], nodes: Collection[str]) -> Iterator[str]:
+def waits_for_guests(records: Collection[SlurmJob], nodes: Collection[str]) -> Iterator[str]:
     """The first job of the queue, if it would have room without guests: those behind it wait for it."""
     waiting = [job for job in records if job.pending and job.reason in WAIT_FOR_ROOM and job.qos != GUEST]
     running = [job for job in records if job.running or job.completing]
@@ -143,20 +144,22 @@ def _whole(job: SlurmJob) -> bool:
     return job.exclusive or job.partition == "excl"
 
 
-def _guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: set[int], expected: JobExpectation) -> Iterator[str]:
+def guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: Collection[int], expected: JobExpectation) -> Iterator[str]:
+    """What is wrong with the blocks of a job, some of which are guests. The companion holds those that are `ours`."""
+    known = {*ours} | expected.kept
     running = [job for job in tasks if job.running]
     guests = [job for job in tasks if job.qos == GUEST]
     served = running and not expected.opted_out
     for job in tasks:
-        name, known = f"job {job_id}: its block {job.array_tasks} ({job.state.value})", ours.issuperset(job.array_tasks)
-        if job in guests and job.pending and job.held and not (known or job.admin_held):
-            yield f"{name} is a guest in a hold that neither the companion nor its owner set"
+        name = f"job {job_id}: its block {job.array_tasks} ({job.state.value})"
+        if job in guests and job.pending and job.held and (job.admin_held or not known.issuperset(job.array_tasks)):
+            yield f"{name} is a guest in a hold that neither the companion nor its owner set ({job.reason})"
         if job.running and job.held and not (served and job in guests) and expected.kept.isdisjoint(job.array_tasks):
             yield f"{name} is left held"
         # Of a job that may not be requeued the companion requeues no task.
         if job.state is JobState.PREEMPTED and served and all(one.requeue for one in running):
             yield f"{name} is not put back"
-    spare = any(job.pending and ours.issuperset(job.array_tasks) for job in tasks)
+    spare = any(job.pending and job.held and {*job.array_tasks} & {*ours} - expected.kept for job in tasks)
     waits = any(job.pending and not job.held and job not in guests for job in tasks)
     if served and spare and not waits and all(job in guests for job in running):
         yield f"job {job_id}: guests train without a base"
@@ -174,10 +177,11 @@ def _lost(job: SlurmJob, expected: JobExpectation) -> list[str]:
     return []
 
 
-def _held(job: SlurmJob, expected: JobExpectation) -> list[str]:
+def left_held(job: SlurmJob, expected: JobExpectation, members: Collection[int]) -> list[str]:
+    """A hold of the whole job. One of blocks waits in its owner's if a block does that trained last, in `members`."""
     if job.ended or expected.impossible_request or (expected.blocks and job.running):
         return []
-    if job.held and not expected.hold:
+    if job.held and not expected.hold and expected.kept.isdisjoint((*members, *job.array_tasks)):
         return [f"job {job.job_id} ({job.state.value}) is held, and neither its owner nor an operator did it"]
     if expected.hold and expected.hold_sure and not job.held:
         return [f"job {job.job_id} was held by its {expected.hold}, and is not any more"]
