@@ -26,10 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.cluster import Cluster, root
 from tests.cluster.cli import Progress
+from tests.cluster.sites import GRES_GUESTS
 from tests.cluster.spec import Bind
 from tests.conftest import quick
 from tests.endtoend.fault_run import PARTS, FaultOutcome, figures, run
-from tests.endtoend.fault_site import WITH_GUESTS, small_disks
+from tests.endtoend.fault_site import small_disks
 from tests.endtoend.faults import KINDS
 from tests.guide.site import HOST
 
@@ -62,7 +63,7 @@ def main() -> None:
     if args.systemd:
         root.build(HOST, Progress())
     with small_disks() as disks:
-        cluster = Cluster(WITH_GUESTS if args.guests else "gres").start(
+        cluster = Cluster(GRES_GUESTS if args.guests else "gres").start(
             [Bind(str(disk), place, writable=True) for place, disk in disks.items()]
         )
         quick(cluster)

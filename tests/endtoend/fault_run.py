@@ -312,7 +312,8 @@ def run(
                 guests=mode,
             )
             try:
-                kinds = [*only] * share if only else kinds_for(site, share, deck)
+                able = [kind for kind in only if POSSIBLE[kind](site)]
+                kinds = able * share if only else kinds_for(site, share, deck)
                 faults += FaultRun(site, part, log, on_fault, moments).faults(kinds[:share], len(faults))
             finally:
                 shutil.copy(site.folder / "companion.log", log / f"companion-{index}.log")

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,7 +22,6 @@ from slurm_ones.jobs.elastic import whole_job
 from slurm_ones.slurm.model import JobState, SlurmJob
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, interpreter, linux, paths
-from tests.cluster.sites import GRES_GUESTS
 from tests.cluster.spec import Bind
 from tests.db.server import ADMIN, Server
 from tests.endtoend.harness import DATABASE, LAUNCHER, TRAIN, BlockTask, Harness, processes
@@ -71,8 +70,9 @@ GUEST_SETTINGS = f"""
 [guests.gpu]
 qos = "{GUEST}"
 """
-WITH_GUESTS = replace(GRES_GUESTS, conf=tuple(line for line in GRES_GUESTS.conf if "RequeueExit" not in line))
-"""A Slurm with such a QOS, where a companion holds guests for their next start."""
+AGAIN = signal.SIGUSR1
+"""What ends a job so that it waits again, if preempted guests are cancelled (RequeueExit). With RequeueExit a companion
+would hold no guest for its next start."""
 
 
 @dataclass
@@ -280,6 +280,11 @@ class FaultSite:
 
     def _admit_guests(self) -> None:
         """An operator's companion needs no user to have the QOS."""
+        conf = self.cluster.root / "etc/slurm/slurm.conf"
+        lines = [line for line in conf.read_text().splitlines() if not line.startswith("RequeueExit")]
+        lines += [f"RequeueExit={128 + AGAIN}"] if self.guests == "cancel" else []
+        conf.write_text("".join(f"{line}\n" for line in lines))
+        self.cluster.run(["scontrol", "reconfigure"], user="root")
         users = f"normal,{GUEST}" if self.own else "normal"
         for change in (f"qos {GUEST} set preemptmode={self.guests}", f"user alice set qos={users}"):
             self.cluster.run(["sacctmgr", "-i", "modify", *change.split()], user="root", check=False)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import SlurmJob
-from tests.endtoend.fault_site import GUEST, FaultSite
+from tests.endtoend.fault_site import AGAIN, GUEST, FaultSite
 from tests.endtoend.faults import SAVED_S, Inject, blocks_of, in_blocks, kind, later, strike
 from tests.faults.kinds import FaultKind
 
@@ -25,6 +25,8 @@ FORGOTTEN_S = 3.0
 """A block that was started so long ago has processes."""
 KILLED_S = 10.0
 """KillWait, and some more."""
+OFTEN, STARTS_S = 10, 8.0
+"""So often one task is preempted, if it starts again within so long each time."""
 NEEDS = (
     ("--nodes=1", "--gres=gpu:4"),
     ("--nodes=2", "--gres=gpu:3"),
@@ -39,10 +41,12 @@ NEEDS = (
 Guests = list[SlurmJob]
 
 
-def guest_kind(what: FaultKind | str, gates: Sequence[str | None] = MOMENTS) -> Callable[[Inject], Inject]:
-    """Register a kind that needs guests."""
+def guest_kind(
+    what: FaultKind | str, gates: Sequence[str | None] = MOMENTS, modes: Sequence[str] = ("cancel", "requeue")
+) -> Callable[[Inject], Inject]:
+    """Register a kind that needs guests, and one of these PreemptModes."""
     GUEST_KINDS[what.value if isinstance(what, FaultKind) else what] = gates
-    return kind(what, lambda site: bool(site.guests))
+    return kind(what, lambda site: site.guests in modes)
 
 
 def _guests(
@@ -187,6 +191,36 @@ def _cancel_forgotten(site: FaultSite) -> None:
     for job in old:
         if job.array_id in site.expected and not site.pids(job.array_id, job.array_tasks[0]):
             site.scontrol("scancel", str(job.key), user="root")
+
+
+@guest_kind(FaultKind.PREEMPTED_OFTEN, (None,), modes=("requeue",))
+def _(site: FaultSite, job_id: int) -> None:
+    """Its owner releases it each time, so that Slurm starts it again."""
+    for guest in _guests(site, in_blocks(site, job_id))[:1]:
+        for _ in range(OFTEN):
+            site.scontrol("scontrol", "release", str(guest.key))
+            if (now := _await(site, guest, lambda now: now.running)) is None:
+                return
+            rigid = _come_for(site, [now])
+            _await(site, guest, lambda now: not now.running)
+            site.scontrol("scancel", str(rigid), user="bob")
+
+
+def _await(site: FaultSite, guest: SlurmJob, seen: Callable[[SlurmJob], bool]) -> SlurmJob | None:
+    """Its task, once that is so of it; None if it is not before long."""
+    until = time.monotonic() + STARTS_S
+    while time.monotonic() < until:
+        now = site.records().get(guest.job_id)
+        if now is not None and seen(now):
+            return now
+        time.sleep(0.1)
+    return None
+
+
+@guest_kind(FaultKind.PREEMPTED_EXIT, modes=("cancel",))
+def _(site: FaultSite, job_id: int) -> None:
+    for guest in _guests(site, in_blocks(site, job_id))[:1]:
+        strike(site, guest.array_id, [*guest.array_tasks], AGAIN)
 
 
 @guest_kind("owner cancels a guest")
