@@ -155,6 +155,16 @@ def test_a_guest_that_is_requeued(guests: GuestSite, held: bool) -> None:
     guests.site.wait(task, lambda job: job.running, "RUNNING again")
 
 
+def test_slurm_holds_no_guest_however_often_it_preempts_it(guests: GuestSite) -> None:
+    """Nor does it count as a failed start: of those Slurm holds a job after `max_batch_requeue`, 5 by default."""
+    guests.ends("requeue")
+    task = guests.guest()
+    for count in range(1, 8):
+        guests.site.cancel(guests.rigid())
+        guests.site.pass_time(120 if isinstance(guests.site, SimulatedSite) else 2)
+        guests.site.wait(task, lambda job, count=count: job.running and job.restart == count, "RUNNING again")
+
+
 @pytest.mark.parametrize("mode", ["cancel", "requeue"])
 def test_what_becomes_of_guests_is_known_before(guests: GuestSite, mode: PreemptMode) -> None:
     """Whether they come back, by QOS or partition; `RequeueExit` is seen, and without it they would be held."""
