@@ -370,6 +370,9 @@ def test_what_is_held_by_us() -> None:
     assert held_by_us([first, joined, replace(first, held=(), dropped=(2,))]) == {0, 1, 2}, "it trained, and left"
     preempted = replace(joined, preempted=(2,))
     assert held_by_us([first, preempted]) == {0, 1, 2} and held_by_us([first, preempted, joined]) == {0, 1}
+    back = replace(first, state="rolled_back", held=(1,))
+    assert held_by_us([back]) == {1}, "the block that was to leave trains on"
+    assert held_by_us([preempted, replace(back, dropped=(2,))]) == {1, 2}, "a guest that runs in our hold"
 
 
 def test_a_policy_is_shown_what_a_job_keeps() -> None:
