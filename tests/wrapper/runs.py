@@ -153,6 +153,14 @@ def samples_used(job_dir: Path) -> dict[int, Counter[int]]:
     return used
 
 
+def samples_by_step(job_dir: Path) -> dict[tuple[int, int, int], int]:
+    """How many samples each step used that counts, by step, epoch and restart."""
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for line in lines_that_count(_trace(job_dir)):
+        counts[line["step"], line["epoch"], line["restart"]] += len(line["samples"])
+    return counts
+
+
 def _trace(job_dir: Path) -> list[dict[str, Any]]:
     texts = (path.read_text() for path in sorted(job_dir.glob("trace-*.jsonl")))
     return [json.loads(line) for text in texts for line in text.splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,11 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from ones_wrapper.protocol import First, Hello, Membership, Order, Report, reports_name
+from ones_wrapper.protocol import Bye, First, Hello, Membership, Order, Report, Throughput, reports_name
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper import reference
 from tests.wrapper.membership.forked import ForkedBlock
-from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, reports_in, write_order
+from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, reports_in, samples_by_step, write_order
 from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
 
 ARRAY = 4711
@@ -141,7 +142,21 @@ class Job:
 
     def undisturbed(self, epochs: int, samples: int = SAMPLES, gamma: float = 0.8) -> torch.Tensor:
         """What a run of one process without a wrapper ends with, at the batches that were reported."""
-        return reference.train(epochs, samples, gamma, reference.batches_by_step(self.runs()))
+        return reference.train(epochs, samples, gamma, self.batches(samples))
+
+    def batches(self, samples: int) -> dict[int, int]:
+        """Global batch from each step on at which it changed, by the reports. A leader that was killed at once had no
+        time to report its last change, which the traces show."""
+        runs = self.runs()
+        changes, batch, used = reference.batches_by_step(runs), 0, Counter[int]()
+        for (step, epoch, term), count in sorted(samples_by_step(self.directory).items()):
+            batch = changes.get(step, batch)
+            used[epoch] += count
+            if count > batch or (count < batch and used[epoch] < samples):
+                reported = [report.step for report in runs[term] if isinstance(report, (Hello, Throughput, Bye))]
+                assert step >= max(reported, default=0), f"step {step}: {count} samples, batch {batch} reported"
+                changes[step] = batch = count
+        return changes
 
 
 def scripted(folder: Path, script: ModuleType, pace_ms: int, *arguments: str, **env: str) -> Job:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from ones_wrapper.protocol import First, Membership
+from ones_wrapper.protocol import First, Hello, Membership, encode_report, reports_name
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.membership.histories import History
 
@@ -66,6 +68,22 @@ def test_nothing_is_left_of_many_changes(job: Job) -> None:
         quarter = -(-len(settled) // 4)
         first, last = ([one.memory for one in part] for part in (settled[:quarter], settled[-quarter:]))
         assert min(last) <= max(first) + MEMORY_MB, held
+
+
+def test_a_batch_that_its_leader_had_no_time_to_report(tmp_path: Path) -> None:
+    """A leader was killed right after a change: the run to compare with took the next step at the batch before."""
+    job, hello = Job(tmp_path), Hello(1, 1, 1, 16, 1.0, 16, 64, 97, 1, 0, 0, 0, "")
+    runs = [hello], [replace(hello, step=2, batch=32)]
+    steps = [(0, 0, 16), (0, 1, 24), (1, 2, 32), (1, 3, 25)]
+    for term, reports in enumerate(runs):
+        lines = [encode_report(number, 1.0, report) for number, report in enumerate(reports, 1)]
+        (tmp_path / reports_name(term)).write_bytes(b"".join(lines))
+        trace = [{"begin": reports[0].step}] + [
+            {"epoch": 0, "step": step, "samples": [0] * count} for at, step, count in steps if at == term
+        ]
+        text = "".join(json.dumps({"restart": term, "attempt": 0, **line}) + "\n" for line in trace)
+        (tmp_path / f"trace-{term}-0.jsonl").write_text(text)
+    assert job.batches(97) == {0: 16, 1: 24, 2: 32}
 
 
 @pytest.mark.nightly
