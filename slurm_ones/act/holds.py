@@ -9,7 +9,8 @@ slurmctld saves its state a few seconds late. If it dies in this time, it restar
 companion had held in that state is held again, and only the companion would release it. Such a hold is recognised in
 three ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requeuehold` looks the same). A block that
 waits with the restart count with which it has trained was held by the companion before it started. Any other hold
-counts as the companion's if slurmctld restarted shortly after a release, and the job was not held when last seen.
+counts as the companion's if slurmctld restarted shortly after a release and has not considered the job since. A hold
+that this companion saw before the restart is somebody else's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 FORGOTTEN_S = 300.0
 """Longest time, in seconds, from a release or an end to a restart of slurmctld that forgets it. slurmctld saves every
 few seconds."""
+
+DOWN_S = 3600.0
+"""Longest time for which slurmctld is down after a release, in seconds, for a job that it has not considered since."""
 
 
 class HeldTasks:
@@ -154,7 +158,7 @@ class StaleHolds:
         self._known: set[JobKey] = set()
         """Jobs that were held at the last tick by somebody else."""
         self._last = 0.0
-        """Time of the last tick."""
+        """Time of the last tick; 0.0 before the first."""
 
     def release(self, jobs: Iterable[tuple[int, SlurmJob]], ours: Collection[JobKey]) -> None:
         """Release jobs that are still in the hold of a resize that is over; raises `Unreachable`.
@@ -165,17 +169,19 @@ class StaleHolds:
         now = self._clock()
         held = {job.key: (id_, job) for id_, job in jobs if may_be_ours(job) and job.key not in ours}
         self._known &= held.keys()
+        missed = False
         if fresh := held.keys() - self._known:
             began = _began(self._client)
-            back = 0.0 < self._last < began  # an older hold than this companion is the owner's
+            back = self._last < began
             for key in sorted(fresh, key=str):
                 id_, job = held[key]
                 stale = (job.requeue_held or back) and self._is_stale(id_, job, began if back else 0.0)
                 if (job.array_id == id_ and self._tasks.take_back(id_, job)) or stale:
-                    self._release(key, job)
+                    missed = not self._release(key, job) or missed
                 else:
                     self._known.add(key)
-        self._last = now
+        # A release that Slurm refused is due again.
+        self._last = self._last if missed else now
 
     def _is_stale(self, id_: int, job: SlurmJob, began: float) -> bool:
         """Tell whether a companion set the hold: it requeued the job into it, or slurmctld forgot the release when it
@@ -184,8 +190,21 @@ class StaleHolds:
         All resizes of the job are checked, because the last one may have ended when it found this hold.
         """
         resizes = self._store.resizes_of(id_).values()
-        requeued = any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes)
-        return requeued or any(0.0 < began - self._released(resize, job) <= FORGOTTEN_S for resize in resizes)
+        if any(job.job_id == id_ and in_our_hold(job, resize) and self._requeued(resize) for resize in resizes):
+            return True
+        # A block may have waited again since: a companion that has not seen it goes by its restart count.
+        released = [self._released(one, job) for one in resizes if self._last or one.mechanism != BLOCKS]
+        lost = [time for time in released if 0.0 < began - time <= DOWN_S]
+        return bool(lost) and not self._considered(job, max(lost))
+
+    def _considered(self, job: SlurmJob, since: float) -> bool:
+        """Tell whether Slurm has considered starting the job since then, so that it was in no hold; True if Slurm does
+        not say."""
+        try:
+            seen = self._client.details([job.job_id]).get(job.job_id)
+        except Refused:
+            return True
+        return seen is None or seen.considered >= since
 
     def _requeued(self, resize: ResizeRecord) -> bool:
         """Tell whether the job was requeued by this resize, and not by another companion."""
@@ -207,13 +226,16 @@ class StaleHolds:
         seen = (b.time for a, b in pairwise(steps) if a.state == State.RELEASING and b.state in released)
         return max(seen, default=math.inf)
 
-    def _release(self, key: JobKey, seen: SlurmJob) -> None:
+    def _release(self, key: JobKey, seen: SlurmJob) -> bool:
+        """Release the job, unless the hold is another by now; return False if Slurm refuses."""
         try:
             now = self._client.job(key)
             if may_be_ours(now) and now.requeue_held == seen.requeue_held:
                 log.warning("job %s: stale hold: Slurm lost its release; it is released again", key)
                 self._client.release(key)
         except UnknownJob:
-            return
+            return True
         except Refused as error:
             log.error("job %s: it could not be released: %s", key, error)
+            return False
+        return True

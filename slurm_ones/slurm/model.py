@@ -174,6 +174,8 @@ class SlurmJob:
     """Largest number of leaf switches that the job asks for; 0 for no limit, and before Slurm 23.02."""
     switch_wait_s: Annotated[float, Field(TIME, "", "maximum_switch_wait_time")] = field(default=0.0, compare=False)
     """Longest wait for at most `switches` leaf switches, in seconds; 0 before Slurm 23.02."""
+    considered: Annotated[float, Field(TIME, "", "last_sched_evaluation")] = field(default=0.0, compare=False)
+    """Time at which Slurm last considered starting the job; 0 for never. Slurm considers no held job."""
     command: Annotated[str, Field(TEXT, "", "command")] = field(default="", compare=False)
     """Path of the job's batch script."""
     submit_line: Annotated[str, Field(TEXT, "", "submit_line")] = field(default="", compare=False)

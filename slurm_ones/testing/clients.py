@@ -317,6 +317,14 @@ class ReadingContract:
             assert (found[job_id].nodes, found[job_id].task_counts) == (site.owner.job(job_id).nodes, False)
         assert site.owner.details([]) == site.owner.details([999_999]) == {}
 
+    def test_it_is_shown_when_slurm_considered_a_job(self, site: Site) -> None:
+        """`details` of a job that started show when Slurm last considered it: not before its release."""
+        job_id = site.held("--nodes=1", "--gres=gpu:1")
+        before = site.owner.details([job_id])[job_id].considered
+        site.owner.release(job_id)
+        started = site.wait(job_id, lambda job: job.running, "RUNNING").start_time
+        assert before <= int(started) <= site.owner.details([job_id])[job_id].considered
+
 
 class ChangingContract:
     """Tests of changes by clients: submit, requeue with a hold, hold, release, defer."""

@@ -304,6 +304,7 @@ class Slurm(SimulatedClient):
         self.cluster.nodes.give_back(job_id, record.gpus)
         record.gpus, record.node_list, record.start_time = {}, (), 0.0
         record.state, record.held_by, record.requeue_held = JobState.PENDING, "user", requeued
+        record.considered = 0.0
 
     def forget(self, job_id: int) -> None:
         """The job ended longer ago than MinJobAge."""

@@ -536,13 +536,22 @@ def test_a_release_that_slurm_forgot_with_a_later_run_is_repeated(make_world: Ma
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same companion", "another"])
 @pytest.mark.parametrize(
-    "after", ["nothing", "a resize that gave up", "the owner's hold", "the owner's later hold", "an hour"]
+    "after",
+    [
+        "nothing",
+        "a resize that gave up",
+        "the owner's hold",
+        "the owner's hold that no tick saw",
+        "the owner's later hold",
+        "half an hour",
+        "two hours",
+    ],
 )
 def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     make_world: Make, after: str, restarted: bool
 ) -> None:
-    """By its looks it might be the owner's: it is theirs if it was seen before slurmctld started, or came later. A
-    companion that starts later cannot know."""
+    """By its looks it might be the owner's: it is theirs if it was seen before slurmctld started, came later, or Slurm
+    considered the job in between. A companion that starts later knows that too."""
     world = make_world(running=False)
     fill(world, 4)
     world.begin()
@@ -550,13 +559,17 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
     ticks = Ticks(world)
     if after == "the owner's hold":
         world.slurm.owner_holds(world.job_id)
-    if after == "an hour":
-        world.slurm.pass_time(3600)
+    if "hour" in after:
+        world.slurm.pass_time(1800 if after == "half an hour" else 7200)
     ticks.tick()
-    held_by = world.job.held_by or "us"
+    if after == "the owner's hold that no tick saw":
+        world.slurm.owner_holds(world.job_id)
     world.slurm.pass_time(5)
-    world.slurm.forgets_release(world.job_id, requeued=False)
-    world.job.held_by = held_by
+    if world.job.held_by:
+        world.slurm.booted = world.clock()
+    else:
+        world.slurm.forgets_release(world.job_id, requeued=False)
+        world.job.held_by = "us"
     if restarted:
         ticks.restart()
     if after == "a resize that gave up":
@@ -569,8 +582,22 @@ def test_a_hold_of_a_job_that_waited_is_ours_if_slurm_forgot_its_release(
         world.slurm.owner_holds(world.job_id)
     ticks.tick()
     ticks.tick()
-    stays = {"the owner's hold": "owner", "the owner's later hold": "owner", "an hour": "us"}
-    assert world.job.held_by == stays.get(after, "us" if restarted else "")
+    assert world.job.held_by == ("owner" if "owner" in after else "us" if after == "two hours" else "")
+
+
+def test_a_release_that_slurm_forgot_and_then_refused_is_repeated(make_world: Make) -> None:
+    world = make_world(running=False)
+    fill(world, 4)
+    world.begin()
+    world.until(State.DONE)
+    world.slurm.forgets_release(world.job_id, requeued=False)
+    ticks = Ticks(world)
+    world.slurm.release_refused = lambda shape: "not now"
+    ticks.tick()
+    assert world.job.held_by
+    world.slurm.release_refused = lambda shape: ""
+    ticks.tick()
+    assert world.job.held_by == ""
 
 
 def test_a_resize_that_found_the_job_in_our_hold_hides_nothing(make_world: Make) -> None:

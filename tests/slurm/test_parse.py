@@ -59,7 +59,7 @@ def records(release: str, kind: str) -> str:
         ("waits", "node_list start_time end_time time_limit_s", ((), 0.0, 0.0, 86400.0)),
         ("runs", "running nodes gpus_per_node gpus_total node_list", (True, 2, 3, 6, ("n1", "n2"))),
         ("runs", "batch array requeue exit_code", (True, False, True, 0)),
-        ("runs", "start_time", (pytest.approx(1.8e9, abs=1e8),)),
+        ("runs", "start_time considered", (pytest.approx(1.8e9, abs=1e8),) * 2),
         # 22.05 writes a wait status (1792 for 7), 26.05 an object.
         ("fails", "state ended exit_code", (JobState.FAILED, True, 7)),
     ],

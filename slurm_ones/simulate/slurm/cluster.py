@@ -387,7 +387,7 @@ class SimulatedCluster:
         job.gpus, job.resources, job.since, job.node_list = dict(gpus), need, now, tuple(gpus)
         job.partitions = (partition,) if partition else job.partitions
         self.nodes.take(job.job_id, job.holdings)
-        job.state, job.start_time, job.begin = JobState.RUNNING, now, 0.0
+        job.state, job.start_time, job.considered, job.begin = JobState.RUNNING, now, now, 0.0
         job.nodes = job.max_nodes = len(gpus)
         if job.limit_s:
             job.events.append(self.timeline.after(job.limit_s, lambda: self._end(job, JobState.TIMEOUT, 0)))
@@ -561,7 +561,7 @@ class SimulatedCluster:
         self._carry_out(made)
         self._show_throttled(entry.job_id for entry, _ in made.chosen)
         for job_id, reason in made.reasons.items():
-            self.jobs[job_id].reason = reason
+            self.jobs[job_id].reason, self.jobs[job_id].considered = reason, self.timeline.now
         if made.crowded and not self._backfill_due:
             self._backfill_due = True
             every = self.settings.backfill_s

@@ -167,6 +167,8 @@ class SimulatedJob:
     preempted_at: float = 0.0
     node_list: tuple[str, ...] = ()
     """Nodes of the last run."""
+    considered: float = 0.0
+    """Unix time at which the scheduler last considered the job; 0 for never."""
     ending: bool = False
     """True while processes of the last run still exist."""
     forbidden_shapes: frozenset[Shape] = frozenset()
@@ -279,6 +281,7 @@ class SimulatedJob:
             array=request.array or self.array is not None,
             array_id=self.array.array_id if self.array is not None else 0,
             array_tasks=self.array_tasks,
+            considered=self.considered,
             switches=self.switches,
             switch_wait_s=60.0 if self.switches else 0.0,
             throttle=self.array.throttle if self.array is not None else 0,
