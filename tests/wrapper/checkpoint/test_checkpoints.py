@@ -61,9 +61,10 @@ def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000020", "step-000000100"]
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("harm", ["short", "changed", "missing", "manifest", "no manifest", "outside"])
 def test_damaged_newest_is_passed_over(
-    tmp_path: Path, group: Group, harm: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, group: Group, harm: str, ahead: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Protects from a checkpoint that was cut short: the one before it is used, and it is said."""
     box = Checkpoints(tmp_path, group, 7, 0)
@@ -86,6 +87,8 @@ def test_damaged_newest_is_passed_over(
         manifest = json.loads((newest / "manifest.json").read_text())
         manifest["files"]["../../../etc/passwd"] = [1, 1]
         (newest / "manifest.json").write_text(json.dumps(manifest))
+    if ahead:
+        box.check_ahead()
     loaded = state()
     found = box.load(loaded)
     assert found.name == "step-000000001"
@@ -95,6 +98,30 @@ def test_damaged_newest_is_passed_over(
     # What is newer than all to come must not push good ones out.
     box.save(state(), TrainingProgress(step=2))
     assert box.load(state()).name == "step-000000002"
+
+
+def test_a_checkpoint_is_checked_once(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of its loading, while the script makes its model; at its loading if it came later, or is loaded again."""
+    looked: list[tuple[str, bool]] = []
+
+    def damage(path: Path, part: int, parts: int) -> str:
+        looked.append((path.name, threading.current_thread() is threading.main_thread()))
+        return checksums.damage(path, part, parts)
+
+    monkeypatch.setattr(checkpoints, "damage", damage)
+    box = Checkpoints(tmp_path, group, 7, 0)
+    box.check_ahead()
+    box.save(state(), TrainingProgress(step=1))
+    assert box.load(state()).name == "step-000000001"
+    box.check_ahead()
+    for _ in range(2):
+        box.load(state())
+    box.check_ahead()
+    box.save(state(), TrainingProgress(step=2))
+    assert box.load(state()).name == "step-000000002"
+    one, two = "step-000000001", "step-000000002"
+    assert [it for it in looked if it[1]] == [(one, True), (one, True), (two, True)]
+    assert [it for it in looked if not it[1]] == [(one, False), (one, False)]
 
 
 def test_averages_on_a_gpu_are_copied_on_the_rescues_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from ones_wrapper.devices import streams
 from ones_wrapper.devices.host_memory import Arena
 from ones_wrapper.files.checksums import Sum, damage
 from ones_wrapper.group import Group, RankError
+from ones_wrapper.process.background import run_behind
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Checkpoints:
         self._alone = False
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
+        self._ahead: tuple[str, Future[str]] | None = None
+        """Name of the checkpoint that this rank checks ahead, and the future of what `damage` returns."""
         if holds:
             group.on_first(self._folder.prepare)
 
@@ -208,6 +211,20 @@ class Checkpoints:
         seconds = time.monotonic() - work.started
         return Saved(work.name, size, seconds, seconds if stall is None else stall, work.progress)
 
+    def check_ahead(self) -> None:
+        """Begin to check the checkpoint that `load` will take, while the script makes its model."""
+        names = self._group.on_first(self._folder.names)
+        if names:
+            check = partial(damage, self._folder.path(names[0]), self._group.rank, self._group.world)
+            self._ahead = names[0], run_behind("ones-check", check)
+
+    def _damage(self, name: str) -> str:
+        """Return the damage of this rank's part of a checkpoint's files, empty for none. Not collective."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == name:
+            return ahead[1].result()
+        return damage(self._folder.path(name), self._group.rank, self._group.world)
+
     def load(self, state: SavedState) -> Loaded:
         """Load the newest undamaged checkpoint into the objects of `state`.
 
@@ -216,16 +233,16 @@ class Checkpoints:
         hours.
         """
         group, folder = self._group, self._folder
-        group.here(lambda: collect(state))
         notes: list[str] = []
         for name in group.on_first(folder.names):
-            found = group.everywhere(partial(damage, folder.path(name), group.rank, group.world))
+            found = group.everywhere(partial(self._damage, name))
             if problems := [*filter(None, found)]:
                 notes.append(f"checkpoint {name} is damaged ({problems[0]}) and was passed over")
                 group.on_first(partial(folder.set_aside, name))
                 continue
             progress, note = group.everywhere(partial(self._read, name, state))[0]
             return Loaded(name, TrainingProgress(**progress), self._log([*notes, *note]))
+        group.here(lambda: collect(state))
         return Loaded("", TrainingProgress(), self._log(notes))
 
     def _log(self, notes: list[str]) -> str:

@@ -20,6 +20,8 @@ RESUMED_FROM = "resumed_from"
 _DAMAGED = (None, errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
 """Errors that show a damaged file. Others (ESTALE, ETIMEDOUT, EACCES, EMFILE) say nothing about its content."""
 _TRIES, _AGAIN_S = 5, 2.0
+BLOCK = 8 << 20
+"""Bytes read at a time: each read and each sum waits for the interpreter's lock, which a script may hold."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def checksum(path: Path) -> Sum:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
             raise OSError(f"{path.name} is not a regular file of this user")
-        crc, block = 0, memoryview(bytearray(1 << 20))
+        crc, block = 0, memoryview(bytearray(min(max(state.st_size, 1), BLOCK)))
         while read := file.readinto(block):
             crc = zlib.crc32(block[:read], crc)
     return Sum(state.st_size, crc)

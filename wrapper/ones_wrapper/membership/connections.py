@@ -33,6 +33,7 @@ from ones_wrapper.network.client import StoreLostError
 from ones_wrapper.network.pairwise import prove_groups, prove_pairwise
 from ones_wrapper.network.proof import ProofError
 from ones_wrapper.network.store import GroupStore, native_store
+from ones_wrapper.process.background import run_behind
 from ones_wrapper.process.hang_detector import collective
 
 T = TypeVar("T")
@@ -122,24 +123,10 @@ def _nccl_group(store: Store, rank: int, world: int, device: torch.device) -> An
     return group
 
 
-def _start(name: str, function: Callable[[], T]) -> Future[T]:
-    """Run the function in a daemon thread, and return the future of its result."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future
-
-
 def in_time(function: Callable[[], T], timeout_s: float, look: Callable[[], object] = bool) -> T:
     """Return the result of a function that may wait for ever, called in a thread; call `look` meanwhile. Raises
     `StoreLostError` after `timeout_s` seconds, and each error of `look`: the thread is then left to itself."""
-    future, until = _start("ones-ask", function), time.monotonic() + timeout_s
+    future, until = run_behind("ones-ask", function), time.monotonic() + timeout_s
     while not wait((future,), min(LOOK_S, timeout_s)).done:
         look()
         if time.monotonic() > until:
@@ -158,7 +145,7 @@ def connect(make: Callable[[], Any], within_s: float) -> Any:
         raise RuntimeError(
             f"{len(_stuck)} communicators never came to be: no more are made until the ranks start again"
         )
-    future = _start("ones-connect", make)
+    future = run_behind("ones-connect", make)
     try:
         return future.result(within_s)
     except FutureTimeoutError:
@@ -174,7 +161,7 @@ def try_groups(formed: Formed, device: torch.device, within_s: float, given_up: 
     Collective over the plan's ranks, whose devices are idle. A broken link shows here, while training can still go on
     as before. The time to connect is part of the pause. All ranks that reach each other get the same result.
     """
-    why, until = _start("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
+    why, until = run_behind("ones-try", partial(_try_all, formed, device)), time.monotonic() + within_s
     while not wait((why,), 0.002).done and not given_up():
         if time.monotonic() > until:
             return f"a sum over the new ranks did not end within {within_s:g} s"
@@ -276,7 +263,7 @@ def drop(formed: Formed | None) -> None:
     keep((formed.data, formed.control))
     for group in formed.data.values():
         if hasattr(group, "abort"):
-            _start("ones-abort", partial(_abort, group))
+            run_behind("ones-abort", partial(_abort, group))
 
 
 def _abort(group: Any) -> None:

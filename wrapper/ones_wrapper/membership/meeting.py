@@ -21,6 +21,8 @@ DYING_S = 15.0
 """Seconds in which a leader must end after it posted that its membership is lost."""
 _TRY_S = 2.0
 """Seconds in which a living leader must accept a connection."""
+_LOOK_S = 0.02
+"""Seconds between two looks for the leader of an announced term, whose ranks wait to train."""
 
 
 class PeersLostError(RuntimeError):
@@ -54,7 +56,7 @@ def find_or_found(folder: HotFolder, block: Block, network: JobNetwork) -> tuple
         if coming is not None and not coming.may_lead(block):
             patience = patience or time.monotonic() + coming.patience_s()
             if time.monotonic() < patience:
-                time.sleep(0.05)
+                time.sleep(_LOOK_S)
                 continue
         if coming is None and leader is not None:
             try:

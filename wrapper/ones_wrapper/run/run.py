@@ -62,6 +62,8 @@ class Run:
         self.sizes = StepSizes(common, spec)
         self.records = Records(common, self.sizes, started)
         checkpoints = Checkpoints(directory, group, identity.job_id, identity.restart, holds=identity.leads)
+        if identity.leads:
+            checkpoints.check_ahead()
         self.keeping = Keeping(common, checkpoints, self.records, lambda: self.rank == 0)
         self.control = Control(common, self.sizes, self.records, self.keeping, lambda code: self.ranks.leave(code))
         self._idle = idle_gpus(env, group.world) if first else ""

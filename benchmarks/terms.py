@@ -1,0 +1,208 @@
+"""What a planned change by a term costs, and where the time goes: two blocks of FSDP2 on this machine.
+
+    python benchmarks/terms.py --changes 10 --parameters 5000000 --json terms.json
+
+Task 0 trains, then tasks 0 and 1, then 0 again, and so on; each change begins a term. The pause is the time between the
+ends of two steps around the change, less a usual step of its own size, as the script's own lines show. Its parts are
+the times between moments that all ranks have reached, as functions of the wrapper note them. In the same run the bytes
+of a checkpoint are copied in memory, and written and fsynced on the job's disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ones_wrapper.protocol import First, Membership
+from tests.waiting import until
+from tests.wrapper.membership.blocks import Job
+
+REST_S = 1.0
+"""Seconds of training between two changes."""
+SCRIPT = """
+import json, os, time
+from pathlib import Path
+import torch
+from torch.utils.data import TensorDataset
+import ones_wrapper as ones
+
+parameters, folder = int(os.environ["PARAMETERS"]), Path(os.environ["ONES_JOB_DIR"])
+width = 1024 if parameters >= 1_100_000 else 256
+job = ones.init(batch=32, max_batch=64, max_local_batch=64, epochs=1_000_000, checkpoint_every_s=1e9)
+layers = max(1, round(parameters / (width * width + width)))
+model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+model = job.fsdp(model, modules=torch.nn.Linear)
+optimizer = job.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4))
+rows = torch.randn(640, width, generator=torch.Generator().manual_seed(1))
+loader = job.loader(TensorDataset(rows), seed=3)
+file = open(folder / f"steps-{os.getpid()}.jsonl", "w", buffering=1)
+for _ in job.epochs():
+    for (x,) in loader:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        time.sleep(0.02)
+        optimizer.step()
+        if job.updates:
+            file.write(json.dumps({"time": time.time(), "step": job.progress.step, "world": job.world}) + "\\n")
+    if (folder / "hurry").exists():
+        break
+"""
+MARKS = (
+    ("checkpoint", "ones_wrapper.run.keeping", "Keeping.save", "ended"),
+    ("ranks end", "ones_wrapper.launch.node", "Ranks.fork", "began"),
+    ("ranks meet", "ones_wrapper.api", "before_script", "ended"),
+    ("script makes model", "ones_wrapper.run.run", "Run.load", "began"),
+    ("state loaded", "ones_wrapper.run.run", "Run.load", "ended"),
+    ("first step", "ones_wrapper.run.run", "Run.commit", "ended"),
+)
+"""Parts of a pause, each with the function of the wrapper whose beginning or end ends the part."""
+BEGINS = ("ones_wrapper.run.changing", "ChangingRanks._end_term")
+"""Function with which a pause begins."""
+
+Note = tuple[float, int, str, str]
+"""Time, process, function, and whether it began or ended."""
+
+
+def note_functions(path: Path) -> None:
+    """Have the functions above write notes, in all blocks that are forked from here on."""
+
+    def noting(name: str, function: Any) -> Any:
+        def note(what: str) -> None:
+            with path.open("a") as file:
+                file.write(json.dumps([time.time(), os.getpid(), name, what]) + "\n")
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            note("began")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                note("ended")
+
+        return wrapper
+
+    for module, name in {BEGINS, *(mark[1:3] for mark in MARKS)}:
+        holder: Any = importlib.import_module(module)
+        *owners, last = name.split(".")
+        for owner in owners:
+            holder = getattr(holder, owner)
+        setattr(holder, last, noting(name, getattr(holder, last)))
+
+
+def parts_of(notes: list[Note], began: float) -> dict[str, float]:
+    """Return the seconds of each part of the pause that began then."""
+    after = [note for note in notes if note[0] >= began]
+    loaded = {pid for at, pid, name, what in after if name == "Run.load" and at < began + 60}
+    firsts: dict[int, float] = {}
+    for at, pid, name, what in after:
+        if pid in loaded and name == "Run.commit" and what == "ended":
+            firsts.setdefault(pid, at)
+    over = min(firsts.values())  # all ranks step together, and ranks of later terms do so later
+    found, before = {}, began
+    for part, _, name, what in MARKS:
+        at = max(at for at, _, its, did in after if (its, did) == (name, what) and at <= over)
+        found[part], before = at - before, at
+    return found
+
+
+def steps_of(folder: Path) -> list[tuple[int, float, int]]:
+    """Return number, end and world size of each step, once all ranks have ended it."""
+    ends: dict[int, tuple[float, int]] = {}
+    for path in folder.glob("steps-*.jsonl"):
+        for line in path.read_text().splitlines():
+            values = json.loads(line)
+            ends[values["step"]] = max(ends.get(values["step"], (0.0, 0)), (values["time"], values["world"]))
+    return [(step, *ends[step]) for step in sorted(ends)]
+
+
+def pauses(steps: list[tuple[int, float, int]]) -> list[tuple[int, float]]:
+    """Return the new world size and the pause of each change."""
+    found = []
+    for (_, before, old), (_, after, new) in pairwise(steps):
+        if old != new:
+            usual = [b[1] - a[1] for a, b in pairwise(steps) if a[2] == b[2] == new]
+            found.append((new, after - before - statistics.median(usual)))
+    return found
+
+
+def raw(size: int, folder: Path) -> dict[str, float]:
+    """Return the seconds of a copy of so many bytes in memory, and of a write with fsync; medians of five."""
+    data, target = bytes(size), bytearray(size)
+    copies, writes = [], []
+    for number in range(5):
+        began = time.perf_counter()
+        target[:] = data
+        copies.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        with (folder / f"raw-{number}").open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        writes.append(time.perf_counter() - began)
+        (folder / f"raw-{number}").unlink()
+    return {"copy_s": statistics.median(copies), "write_s": statistics.median(writes)}
+
+
+def measure(directory: Path, changes: int, parameters: int) -> dict[str, Any]:
+    """Return the figures of a job in this directory that changes so many times."""
+    directory.mkdir(exist_ok=True)
+    (directory / "train.py").write_text(SCRIPT)
+    note_functions(directory / "notes")
+    job = Job(directory / "job", script=directory / "train.py", PARAMETERS=str(parameters))
+    try:
+        job.start(0)
+        job.wait(First)
+        for number in range(changes):
+            time.sleep(REST_S)
+            if number % 2 == 0:
+                job.start(1, restart=number // 2)
+            job.order(*((0, 1) if number % 2 == 0 else (0,)))
+            until(lambda: len(job.of(Membership)) > number + 1, job.errors)  # noqa: B023
+        time.sleep(REST_S)
+        job.finish(0)
+    finally:
+        job.kill()
+    newest = max((job.directory / "checkpoints").iterdir())
+    size = sum(file.stat().st_size for file in newest.iterdir())
+    notes: list[Note] = sorted(tuple(json.loads(line)) for line in (directory / "notes").read_text().splitlines())
+    begins = [at for at, _, name, what in notes if (name, what) == (BEGINS[1], "began")]
+    firsts = [at for before, at in pairwise([0.0, *begins]) if at - before > REST_S / 2]
+    parts = [parts_of(notes, at) for at in firsts]
+    figures: dict[str, Any] = {"bytes": size, "load": os.getloadavg(), **raw(size, directory)}
+    for world, kind in ((2, "grow"), (1, "shrink")):
+        of = [part for number, part in enumerate(parts) if (number % 2 == 0) == (world == 2)]
+        figures[kind] = {
+            "pause_s": [round(pause, 3) for its, pause in pauses(steps_of(job.directory)) if its == world],
+            "parts_s": {name: round(statistics.median(part[name] for part in of), 3) for name, *_ in MARKS if of},
+        }
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--changes", type=int, default=10)
+    parser.add_argument("--parameters", type=int, default=5_000_000)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(Path(folder), args.changes, args.parameters)
+    print(json.dumps(figures, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
