@@ -217,6 +217,14 @@ def _await(site: FaultSite, guest: SlurmJob, seen: Callable[[SlurmJob], bool]) -
     return None
 
 
+@guest_kind(FaultKind.PREEMPTED_ENDED)
+def _(site: FaultSite, job_id: int) -> None:
+    guests = _guests(site, in_blocks(site, job_id))[:1]
+    for guest in guests:
+        site.scontrol("scontrol", "update", f"JobId={guest.key}", "Requeue=0")
+    _come_for(site, guests)
+
+
 @guest_kind(FaultKind.PREEMPTED_EXIT, modes=("cancel",))
 def _(site: FaultSite, job_id: int) -> None:
     for guest in _guests(site, in_blocks(site, job_id))[:1]:

@@ -156,8 +156,8 @@ def guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: Collection[int], exp
             yield f"{name} is a guest in a hold that neither the companion nor its owner set ({job.reason})"
         if job.running and job.held and not (served and job in guests) and expected.kept.isdisjoint(job.array_tasks):
             yield f"{name} is left held"
-        # Of a job that may not be requeued the companion requeues no task.
-        if job.state is JobState.PREEMPTED and served and all(one.requeue for one in running):
+        # A task that may not be requeued is lost, and of a job that may not the companion requeues none.
+        if job.state is JobState.PREEMPTED and job.requeue and served and all(one.requeue for one in running):
             yield f"{name} is not put back"
     spare = any(job.pending and job.held and {*job.array_tasks} & {*ours} - expected.kept for job in tasks)
     waits = any(job.pending and not job.held and job not in guests for job in tasks)

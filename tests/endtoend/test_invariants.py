@@ -75,6 +75,7 @@ def test_a_task_that_only_slurm_believes_to_run_is_no_fault(
         (block(BASE, 1, held=True), expects(kept={1}), ""),
         (guest(BASE, 1, state=JobState.PREEMPTED), expects(), "is not put back"),
         (guest(BASE, 1, state=JobState.PREEMPTED), expects(opted_out=True), ""),
+        (guest(BASE, 1, state=JobState.PREEMPTED, requeue=False), expects(), ""),
     ],
 )
 def test_a_block_that_nobody_sees_to_is_found(job: SlurmJob, expected: JobExpectation, found: str) -> None:
