@@ -5,7 +5,6 @@ Every error names the file, the key, the given value and the accepted ones.
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import ipaddress
 import os
@@ -29,6 +28,7 @@ from pydantic import (
 )
 
 from ones_db.engine import names_password
+from ones_wrapper.protocol.choices import near
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -423,9 +423,7 @@ def _explain(error: Any) -> str:
     key = ".".join(f"{part!s:.80}" for part in location) or "the file"
     if error["type"] == "extra_forbidden":
         accepted = _accepted(location)
-        near = difflib.get_close_matches(str(location[-1]), accepted, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        return f"unknown key {key}{hint}; accepted here: {', '.join(accepted)}"
+        return f"unknown key {key}{near(str(location[-1]), accepted)}; accepted here: {', '.join(accepted)}"
     if not location:
         # The message must not show the file's content, which may include a password.
         return str(error["msg"])

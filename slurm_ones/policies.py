@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
+from ones_wrapper.protocol.choices import listed
 from slurm_ones import rivals
 from slurm_ones.ones import Ones
 from slurm_ones.policy.contract import Policy
@@ -49,7 +50,7 @@ def find_policy(name: str) -> Any:
         return _load(f"policy: {name!r}", EntryPoint(name, name, GROUP))
     others = {found.name: found for found in entry_points(group=GROUP)}
     if name not in others:
-        known = ", ".join(sorted({*POLICIES, *others}))
+        known = listed(sorted({*POLICIES, *others}), name)
         raise ValueError(f"policy: {name!r} is none of {known}, and no package.module:Class")
     dist = others[name].dist
     return _load(f"policy: {name!r} of {dist.name} {dist.version}" if dist else f"policy: {name!r}", others[name])
@@ -65,7 +66,7 @@ def make_policy(name: str, **options: Any) -> Policy:
     known = [field.name for field in fields(options_type)] if options_type else []
     for option in options:
         if option not in known:
-            raise ValueError(f"policy {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+            raise ValueError(f"policy {name} has no option {option!r}; it has {listed(known, option) or 'none'}")
     policy: Policy = cls(options_type(**options)) if options_type else cls()
     return policy
 

@@ -350,10 +350,31 @@ class TestTemplate:
         )
 
 
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("jobs --states RUNING", "RUNNING"),
+        ("top --sort shap", "shape"),
+        ("template ddpp", "ddp"),
+        ("db query scalin", "scaling"),
+        ("db query scaling --columns gpu", "gpus"),
+        ("db query scaling --param job=7", "job_id"),
+        ("simulate --policy Polux", "pollux"),
+        ("simulate --policy gavel:objectiv=makespan", "objective"),
+        ("simulate --workload filly", "philly"),
+        ("simulate --arrivals poison", "poisson"),
+        ("simulate --resize hot:lanch_s=1", "launch_s"),
+    ],
+)
+def test_a_word_that_is_nearly_right_is_named(command: str, meant: str) -> None:
+    done = call(*command.split())
+    assert done.exit_code == 2 and f"(did you mean {meant}?)" in " ".join(done.output.replace("│", "").split())
+
+
 def test_a_slip_of_the_finger_is_answered() -> None:
     done = call("jbos")
-    assert done.exit_code == 2 and "Did you mean jobs?" in done.output
-    assert "Did you mean" not in call("\x1b[2Jzzz").output and "\x1b" not in call("stat\x1bus").output
+    assert done.exit_code == 2 and "(did you mean jobs?)" in done.output
+    assert "did you mean" not in call("\x1b[2Jzzz").output and "\x1b" not in call("stat\x1bus").output
     for words in ((), ("why",), ("db",), ("db", "query"), ("plugin", "install")):
         assert call(*words, "-h").exit_code == 0
     text = call("-h").output

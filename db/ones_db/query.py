@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from ones_db.backend import StoreError
 from ones_db.engine import backend_behind, checked, transaction
 from ones_db.views import KINDS, VIEWS, Column
+from ones_wrapper.protocol.choices import listed
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -101,7 +102,7 @@ def saved_queries() -> dict[str, str]:
 def saved_query(name: str) -> str:
     """Return the SQL of a saved query. Raises `QueryError` with all names if there is no such query."""
     if name not in saved_queries():
-        raise QueryError(f"no query is called {name!r}; there are {', '.join(saved_queries())}")
+        raise QueryError(f"no query is called {name!r}; there are {listed(saved_queries(), name)}")
     return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
@@ -110,7 +111,7 @@ def parameters_of(sql: str) -> dict[str, str]:
     found = dict(re.findall(r"^--:\s*(\w+)\s+(\w+)\s*$", sql, re.MULTILINE))
     for name, kind in found.items():
         if kind not in KINDS:
-            raise QueryError(f"parameter {name}: no kind is called {kind!r}; there are {', '.join(KINDS)}")
+            raise QueryError(f"parameter {name}: no kind is called {kind!r}; there are {listed(KINDS, kind)}")
     return found
 
 
@@ -120,12 +121,12 @@ def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()
     Each column in `where` must be equal to the parameter with the same name.
     """
     if name not in VIEWS:
-        raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
+        raise QueryError(f"no view is called {name!r}; there are {listed(VIEWS, name)}")
     view = VIEWS[name]
     known = [column.name for column in view.columns]
     for column in (*where, *columns):
         if column not in known:
-            raise QueryError(f"{name} has no column {column!r}; it has {', '.join(known)}")
+            raise QueryError(f"{name} has no column {column!r}; it has {listed(known, column)}")
     condition = " WHERE " + " AND ".join(f"{column} = :{column}" for column in where) if where else ""
     order = ", ".join(f"{column} NULLS FIRST" for column in view.order)
     return f"SELECT {', '.join(columns or known)} FROM {name}{condition} ORDER BY {order}"

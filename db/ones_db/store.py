@@ -14,6 +14,7 @@ from ones_db.retention import RetentionStore
 from ones_db.site import AccountingStore, SiteStore
 from ones_db.summary import SummaryStore
 from ones_db.tables import CLUSTERS
+from ones_wrapper.protocol.choices import listed
 
 
 class Store(
@@ -75,7 +76,9 @@ class Store(
             (cluster,) = known
         if known and cluster not in known:
             engine.dispose()
-            raise StoreError(f"{backend.place}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
+            raise StoreError(
+                f"{backend.place}: nothing of cluster {cluster!r}; it has {listed(sorted(known), cluster)}"
+            )
         return cls(engine, cluster, known.get(cluster, -1), read_only, term)
 
     @property

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from ones_wrapper.protocol.choices import near
 from slurm_ones import __version__
 
 _GROUPS: dict[str, dict[str, str]] = {
@@ -50,9 +50,9 @@ class _Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        near = get_close_matches(args[0], _MODULES, n=3) if args and args[0] not in _MODULES else []
-        if near and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0][:40]!a}. Did you mean {' or '.join(near)}?")
+        hint = near(args[0], _MODULES) if args and args[0] not in _MODULES else ""
+        if hint and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0][:40]!a}{hint}.")
         return super().resolve_command(ctx, args)
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ones_db import StoreError
+from ones_wrapper.protocol.choices import listed, near
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
@@ -73,7 +74,8 @@ def _states(text: str) -> frozenset[str]:
     names = frozenset(CODES.get(word, word) for word in words)
     known = {state.value for state in JobState}
     for name in sorted(names - known):
-        raise typer.BadParameter(f"{plain(name, 40)!r} is no state of a job: {', '.join(CODES)} or their long names")
+        codes = f"{', '.join(CODES)} or their long names{near(name, known)}"
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no state of a job: {codes}")
     return names
 
 
@@ -163,7 +165,7 @@ def top(
     """Show elastic jobs live: why each has its size, its log, and which nodes it is on."""
     name = sort.removeprefix("-")
     if name not in BY_WORD:
-        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(column.title for column in TOP)}")
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {listed((column.title for column in TOP), name)}")
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     choice = JobOrder(selection, bool(states or job), name, sort.startswith("-"))
     settings = settings_of(config, database)

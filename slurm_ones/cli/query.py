@@ -19,6 +19,7 @@ import typer
 
 from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, parameters_of, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
+from ones_wrapper.protocol.choices import listed
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -87,7 +88,7 @@ def query(
         raise QueryError("a name, --sql and --file are three ways to ask: give one")
     view, saved = VIEWS.get(name), saved_queries()
     if name and view is None and name not in saved:
-        raise QueryError(f"no view or saved query is called {name!r}; there are {', '.join((*VIEWS, *saved))}")
+        raise QueryError(f"no view or saved query is called {name!r}; there are {listed((*VIEWS, *saved), name)}")
     if columns and view is None:
         raise QueryError("--columns is for views; SQL names its own")
     if view is not None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from ones_wrapper.protocol.choices import listed
 from slurm_ones.cli.batch_script import is_bare, options_in
 from slurm_ones.cli.common import check_outputs, command, complain, console, errors, grid, say
 from slurm_ones.simulate import BadInput
@@ -159,7 +160,7 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
     known = [field.name for field in fields(Hot) if field.name != "terms"]
     for key, number in found.items():
         if key not in known:
-            raise BadInput(f"--resize hot: {key!r:.40} is no cost; there are {', '.join(known)}")
+            raise BadInput(f"--resize hot: {key!r:.40} is no cost; there are {listed(known, key)}")
         if isinstance(number, bool | str):
             raise BadInput(f"--resize hot: {key}={number!r:.40} is not a number")
     try:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ones_wrapper.protocol.choices import listed
 from ones_wrapper.protocol.optin import BadComment, parse_comment
 from slurm_ones.cli.check import PLACEHOLDER
 from slurm_ones.cli.common import command, say
@@ -237,7 +238,7 @@ def template(
         return
     text = known.get(name, "")
     if not text:
-        raise BadInput(f"there is no template {name!r}: choose one of {', '.join(known)}")
+        raise BadInput(f"there is no template {name!r}: choose one of {listed(known, name)}")
     if wishes.any:
         raise BadInput(f"{name} is printed as it is; options are for the scripts of sites: {', '.join(SITES)}")
     sys.stdout.write(text)

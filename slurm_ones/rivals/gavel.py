@@ -25,6 +25,7 @@ import numpy as np
 import scipy
 
 from ones_db.reasons import reason
+from ones_wrapper.protocol.choices import listed
 from slurm_ones.policy.build import build_by_kind, fixed_jobs, mobile_jobs
 from slurm_ones.policy.contract import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.policy.ledger import free_of_kind
@@ -45,7 +46,7 @@ class GavelOptions:
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
-            raise ValueError(f"objective: {self.objective!r} is none of {', '.join(get_args(Objective))}")
+            raise ValueError(f"objective: {self.objective!r} is none of {listed(get_args(Objective), self.objective)}")
 
 
 class Gavel:

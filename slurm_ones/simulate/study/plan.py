@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ones_db import migrate
 from ones_db.engine import backend_of
+from ones_wrapper.protocol.choices import listed
 from slurm_ones.policies import make_policy
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.outcome import JobOutcome, Outcome
@@ -71,7 +72,9 @@ class Source:
             return generate(self.workload, seed=seed, gpus=gpus, gpus_per_node=per_node, **options)
         path = Path(self.workload)
         if not path.exists():
-            raise BadInput(f"workload: {self.workload!r:.200} is neither a file nor one of {', '.join(MIXES)}")
+            raise BadInput(
+                f"workload: {self.workload!r:.200} is neither a file nor one of {listed(MIXES, self.workload)}"
+            )
         if self.profiles is None:
             raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
         if self.arrivals is not None or self.hours is not None or self.rigid:

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ones_wrapper.protocol.choices import listed
 from ones_wrapper.protocol.limits import SizeLimits
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput
@@ -245,9 +246,9 @@ def _checked(
     kind: str, load: float, gpus: int, hours: float | None, shares: Mapping[str, float], arrivals: Arrivals | None
 ) -> Mix:
     if kind not in MIXES:
-        raise BadInput(f"workload: {kind!r:.60} is neither a file nor one of {', '.join(MIXES)}")
+        raise BadInput(f"workload: {kind!r:.60} is neither a file nor one of {listed(MIXES, kind)}")
     if arrivals is not None and arrivals not in get_args(Arrivals):
-        raise BadInput(f"arrivals: {arrivals!r:.60} is none of {', '.join(get_args(Arrivals))}")
+        raise BadInput(f"arrivals: {arrivals!r:.60} is none of {listed(get_args(Arrivals), arrivals)}")
     for name, value in (("load", load), ("gpus", gpus), ("hours", 1.0 if hours is None else hours)):
         if not (math.isfinite(value) and value > 0):
             raise BadInput(f"{name}: {value} is not above 0")

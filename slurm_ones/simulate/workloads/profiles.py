@@ -16,6 +16,7 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 from scipy.spatial import QhullError
 
+from ones_wrapper.protocol.choices import listed
 from slurm_ones.policy.contract import Floats
 from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application, Submission
@@ -248,7 +249,7 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
         if name in names:
             raise BadInput(f"{where} name: {name!r:.60} is there twice")
         if application not in applications:
-            known = ", ".join(sorted(applications))
+            known = listed(sorted(applications), application)
             raise BadInput(f"{where} application: {application!r:.60} has no profile; there are {known}")
         for column in ("num_replicas", "batch_size"):
             if float(row[column]) < 1 or float(row[column]) != int(float(row[column])):

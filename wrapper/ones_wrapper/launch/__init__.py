@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +46,7 @@ from ones_wrapper.process.placement import (
     without_stale,
 )
 from ones_wrapper.protocol import HOT, directory_name
+from ones_wrapper.protocol.choices import near
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -174,8 +174,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        near = get_close_matches(unknown[1], _HELP, n=1) if unknown else []
-        super().error(message + "".join(f" (did you mean {option}?)" for option in near))
+        super().error(message + (near(unknown[1], _HELP) if unknown else ""))
 
 
 _HELP = {

@@ -23,9 +23,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from ones_wrapper.protocol.choices import near
 
 MAX_GPUS = 100_000
 MAX_BATCH = 2**31
@@ -275,7 +276,7 @@ def _parse(comment: str) -> OptIn | None:
             found[key] = _VALUES[key](value)
         except KeyError:
             *keys, last = (f"{known}=" for known in _VALUES)
-            hint = "".join(f" (did you mean {near}=?)" for near in get_close_matches(key.lower(), _VALUES, n=1))
+            hint = near(f"{key}=", (*keys, last))
             raise BadComment(f"{_shown(word)}: expected {', '.join(keys)} or {last}{hint}") from None
         except _NotUnderstood as expected:
             raise BadComment(f"{_shown(word)}: expected {expected}") from None
