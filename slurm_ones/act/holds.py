@@ -11,6 +11,9 @@ three ways. Slurm marks the hold of a requeue (that of an owner's `scontrol requ
 waits with the restart count with which it has trained was held by the companion before it started. Any other hold
 counts as the companion's if slurmctld restarted shortly after a release and has not considered the job since. A hold
 that this companion saw before the restart is somebody else's.
+
+In that state a block's release may have been saved, and its start not. If the companion has seen the block wait without
+a hold, a later hold is the owner's. A hold that the owner sets before that passes for the companion's.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ones_db import MembershipRecord, ResizeRecord, Store
 from slurm_ones.act.transitions import State
 from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_us, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import JobKey, SlurmJob
+from slurm_ones.slurm.model import JobKey, SlurmJob, Snapshot
 from slurm_ones.slurm.parse import started_at
 
 log = logging.getLogger(__name__)
@@ -60,21 +63,23 @@ class HeldTasks:
         return ever_held_by_us(self._by_blocks(job_id))
 
     def look(self, job_id: int, tasks: Iterable[SlurmJob]) -> None:
-        """Store which of the tasks that the companion held have been released. `tasks` are the job's tasks as Slurm
-        shows them.
+        """Store which tasks have been released: those that the companion held, and those whose start Slurm forgot.
+        `tasks` are the job's tasks as Slurm shows them.
 
-        Tasks that an open resize holds, adds or drops are left out.
+        Tasks that an open resize holds, adds or drops are left out, unless Slurm forgot their start.
         """
-        if not (ours := self.of(job_id)):
+        known = self._by_blocks(job_id)
+        if not known or known[-1].state == State.PREPARING.value:
             return
-        newest = self._by_blocks(job_id)[-1]
+        newest, ours = known[-1], self.of(job_id)
         if newest.ended is None:
-            if newest.state == State.PREPARING.value:
-                return
             ours -= {*newest.dropped, *dict(newest.added)}
         # A record may stand for several tasks, and a task may also have a record of an earlier end.
         seen = [(task, job.completing or (job.held and not job.ended)) for job in tasks for task in job.array_tasks]
-        if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
+        gone = ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}
+        waiting = (job for job in tasks if job.pending and not (job.completing or job.held))
+        gone |= {task_of(job) for job in waiting if _has_trained(self._store, job_id, job)}
+        if gone - {*newest.let_go}:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
     def take(self, job_id: int, tasks: Iterable[int]) -> bool:
@@ -88,10 +93,11 @@ class HeldTasks:
         return True
 
     def take_back(self, job_id: int, job: SlurmJob) -> bool:
-        """Store that the companion holds a task again because Slurm forgot its start. If Slurm did not, or the task was
-        released since, store nothing and return False."""
-        known, task = self._by_blocks(job_id), task_of(job)
-        if not known or task in known[-1].let_go or not forgot_start(self._store, job_id, job):
+        """Store that the companion holds a task again because Slurm forgot its start. If Slurm did not, the companion
+        never held it, or it was released since, store nothing and return False."""
+        task = task_of(job)
+        of_task = [one for one in self._by_blocks(job_id) if task in one.let_go or task in ever_held_by_us([one])]
+        if not of_task or task in of_task[-1].let_go or not forgot_start(self._store, job_id, job):
             return False
         return self.take(job_id, [task])
 
@@ -116,9 +122,9 @@ def may_be_ours(job: SlurmJob) -> bool:
 
 def forgot_start(store: Store, job_id: int, job: SlurmJob) -> bool:
     """Tell whether Slurm forgot that a block started: it waits in a hold, with a restart count with which it trained. A
-    requeue would have raised the count. So the hold is the one from which the companion released it."""
-    told = store.memberships(job_id) if may_be_ours(job) else ()
-    return any(_trains(job, one) for one in told)
+    requeue would have raised the count. So the hold is the one from which the companion released it, unless it was seen
+    without a hold since (`ResizeRecord.let_go`)."""
+    return may_be_ours(job) and _has_trained(store, job_id, job)
 
 
 def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) -> bool:
@@ -129,15 +135,26 @@ def forgot_end(client: SlurmClient, store: Store, job_id: int, job: SlurmJob) ->
     return last > 0 and forgotten(client, told[last - 1].time)
 
 
+def _has_trained(store: Store, job_id: int, job: SlurmJob) -> bool:
+    return any(_trains(job, one) for one in store.memberships(job_id))
+
+
 def _trains(job: SlurmJob, told: MembershipRecord) -> bool:
     """Tell whether the membership has this start of the block."""
     return (task_of(job), job.restart) in zip(told.report.blocks, told.report.restarts, strict=False)
 
 
-def forgotten(client: SlurmClient, then: float) -> bool:
+def forgotten(client: SlurmClient, then: float, last: float = 0.0) -> bool:
     """Tell whether slurmctld restarted within `FORGOTTEN_S` after this time, so that it may have forgotten what it did
-    then, such as a release."""
-    return 0.0 < _began(client) - then <= FORGOTTEN_S
+    then, such as a release. It forgot no release if the job waited without a hold after that, at the time `last`."""
+    began = _began(client)
+    return 0.0 < began - then <= FORGOTTEN_S and began > last
+
+
+def last_unheld(seen: Snapshot | None, job: SlurmJob) -> float:
+    """Return the time of a snapshot in which this job waits without a hold; 0 if it does not, or without a snapshot."""
+    before = seen.jobs.get(job.job_id) if seen is not None else None
+    return seen.time if seen is not None and before is not None and before.pending and not before.held else 0.0
 
 
 def _began(client: SlurmClient) -> float:

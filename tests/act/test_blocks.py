@@ -305,20 +305,73 @@ def test_a_companion_that_starts_later_lets_go_a_block_whose_start_slurm_forgot(
     world.until(State.DONE)
     world.drain_all()
     _forget_start(world, 1, requeued=requeued)
-
-    def next_companion() -> None:
-        stale = StaleHolds(world.simulated.client, world.store, world.clock)
-        for _ in range(2):
-            world.tidy()
-            ours = {Task(world.job_id, task) for task in world.machine_held()}
-            stale.release([(world.job_id, job) for job in world.simulated.client.tasks(world.job_id)], ours)
-            world.simulated.pass_time(2)
-
-    next_companion()
+    _next_companion(world)
     assert not world.tasks[1].held and world.tasks[2].held and 1 not in world.machine_held()
     world.cluster.hold(Task(world.job_id, 1))
-    next_companion()
+    _next_companion(world)
     assert world.tasks[1].held
+
+
+@pytest.mark.parametrize("how", ["seen to wait", "seen before another change", "never ours"])
+def test_an_owners_hold_stands_after_slurm_forgot_that_the_block_started(make: Make, how: str) -> None:
+    """Slurm's older state has the block waiting and released already."""
+    world = make()
+    world.begin({1: ONE})
+    world.until(State.DONE)
+    task = 0 if how == "never ours" else 1
+    world.drain_all()
+    _forget_start(world, task, requeued=False)
+    world.cluster.release(Task(world.job_id, task))
+    if how != "never ours":
+        world.tidy()
+    world.cluster.hold(Task(world.job_id, task))
+    if how == "seen before another change":
+        world.change({2: ONE})
+    _next_companion(world)
+    assert world.tasks[task].held and task not in world.machine_held()
+
+
+def _next_companion(world: BlockWorld) -> None:
+    """Two ticks of a companion that starts now."""
+    stale = StaleHolds(world.simulated.client, world.store, world.clock)
+    for _ in range(2):
+        world.tidy()
+        ours = {Task(world.job_id, task) for task in world.machine_held()}
+        stale.release([(world.job_id, job) for job in world.simulated.client.tasks(world.job_id)], ours)
+        world.simulated.pass_time(2)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_owners_hold_stands_after_slurm_forgot_the_block_in_a_resize(
+    make: Make, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """slurmctld died: the block waits again, and is seen to, before its owner holds it. It may have been the only
+    one."""
+    world = make()
+    world.machine.settings = world.machine.settings.model_copy(update={"blocks_wait_s": 200.0})
+    world.drain_all()
+    world.begin({1: ONE}, (0,))
+    world.until(State.JOINING)
+    world.simulated.pass_time(2)
+    if joined:
+        world.resume_all()
+        while {*world.training.members} != {1} or world.tasks[0].running:
+            world.simulated.pass_time(1)
+        world.drain_all()
+        _forget_start(world, 1, requeued=False)
+        world.cluster.release(Task(world.job_id, 1))
+    _restart(world, monkeypatch)
+    world.simulated.pass_time(2)
+    world.tick()
+    world.tidy()
+    world.machine.seen = world.simulated.client.snapshot()
+    world.cluster.hold(Task(world.job_id, 1))
+    resize = world.finish()
+    for _ in range(3):
+        world.simulated.pass_time(60)
+        world.tidy()
+    assert (resize.state, resize.outcome.code) == (("ended", "job_ended") if joined else ("rolled_back", "block_held"))
+    assert world.tasks[1].pending and world.tasks[1].held and 1 not in world.machine_held()
 
 
 @pytest.mark.parametrize("state", [State.JOINING, State.LEAVING])
@@ -386,9 +439,13 @@ def _forget_end(world: BlockWorld, task: int) -> None:
 
 def _forget_release(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmctld begins again from a state in which task 1 stood in our hold."""
+    _restart(world, monkeypatch)
+    world.cluster.hold(Task(world.job_id, 1))
+
+
+def _restart(world: BlockWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     began = str(round(world.clock()))
     monkeypatch.setattr(world.simulated.client, "config", lambda: {"BOOT_TIME": began})
-    world.cluster.hold(Task(world.job_id, 1))
 
 
 def _forget_start(world: BlockWorld, task: int, *, requeued: bool) -> None:

@@ -478,12 +478,15 @@ def test_a_release_of_a_job_that_waits_is_repeated_too(make_world: Make) -> None
 
 
 def test_a_hold_after_a_start_of_slurmctld_that_forgot_nothing_is_the_owners(make_world: Make) -> None:
-    """It started before the release, or long after it."""
-    for booted in (-10.0, 3600.0):
+    """It started before the release, long after it, or before the job was last seen to wait without a hold."""
+    for booted, seen in ((-10.0, False), (3600.0, False), (5.0, True)):
         world = make_world(running=False)
         fill(world, 4)
         reach(world, Stage(State.WAITING))
         world.slurm.booted = world.clock() + booted
+        if seen:
+            world.slurm.pass_time(10)
+            world.machine.seen = world.slurm.snapshot()
         world.slurm.owner_holds(world.job_id)
         assert world.finish().outcome.code == "stands_held" and world.job.held_by == "owner"
 
