@@ -134,11 +134,13 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     """Return True if row and record are of the same submission, and not of two jobs with the same id.
 
     A requeued job gets a new submission time, but its restart count has risen before. A new job has restart count 0.
-    A killed slurmctld may forget runs, so that the restart count of a live job falls.
+    A killed slurmctld may forget runs, so that the restart count of a live job falls. It may even bring back a job that
+    had ended. That job was submitted before its end, while a new job with a used id is submitted after it.
     """
     if row["submit_time"] == record.submit_time:
         return True
-    return bool(record.restart > 0 and (record.restart >= row["restart"] or row["end_time"] is None))
+    end = row["end_time"]
+    return record.restart > 0 and bool(record.restart >= row["restart"] or end is None or record.submit_time <= end)
 
 
 def observed() -> ColumnElement[bool]:

@@ -59,13 +59,14 @@ def test_a_requeue_is_the_same_job(store: Store) -> None:
     assert summary.jct_s == 5000.0 - 1001.0
 
 
-def test_a_live_job_whose_last_run_slurm_forgot_is_the_same_job(store: Store) -> None:
-    """Protects its resizes, by which a hold is known as the companion's."""
+@pytest.mark.parametrize("end_time", [None, 5000.0])
+def test_a_job_whose_last_run_slurm_forgot_is_the_same_job(store: Store, end_time: float | None) -> None:
+    """Protects its resizes, by which a hold is known as the companion's. With an end, Slurm forgot that too."""
     store.record_jobs([job(1)])
-    store.record_jobs([job(1, restart=2, submit_time=4000.0)])
+    store.record_jobs([job(1, restart=2, submit_time=4000.0, end_time=end_time)])
     begun = store.begin_resize(resize(1))
     store.record_jobs([job(1, restart=1, submit_time=3000.0)])
-    assert [*store.resizes_of(1)] == [begun.id]
+    assert [*store.resizes_of(1)] == [begun.id] and store.live_jobs() == {1}
 
 
 def test_a_job_id_used_again_is_another_job(store: Store) -> None:
