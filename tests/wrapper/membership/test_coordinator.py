@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -14,7 +16,8 @@ from ones_wrapper.membership.back_off import AGAIN_S
 from ones_wrapper.membership.board import Board
 from ones_wrapper.membership.connections import form_s
 from ones_wrapper.membership.coordinator import DEAD_S, DEADLINE_S, Coordinator
-from ones_wrapper.membership.plan import Member, Plan, encode
+from ones_wrapper.membership.entrance import say_ready
+from ones_wrapper.membership.plan import Plan, encode
 from ones_wrapper.network.job_network import JobNetwork
 from ones_wrapper.protocol import Order
 from tests.wrapper.membership.test_plan import member
@@ -56,9 +59,24 @@ def test_unfit_nodes_are_said_once(leader: Coordinator, board: Board, turn: Turn
     assert [*leader.notes] == ["block 7: node n7: it hangs"]
 
 
-def join(board: Board, newcomer: Member) -> None:
-    board.put(f"join-{board.count('joined', 1)}", encode(newcomer))
-    board.put(f"ready-{newcomer.uid}", "1")
+@pytest.mark.parametrize("requests", [0, 1])
+def test_a_newcomer_that_is_killed_as_it_registers_keeps_nobody_out(
+    board: Board, turn: Turn, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    """It had taken the next number and never used it: no later block was taken in until the term ended."""
+    ask, sent = Board.ask, count()
+
+    def ask_until_killed(*request: Any, **options: Any) -> Any:
+        if next(sent) == requests:
+            raise SystemExit
+        return ask(*request, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Board, "ask", ask_until_killed)
+        say_ready(board, member(8))
+    say_ready(board, member(7))
+    turn()
+    assert board.read("newest") == "1"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"task": 7}', encode(member(7)).replace("7", "-7", 1)])
@@ -66,11 +84,11 @@ def test_a_newcomer_that_is_no_block_is_ignored_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     """The next newcomer is heard as ever."""
-    board.put(f"join-{board.count('joined', 1)}", text)
+    board.put("join-7.0", text)
     turn()
     assert "a block that wanted to join is ignored: " in capsys.readouterr().err
     assert (leader.lost, board.read("newest")) == ("", None)
-    join(board, member(7))
+    say_ready(board, member(7))
     turn()
     assert board.read("newest") == "1" and "ignored" not in capsys.readouterr().err
 
@@ -113,7 +131,7 @@ def test_nobody_waits_for_a_member_that_was_told_to_end(board: Board, tmp_path: 
     turn(1)
     assert leader._plan is not None and (leader._plan.tasks, leader._plan.why) == ((0, 2), "leaving")
     leader._present, leader._plan = leader._plan, None
-    join(board, member(7))
+    say_ready(board, member(7))
     turn()
     assert leader._plan is not None and leader._plan.tasks == (2, 7)
 
@@ -123,7 +141,7 @@ def test_a_rank_that_ended_is_known_at_once(
     leader: Coordinator, board: Board, turn: Turn, task: int, lost: str, verdict: str | None
 ) -> None:
     """Ranks do not wait in a collective for five seconds of silence; a newcomer's end costs nobody anything."""
-    join(board, member(7))
+    say_ready(board, member(7))
     turn()
     assert board.read("newest") == "1"
     board.put(f"gone-{member(task).uid}-0", "1")
@@ -136,7 +154,7 @@ def test_a_plan_with_a_member_that_nobody_hears_of_is_dropped_and_said(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A block that was only suspended ends, with its GPUs."""
-    join(board, member(7))
+    say_ready(board, member(7))
     turn()
     assert board.read("newest") == "1" and leader.proposal(lambda plan: True) == (1, 0)
     for _ in range(int(DEAD_S) + 1):
@@ -156,7 +174,7 @@ def test_a_term_is_planned_anew_while_no_step_ends(
     """A script may load for minutes: what comes next follows the newest order then, and no log says that ranks
     failed."""
     leader._hot = False
-    join(board, member(7))
+    say_ready(board, member(7))
     for _ in range(int(form_s(2) + DEADLINE_S) + 3):
         board.sign(f"{member(7).uid}-0")
         turn()
@@ -168,7 +186,7 @@ def test_a_plan_waits_for_the_end_of_an_evaluation(
     leader: Coordinator, board: Board, turn: Turn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks that evaluate for minutes are no failure of newcomers, after which they would wait for minutes more."""
-    join(board, member(7))
+    say_ready(board, member(7))
     turn()
     for rank in range(2):
         board.put(f"formed-1-{rank}", "formed 127.0.0.1 1")
@@ -196,7 +214,7 @@ def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, bo
         assert leader.proposal(lambda plan: True) == (int(newest or 0), int(newest or 0))
         leader.dropped("the state did not arrive")
 
-    join(board, member(7))
+    say_ready(board, member(7))
     turns(2)
     for number, wait_s in enumerate((AGAIN_S, 2 * AGAIN_S), 1):
         assert board.read("newest") == str(number)
@@ -207,7 +225,7 @@ def test_a_change_that_failed_is_not_tried_again_at_once(leader: Coordinator, bo
     assert board.read("newest") == "3"
     fail()
     leader._orders.order = Order(2, 0, blocks=(0, 7, 8))
-    join(board, member(8))
+    say_ready(board, member(8))
     turns(3)
     assert board.read("newest") == "4", "other members have not failed"
 

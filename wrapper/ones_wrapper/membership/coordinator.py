@@ -64,7 +64,6 @@ class Coordinator:
         self._last = present.generation
         self._before: Plan | None = None
         """Previous membership, until the board is cleared of the groups of older memberships."""
-        self._heard = 0
         self._registered: dict[str, Member] = {}
         self._since: dict[str, float] = {}
         """Monotonic time at which each newcomer registered, by uid."""
@@ -201,9 +200,9 @@ class Coordinator:
         for member in self._present.members:
             self._registered.pop(member.uid, None)
             self._ready.pop(member.uid, None)
-        while (text := self._board.heard(f"join-{self._heard + 1}")) is not None:
-            self._heard += 1
-            self._board.unhear(f"join-{self._heard}")
+        for uid in self._board.heard_of("join"):
+            text = self._board.heard(f"join-{uid}") or ""
+            self._board.unhear(f"join-{uid}")
             try:
                 member = decode_member(text)
             except ValueError as error:

@@ -138,7 +138,7 @@ def wait_for_term(group: TorchGroup, found: FoundBlocks, link: Link, leaving: Ca
 def say_ready(board: Board, me: Member) -> None:
     """Announce that block `me`, whose ranks send heartbeats, can join; its first rank calls this. Raises
     `StoreLostError`."""
-    board.put(f"join-{board.count('joined', 1)}", encode(me))
+    board.put(f"join-{me.uid}", encode(me))
     board.put(f"ready-{me.uid}", "1")
 
 
