@@ -84,6 +84,36 @@ def test_users_see_their_own_jobs_alone(site: Path, monkeypatch: pytest.MonkeyPa
     assert [one["job_id"] for one in json.loads(as_user(monkeypatch, BOB, "jobs", "--json", *config).stdout)] == [8]
 
 
+def test_the_state_is_slurms_where_it_can_be_asked(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one call for all jobs. Another user's job by the same id is of another cluster; no answer leaves the stored
+    states."""
+    calls, squeue = site.parent / "calls", site.parent / "squeue"
+    squeue.write_text(
+        f"""#!/bin/sh
+echo "$@" >>{calls}
+printf '{{"jobs":[{{"job_id":7,"user_name":"%s","job_state":["CANCELLED"]}}]}}' $OWNER
+exit ${{FAILS:-0}}
+"""
+    )
+    squeue.chmod(0o755)
+    config = ("--config", str(site))
+
+    def state() -> str:
+        return str(json.loads(as_user(monkeypatch, ALICE, "jobs", "--json", *config).stdout)[0]["state"])
+
+    stored = state()
+    monkeypatch.setenv("PATH", f"{site.parent}:/usr/bin:/bin")
+    assert stored != "CANCELLED" and (state(), calls.read_text().count("--jobs=7\n")) == (stored, 1)
+    monkeypatch.setenv("OWNER", "alice")
+    assert state() == "CANCELLED"
+    shown = as_user(monkeypatch, ALICE, "jobs", *config).stdout
+    assert "CA" in shown and "states as Slurm has them now" in shown
+    assert as_user(monkeypatch, ALICE, "jobs", "-t", stored, *config).stdout == ""
+    assert "Slurm says now: CANCELLED" in as_user(monkeypatch, ALICE, "why", "7", *config).stdout
+    monkeypatch.setenv("FAILS", "1")
+    assert state() == stored and "Slurm has" not in as_user(monkeypatch, ALICE, "jobs", *config).stdout
+
+
 def test_who_waits_for_a_size_reads_why(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tick that saw the wish; nothing if none has, or if the database cannot be read."""
     why = "beyond 1 GPU it would cost too much"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import getpass
+import json as json_lib
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from ones_db import StoreError
+from ones_db import JobSummary, StoreError
 from ones_wrapper.protocol.choices import listed, near
 from ones_wrapper.protocol.optin import BadComment, parse_comment
-from slurm_ones.cli.by_hand import look
 from slurm_ones.cli.common import (
     JOB_ID,
     ConfigOption,
@@ -31,15 +32,17 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.config import Settings
+from slurm_ones.jobs.elastic import arrays, whole_job
 from slurm_ones.show.columns import CODES, JOB, JOBS, TOP, ShownJob, record
 from slurm_ones.show.live import Live, NotSeenYet, as_of, counted, read_live
 from slurm_ones.show.table import BY_WORD, JobFilter, JobOrder, as_json, lines, measured, notes
 from slurm_ones.show.why import explain, why_lines
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.command import CommandClient
+from slurm_ones.slurm.command import MOST_NAMED, CommandClient
 from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import JobState, SlurmJob
+from slurm_ones.slurm.parse import parse_jobs
 from slurm_ones.text import plain
 
 MeOption = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
@@ -107,12 +110,15 @@ def jobs(
             print_json([])
         raise
     live = read_live(store, only=ids or (), whole=True)
-    found = [one for one in live.jobs if selection.takes(one.job)]
+    now = states_now(settings, [one.job for one in live.jobs if one.job.end_time is None])
+    seen = (_in_state(one, now.get(one.job.job_id, one.job.state)) for one in live.jobs)
+    found = [one for one in seen if selection.takes(one.job)]
     if json:
         print_json([record(JOB, one) for one in found])
     elif found:
         _show(found)
-        console.print(f"[dim]{as_of(live.health, time.time())}[/]", soft_wrap=True)
+        fresh = "; states as Slurm has them now" if now else ""
+        console.print(f"[dim]{as_of(live.health, time.time())}{fresh}[/]", soft_wrap=True)
     elif not ids and not selection.restricts:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
@@ -120,6 +126,13 @@ def jobs(
         complain(unknown_job(settings, job_id, store.place, own_only=is_view(settings, store)))
     if unknown:
         raise typer.Exit(1)
+
+
+def _in_state(one: ShownJob, state: str) -> ShownJob:
+    if state == one.job.state:
+        return one
+    # The reason that is known is one for the other state.
+    return ShownJob(replace(one.job, state=state, running=False), promise=one.promise)
 
 
 def _show(found: list[ShownJob]) -> None:
@@ -205,16 +218,22 @@ def why(
     for line in why_lines(store, summary, last):
         console.print(line, soft_wrap=True)
     console.print(f"[dim]{as_of(store.health(), time.time())}[/]", soft_wrap=True)
-    if summary.end_time is None and (state := _state_now(settings, job)) not in ("", summary.state):
+    if summary.end_time is None and (state := states_now(settings, [summary]).get(job, summary.state)) != summary.state:
         console.print(f"Slurm says now: {state}", soft_wrap=True)
 
 
-def _state_now(settings: Settings, job_id: int) -> str:
-    """Return the job's state in Slurm; empty if Slurm does not answer soon."""
+def states_now(settings: Settings, jobs: Sequence[JobSummary]) -> dict[int, str]:
+    """Return the states in Slurm of those of these jobs that it knows; none if it does not answer soon."""
+    question = ["squeue", "--json", "--states=all", f"--jobs={','.join(str(job.job_id) for job in jobs[-MOST_NAMED:])}"]
     try:
-        return look(CommandClient(timeout_s=min(settings.timeout_s, ASK_S)), job_id).first.state.value
-    except (BadInput, SlurmError):
-        return ""
+        text = CommandClient(timeout_s=min(settings.timeout_s, ASK_S)).run(question) if jobs else "{}"
+        found = parse_jobs(json_lib.loads(text))
+    except (ValueError, SlurmError):
+        return {}
+    found |= {array: whole_job(array, records).first for array, records in arrays(found.values()).items()}
+    # A database of another cluster has other jobs by these ids.
+    known = [(job, found[job.job_id]) for job in jobs if job.job_id in found]
+    return {job.job_id: now.state.value for job, now in known if now.user == job.user}
 
 
 ASK_S = 3.0
