@@ -78,7 +78,8 @@ class HeldTasks:
         seen = [(task, job.completing or (job.held and not job.ended)) for job in tasks for task in job.array_tasks]
         gone = ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}
         waiting = (job for job in tasks if job.pending and not (job.completing or job.held))
-        gone |= {task_of(job) for job in waiting if _has_trained(self._store, job_id, job)}
+        new = (job for job in waiting if task_of(job) not in newest.let_go)
+        gone |= {task_of(job) for job in new if _has_trained(self._store, job_id, job)}
         if gone - {*newest.let_go}:
             self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone))
 
