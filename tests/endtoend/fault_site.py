@@ -184,7 +184,7 @@ class Service(Companion):
     """One companion as the unit that sites install, on a host with a systemd of its own."""
 
     def __init__(self, host: Host, folder: Path, drop_in: str) -> None:
-        self._host, self._folder = host, folder
+        self.host, self._folder = host, folder
         units = host.root / "etc/systemd/system"
         shutil.copy(UNIT, units)
         override = units / f"{UNIT.name}.d"
@@ -193,10 +193,10 @@ class Service(Companion):
         host.sh(f"systemctl daemon-reload && systemctl start --no-block {UNIT.name}")
 
     def signal(self, number: signal.Signals) -> None:
-        self._host.ask(f"systemctl kill --kill-whom=main --signal={int(number)} {UNIT.name}")
+        self.host.ask(f"systemctl kill --kill-whom=main --signal={int(number)} {UNIT.name}")
 
     def end(self) -> None:
-        self._host.stop()
+        self.host.stop()
 
 
 class FaultSite:
@@ -321,6 +321,8 @@ class FaultSite:
         (slurm / host.name).write_text(f"{host.full_name}\n")
         binds += [Bind(str(slurm / host.name), "/etc/hostname"), *interpreter.environment_binds()]
         host.boot(binds, os.getpid())
+        # As systemd has it on a machine that is no container: a service sees what is mounted after its start.
+        host.sh("mount --make-rshared /")
         text = DROP_IN.format(python=self.cluster.python, inside=self.inside, user=self.user)
         return Service(host, self.folder, text)
 
@@ -345,13 +347,13 @@ class FaultSite:
             bobs = ("--comment=" + ELASTIC,)
             untouched = [
                 (
-                    self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"),
+                    self.light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"),
                     JobExpectation("stranger", "alice"),
                 ),
                 (self.rigid("--nodelist=n1", "--gres=gpu:1"), JobExpectation("rigid", "bob")),
             ]
             if self.own:
-                untouched.append((self._light(*bobs, "--nodelist=n1", user="bob"), JobExpectation("bobs", "bob")))
+                untouched.append((self.light(*bobs, "--nodelist=n1", user="bob"), JobExpectation("bobs", "bob")))
             for job_id, expected in untouched:
                 expected.first = self.harness.wait(job_id, lambda job: job.running, "running")
                 self.expected[job_id] = expected
@@ -362,13 +364,13 @@ class FaultSite:
             blocks = not full and in_blocks < self._blocks
             if full:
                 self.outside(FULL).joinpath("ballast").unlink(missing_ok=True)
-                job_id = self._light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
+                job_id = self.light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
             elif blocks:
                 job_id = self.harness.blocks(f"--comment={ELASTIC_BLOCKS}", **self._light_env())
             elif count - in_blocks <= self._torch:
                 job_id = self._trains()
             else:
-                job_id = self._light(f"--comment={ELASTIC}")
+                job_id = self.light(f"--comment={ELASTIC}")
             self.expected[job_id] = JobExpectation("elastic", "alice", blocks=blocks, full=full)
 
     def elastic(self) -> dict[int, JobExpectation]:
@@ -380,7 +382,7 @@ class FaultSite:
     def _spooled(self) -> dict[str, str]:
         return {} if self.own else {"ONES_SPOOL": self.spool}
 
-    def _light(self, *options: str, user: str = "alice") -> int:
+    def light(self, *options: str, user: str = "alice") -> int:
         return self.harness.light(*options, user=user, **self._light_env())
 
     def _light_env(self) -> dict[str, str]:

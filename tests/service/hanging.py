@@ -7,9 +7,13 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from tests.cluster import linux
 
 INIT = 26
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,23 +36,39 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def silent_mount(place: Path) -> Iterator[None]:
+def silent_mount(place: Path, process: int | None = None) -> Iterator[None]:
     """A file system over `place` that answers nothing: whoever touches it hangs, and cannot be killed. In the end those
-    get errors, and what was there before is there again."""
+    get errors, and what was there before is there again. It is among the mounts of `process`, by default of this one.
+    """
     device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
-    if _libc.mount(b"silent", os.fsencode(place), b"fuse.silent", 0, options) != 0:
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
+    try:
+        _among_mounts(process, linux.mount, "silent", str(place), "fuse.silent", 0, options)
+    except OSError:
         os.close(device)
-        raise OSError(ctypes.get_errno(), "mount")
+        raise
     server = threading.Thread(target=_serve, args=(device,), daemon=True)
     server.start()
     try:
         yield
     finally:
-        _libc.umount2(os.fsencode(place), 1)  # MNT_FORCE: all that hang get an error
-        _libc.umount2(os.fsencode(place), 2)  # MNT_DETACH
+        _among_mounts(process, _libc.umount2, os.fsencode(place), 1)  # MNT_FORCE: all that hang get an error
+        _among_mounts(process, _libc.umount2, os.fsencode(place), 2)  # MNT_DETACH
         server.join(5)
         os.close(device)
+
+
+def _among_mounts(process: int | None, call: Callable[..., Any], *arguments: object) -> None:
+    """Call it in a thread that has moved to the mounts of a process; all other threads keep theirs."""
+
+    def moved() -> None:
+        linux.unshare(linux.CLONE_FS)
+        with Path(f"/proc/{process or os.getpid()}/ns/mnt").open() as space:
+            linux.setns(space.fileno())
+        call(*arguments)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(moved).result()
 
 
 def _serve(device: int) -> None:
