@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 TICKS, BEFORE_KILL = 100, 10
 WAIT_S = 180.0
 MOST_S, FEW, LONGEST_S = 1.0, 3, 2.0
-"""The aim for a tick, s; how many may take longer, and how long. At loads of 7, 12 and 15 none, one and three did."""
+"""The aim for a tick, s; how many may take longer, and how long. At loads of 7 to 15 none to three did."""
 SILENT = "files_silent"
 PLACE = Path(FULL, "alice")
 HELD = (State.RESHAPING, State.RELEASING)
