@@ -48,6 +48,16 @@ class GrownJob(NamedTuple):
     grows: tuple[str, ...] = ()
     """The same before it grows."""
     undo: tuple[str, ...] = ()
+    most: int = 16
+    """GPUs that it could have."""
+    guests: tuple[int, ...] = ()
+    """GPUs of each guest, the largest first, where they are looked at."""
+    near_s: int = 0
+    """So long before the end of its limit a block is replaced."""
+    rest_s: int = 1
+    """For so long the job does not grow once Slurm took a guest of it."""
+    late: bool = False
+    """Guests are switched on once it has grown."""
 
 
 LAB_8 = "sacctmgr -i modify account lab set grptres=gres/gpu=8"
@@ -58,17 +68,26 @@ MAINTENANCE = (
     "Flags=MAINT,IGNORE_JOBS"
 )
 GROWN = {
-    "full": GrownJob(),
-    "memory": GrownJob((8,), (4, 1), ("--mem=3500",)),
-    "licences": GrownJob((2, 3), None, ("--licenses=matlab:1",)),
+    "full": GrownJob(guests=(4, 4, 4, 3)),
+    "memory": GrownJob((8,), (4, 1), ("--mem=3500",), guests=(4, 3)),
+    "licences": GrownJob((2, 3), None, ("--licenses=matlab:1",), guests=(1, 1)),
     "limit": GrownJob((8,), (2, 4), admin=(LAB_8,), undo=(LAB_ANY,)),
     "account": GrownJob(plain=None, account="guests", admin=(LAB_8,), undo=(LAB_ANY,)),
     "user": GrownJob(plain=None, admin=(f"{USER}4",), undo=(f"{USER}-1",)),
     "whole": GrownJob((4,), (4, 1), whole=True),
     "reserved": GrownJob(
-        plain=None, options=("--time=60",), grows=(MAINTENANCE,), undo=("scontrol delete ReservationName=maint",)
+        (4,),
+        None,
+        ("--time=60",),
+        grows=(MAINTENANCE,),
+        undo=("scontrol delete ReservationName=maint",),
+        most=4,
+        guests=(1, 1, 1),
     ),
     "slow": GrownJob((8,), None, step_ms=9000),
+    "ending": GrownJob(near_s=90),
+    "late": GrownJob(late=True),
+    "rests": GrownJob(rest_s=10),
 }
 
 
@@ -84,12 +103,13 @@ class GuestRow(NamedTuple):
     """What is submitted before: a waiting `guest`, or a job that is `impossible` now."""
     admin: tuple[str, ...] = ()
     undo: tuple[str, ...] = ()
-    judged: Literal["served", "waits", "limits"] = "served"
-    """It is served; it waits and nothing is taken for it; or the time limits of guests are looked at."""
+    judged: Literal["served", "waits", "limits", "renewed", "rests"] = "served"
+    """It is served; it waits and nothing is taken for it; the time limits of guests are looked at; a new base takes the
+    place of one whose limit nears; or the job rests once it was served."""
     rule: bool = False
     """Slurm does not preempt for it: the companion's rule serves it, with guests too."""
     accounting: bool = False
-    """It needs accounting."""
+    """It needs accounting, or takes minutes and is run only where there is."""
     by_qos: bool = False
     """It needs guests in a QOS of their own."""
     guests: bool = False
@@ -98,6 +118,10 @@ class GuestRow(NamedTuple):
     """Guests hold none of it, so that nothing need be taken for it."""
     plain_waits: bool = False
     """A plain job gives nothing back for it, since its requeue would cost its base."""
+    any_guest: bool = False
+    """Each guest would do: the youngest goes where Slurm is asked for that."""
+    within_s: float = 60.0
+    """Who has not started by then is not served."""
 
 
 IMPOSSIBLE = ("--nodes=4", "--gres=gpu:4")
@@ -106,9 +130,11 @@ RESERVED = (
     "Flags=IGNORE_JOBS"
 )
 ROWS = {
-    "a1": GuestRow("a GPU in another partition of the same tier", ("--partition=other", "--gres=gpu:1")),
-    "a2": GuestRow("a GPU in a partition of a higher tier", ("--partition=high", "--gres=gpu:1")),
-    "b": GuestRow("a GPU", ("--gres=gpu:1",)),
+    "a1": GuestRow(
+        "a GPU in another partition of the same tier", ("--partition=other", "--gres=gpu:1"), any_guest=True
+    ),
+    "a2": GuestRow("a GPU in a partition of a higher tier", ("--partition=high", "--gres=gpu:1"), any_guest=True),
+    "b": GuestRow("a GPU", ("--gres=gpu:1",), any_guest=True),
     "b2": GuestRow("three whole nodes", ("--nodes=3", "--gres=gpu:4")),
     "c1": GuestRow("16 CPUs of a node", ("--nodes=1", "--ntasks=16")),
     "c2": GuestRow("2 CPUs", ("--ntasks=2",)),
@@ -117,7 +143,7 @@ ROWS = {
     "j1": GuestRow("a node of an exclusive partition", ("--partition=excl", "--nodes=1")),
     "j2": GuestRow("three of its nodes", ("--partition=excl", "--nodes=3")),
     "k": GuestRow("--exclusive", ("--nodes=1", "--exclusive")),
-    "l": GuestRow("the same user's rigid job, a GPU", ("--gres=gpu:1",), user="alice"),
+    "l": GuestRow("the same user's rigid job, a GPU", ("--gres=gpu:1",), user="alice", any_guest=True),
     "m": GuestRow(
         "the first block of another elastic job",
         ("--array=0-1%1", "--comment=ones: gpus=1-2 batch=32-64 array=blocks", "--gres=gpu:1"),
@@ -135,6 +161,39 @@ ROWS = {
     ),
     "e": GuestRow("3000 MB of two nodes, GPUs and CPUs being free", ("--nodes=2", "--mem=3000"), "memory"),
     "f": GuestRow("a licence", ("--licenses=matlab:1",), "licences", unheld=True),
+    "q1": GuestRow(
+        "a GPU, in a QOS that does not list the guests'",
+        ("--qos=strict", "--gres=gpu:1"),
+        admin=("sacctmgr -i add qos strict", "sacctmgr -i modify user bob set qos+=strict"),
+        undo=("sacctmgr -i modify user bob set qos-=strict", "sacctmgr -i delete qos strict"),
+        rule=True,
+        by_qos=True,
+        guests=True,
+        within_s=120.0,
+    ),
+    "q2": GuestRow(
+        "a GPU, while guests are exempt",
+        ("--gres=gpu:1",),
+        admin=("sacctmgr -i modify qos guest set preemptexempttime=01:00:00",),
+        undo=("sacctmgr -i modify qos guest set preemptexempttime=-1",),
+        rule=True,
+        by_qos=True,
+        guests=True,
+        within_s=120.0,
+    ),
+    "r1": GuestRow("the job's base nears its end", (), "ending", judged="renewed", accounting=True, guests=True),
+    "r2": GuestRow(
+        "the same, and no other base may start in time",
+        (),
+        "ending",
+        admin=("scontrol update PartitionName=gpu State=DOWN",),
+        undo=("scontrol update PartitionName=gpu State=UP",),
+        judged="renewed",
+        accounting=True,
+        guests=True,
+    ),
+    "s": GuestRow("a GPU, of growth before guests", ("--gres=gpu:1",), "late", rule=True, guests=True),
+    "t": GuestRow("a GPU, twice in a row", ("--gres=gpu:1",), "rests", judged="rests", guests=True),
     "g0": GuestRow("a GPU, an account's GrpTRES being used up", ("--gres=gpu:1",), "limit", rule=True, accounting=True),
     "g2": GuestRow(
         "the same, guests having an account of their own", ("--gres=gpu:1",), "account", accounting=True, guests=True

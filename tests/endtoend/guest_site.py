@@ -15,18 +15,19 @@ from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
 from tests.endtoend.guest_rows import GROWN, IMPOSSIBLE, GrownJob, GuestRow, GuestVariant
 from tests.endtoend.harness import BLOCKS, TEMPLATE, TRAIN, WAIT_S, WHOLE_NODE_BLOCKS, Harness
+from tests.waiting import until
 from tests.wrapper.runs import samples_wrong, steps_undone
 
 TICK_S = 1.0
 BATCH = 64
 SAMPLES = 640
-SERVED_WITHIN_S = 60.0
-"""Who has not started by then is not served."""
 IN_VAIN_S = 15.0
 """For so long nothing is taken for a job that cannot start anyway."""
+SACCT_S = 30.0
+"""Slurm records what ends within seconds."""
 POLL_S = 0.15
 STARTS = "date +%s.%N > {file}; exec sleep 600"
-RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\npreempted_s = 1\ndwell_s = 0"
+RESIZE = f"max_wait_s = {WAIT_S:.0f}\nblocks_wait_s = 20\nadvance_s = 0.2\ndwell_s = 0"
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Before(NamedTuple):
     base: set[int]
     generation: int
     restarts: int
+    starts: dict[int, str] | None = None
+    """Of guests, if the youngest is to go."""
 
 
 class GuestStage:
@@ -76,10 +79,18 @@ class GuestStage:
 
     def grow(self, name: str) -> None:
         """Begin a job that is to have grown so, unless there is one; returns at its full size."""
-        if name != self._name:
-            self.end()
-            self._begin(name)
+        if name == self._name:
+            self.full()
+            return
+        self.end()
+        self._begin(name)
         self.full()
+        if self._grown.late and self.variant.queue is not None:
+            self._switch_guests_on()
+        elif self._grown.guests and self.variant.queue is not None:
+            tasks = self.harness.tasks(self._job)
+            sizes = sorted((tasks[n].gpus for n in self.guests()), reverse=True)
+            assert sizes == [*self._grown.guests], sizes
 
     def _begin(self, name: str) -> None:
         self._name, grown, self._settings = name, GROWN[name], ""
@@ -88,9 +99,20 @@ class GuestStage:
         self._run(grown.admin)
         self._job = self._submit()
         self._run(grown.grows)
-        self._settings = self._site.settings(RESIZE, tick_s=str(TICK_S), **self._queue())
+        top = {"tick_s": str(TICK_S), "limits": f"near_limit_s = {grown.near_s}"}
+        queue = {} if grown.late else self._queue()
+        self._settings = self._site.settings(f"{RESIZE}\npreempted_s = {grown.rest_s}", **top, **queue)
         self.harness.stay(self._settings).touch()
-        self._site.start(self._settings, {self._job: self._steps()})
+        self._companion = self._site.start(self._settings, {self._job: self._steps()})
+
+    def _switch_guests_on(self) -> None:
+        """As an administrator does: another line of the settings, and the companion again."""
+        self._companion.terminate()
+        self._companion.wait(WAIT_S)
+        path = self.harness.stay(self._settings).with_name("ones.toml")
+        path.write_text(f"guests = {self._queue()['guests']}\n{path.read_text()}")
+        assert not self.guests()
+        self._companion = self._site.start(self._settings, {self._job: self._steps()})
 
     def _steps(self) -> list[list[int]]:
         if self.variant.plain:
@@ -111,7 +133,7 @@ class GuestStage:
         plain = self.variant.plain
         options, env = self._site.asked(self._grown.options, {})
         # Sbatch takes the last comment. On one GPU a job that trains nothing has a batch of 16 at most.
-        comment = f"ones: gpus=1-16 batch=16-{BATCH}" + ("" if plain else " array=blocks")
+        comment = f"ones: gpus=1-{self._grown.most} batch=16-{BATCH}" + ("" if plain else " array=blocks")
         options = (*options, f"--comment={comment}")
         env |= {"ONES_TRACE": f"{self._inside}/trace-{{restart}}-{{rank}}.jsonl"}
         if not self.trains:
@@ -178,10 +200,21 @@ class GuestStage:
         try:
             if row.judged == "limits":
                 return self._limits()
+            if row.judged == "renewed":
+                return self._renewed(closed=bool(row.admin))
             before = self._now()
+            if row.any_guest and self._youngest_first:
+                before = before._replace(starts=self._starts())
             others.append(self._rigid(row, places))
+            if row.judged == "rests":
+                return self._rests(row, before, others)
             waits = row.judged == "waits" or (row.plain_waits and self.variant.plain)
-            return self._waits(before, others[-1]) if waits else self._served(row, before, others[-1])
+            found = self._waits(before, others[-1]) if waits else self._served(row, before, others[-1])
+            if self._grown.late and not found.wrong:
+                self._run([f"scancel {others[-1]}"])
+                self.full()
+                found.wrong = "" if self.guests() else "it grew by no guests once they were switched on"
+            return found
         finally:
             self._run([f"scancel {' '.join(map(str, others))}"] if others else ())
             self._run([line.format(**places) for line in row.undo])
@@ -197,6 +230,8 @@ class GuestStage:
         return {"base": min(base), "other": max(other, default="n4")}
 
     def _base(self) -> set[int]:
+        if self._grown.late:  # what it grew by before guests is not its own
+            return {*self._members().blocks[:1]}
         return set() if self.variant.plain else {*self._members().blocks} - self.guests()
 
     def _rigid(self, row: GuestRow, places: dict[str, str]) -> int:
@@ -224,7 +259,7 @@ class GuestStage:
     def _served(self, row: GuestRow, before: Before, rigid: int) -> RowOutcome:
         """Follow what goes, and who starts, until both are over."""
         gone, again = dict[int, float](), dict[int, float]()
-        while time.time() < before.time + SERVED_WITHIN_S:
+        while time.time() < before.time + row.within_s:
             states, now = self._tasks(), time.time()
             for task in before.blocks:
                 state = states.get(task, "")
@@ -246,6 +281,11 @@ class GuestStage:
             found.wrong += f" not used again: {sorted(gone.keys() - again.keys())}"
         found.pauses_s = self._pauses(before, {*gone}) if gone else []
         found.requeues = self._now().restarts - before.restarts
+        starts = before.starts or {}
+        if starts and max(starts.values()) not in {starts.get(task) for task in gone}:
+            found.wrong += f" not the youngest: {sorted(gone)} of {starts}"
+        if starts and self.cluster.accounting:
+            until(self._recorded, "a guest that was preempted, in sacct", SACCT_S)
         free = row.unheld and self.variant.queue is not None
         if not (free or found.taken or found.requeues or found.wrong):
             found.wrong = "it was served by what was free"
@@ -275,6 +315,67 @@ class GuestStage:
         ends = dict(line.split("|") for line in self._root(command).splitlines())
         late = sorted(n for n in self.guests() if _seconds(ends[str(n)]) > starts)
         return RowOutcome(wrong=f"these guests end within the reservation: {late}" if late else "")
+
+    def _renewed(self, closed: bool) -> RowOutcome:
+        """Have the limit of the base near its end. A new base joins before the old one leaves; if none may start, the
+        job goes on with its guests until one may."""
+        before = self._now()
+        for task in before.base:
+            self._run([f"scontrol update JobId={self._job}_{task} TimeLimit=3"])
+        now = self.harness.membership(self._job, lambda m: before.base.isdisjoint(m.blocks), "without the old base")
+        if closed:
+            alone = {*now.blocks} <= self.guests()
+            self._run(["scontrol update PartitionName=gpu State=UP"])
+            self.harness.membership(self._job, lambda m: bool({*m.blocks} - self.guests()), "a new base")
+            self.full()
+            return RowOutcome(wrong="" if alone else "a new base had started in time")
+        later = [m for m in self.harness.memberships(self._job) if m.generation > before.generation]
+        guests = self.guests()
+        bare = [m for m in later if {*m.blocks} - before.base <= guests and before.base.isdisjoint(m.blocks)]
+        wrong = f"without base: {bare}" if bare else ""
+        if now.blocks[0] in guests:
+            wrong += f" guest {now.blocks[0]} leads"
+        self.full()
+        return RowOutcome(wrong=wrong)
+
+    def _rests(self, row: GuestRow, before: Before, others: list[int]) -> RowOutcome:
+        """Have a guest taken, and another once the job has grown again: the second rest is longer."""
+        rests = list[float]()
+        for again in (False, True):
+            if again:
+                before = self._now()
+                others.append(self._rigid(row, {}))
+            found = self._served(row, before, others[-1])
+            served = before.time + (found.served_s or 0.0)
+            if found.wrong:
+                return found
+            self._run([f"scancel {others[-1]}"])
+            self.full()
+            rests.append(time.time() - served)
+        least = self._grown.rest_s
+        held = least <= rests[0] and 2 * least <= rests[1]
+        return RowOutcome(found.served_s, wrong="" if held else f"it rested for {rests} s")
+
+    def _starts(self) -> dict[int, str]:
+        """When each guest started."""
+        command = ["squeue", "-h", "--array", "--states=RUNNING", f"--jobs={self._job}", "-o", "%K|%S"]
+        started = dict(line.split("|") for line in self._root(command).splitlines())
+        return {n: started[str(n)] for n in self.guests()}
+
+    def _recorded(self) -> bool:
+        """Whether sacct shows the start of a guest that was preempted."""
+        command = ["sacct", "-D", "-X", "-n", "-P", f"--jobs={self._job}", "--format=State,QOS,Partition"]
+        queue = self.variant.queue
+        assert queue is not None
+        starts = [line.split("|") for line in self._root(command).splitlines()]
+        return any(
+            state == "PREEMPTED" and (qos == queue.qos or name == queue.partition) for state, qos, name in starts
+        )
+
+    @property
+    def _youngest_first(self) -> bool:
+        """Whether Slurm is asked for that, and there are guests."""
+        return self.variant.queue is not None and any("youngest_first" in line for line in self.variant.site.conf)
 
     def companion_log(self) -> str:
         return self.harness.companion_log(self._settings)[-6000:] if self._settings else ""

@@ -268,6 +268,8 @@ class LightBlock(Light):
                 return
         self.first_ready = 0.0
         members = [b for b in self.members if b.task in order.blocks] + ready
+        if self.me not in members:
+            members.sort(key=lambda b: order.blocks.index(b.task))
         took = time.monotonic() - self.seen_at[order.number] if ready else 0.0
         self.batch = order.batch or self.batch
         self.obeyed = order.number

@@ -32,6 +32,8 @@ from slurm_ones.slurm.connect import connect
 
 Steps = dict[int, list[Allocation]]
 STAY = "stay"
+RETURNS = "growth_returns"
+"""Why a job is fixed at a smaller size: somebody waits for its growth."""
 
 
 class Scripted:
@@ -51,6 +53,8 @@ class Scripted:
                 left.pop(0)
             if left and left[0].shape == PARKED:
                 parked.add(job.job_id)
+            elif left and job.shape is not None and job.fixed is not None and job.fixed.code == RETURNS:
+                allocations[job.job_id] = Allocation(job.shape, job.batch)
             elif left:
                 allocations[job.job_id] = _placed(left[0], cluster.gpus_per_node)
         return Schedule(allocations, parked=frozenset(parked))
