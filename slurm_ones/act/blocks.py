@@ -392,7 +392,9 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: WholeJob) -> Res
     if joined:
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), back=False)
     # If some blocks had joined already they stay, and the blocks that they replaced are gone.
-    tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training]
+    # A dropped block that waits in a hold is held by somebody else, unless the hold is stored already.
+    waits = {task for task in resize.dropped if (job := array.tasks.get(task)) and job.pending and job.held}
+    tasks = [task for task in (*dict(resize.added), *resize.dropped) if task not in training | waits]
     # Tasks that the companion holds must be stored even if the job never reports that they left, or is stopped right
     # after. Tasks that it does not hold must be removed, since their owner may hold them later.
     loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
