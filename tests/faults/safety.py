@@ -351,5 +351,7 @@ class BlockSafety:
 
     def _waits_held(self, task: Task) -> bool:
         return any(
-            job.pending and job.held_by == "user" for job in self._records(task.array) if task.task in job.array_tasks
+            job.pending and job.held_by in ("user", "exit")
+            for job in self._records(task.array)
+            if task.task in job.array_tasks
         )
