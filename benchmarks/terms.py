@@ -139,7 +139,7 @@ def pauses(steps: list[tuple[int, float, int]]) -> list[tuple[int, float]]:
 
 
 def raw(size: int, folder: Path) -> dict[str, float]:
-    """Return the seconds of a copy of so many bytes in memory, and of a write with fsync; medians of five."""
+    """Time a copy of these bytes in memory, and a write with fsync, in seconds; each the median of five."""
     data, target = bytes(size), bytearray(size)
     copies, writes = [], []
     for number in range(5):
@@ -157,7 +157,7 @@ def raw(size: int, folder: Path) -> dict[str, float]:
 
 
 def measure(directory: Path, changes: int, parameters: int) -> dict[str, Any]:
-    """Return the figures of a job in this directory that changes so many times."""
+    """Run a job in this directory through these changes, and return its figures."""
     directory.mkdir(exist_ok=True)
     (directory / "train.py").write_text(SCRIPT)
     note_functions(directory / "notes")

@@ -110,7 +110,7 @@ def check(site: Site) -> Findings:
 
 
 def check_guests(site: FaultSite) -> list[str]:
-    """Guests of all jobs: nobody waits for what they hold, no base block was preempted, and each is somebody's."""
+    """Check all guests: no job waits for what they hold, no base block was preempted, and none is left held."""
     known = site.records()
     records = known.values()
     taken = [(job, qos) for id_, qos in site.preempted() if (job := known.get(id_)) and job.array_id in site.expected]
@@ -145,7 +145,7 @@ def _whole(job: SlurmJob) -> bool:
 
 
 def guests_of(job_id: int, tasks: Sequence[SlurmJob], ours: Collection[int], expected: JobExpectation) -> Iterator[str]:
-    """What is wrong with the blocks of a job, some of which are guests. The companion holds those that are `ours`."""
+    """Return what is wrong with the blocks of a job that has guests. The companion holds the blocks that are `ours`."""
     known = {*ours} | expected.kept
     running = [job for job in tasks if job.running]
     guests = [job for job in tasks if job.qos == GUEST]

@@ -1,4 +1,4 @@
-"""A user's directory whose file system stops answering, and companions as services of systemd, one of which leads."""
+"""A user's directory whose file system stops answering; two companions are services of systemd, and one leads."""
 
 from __future__ import annotations
 
