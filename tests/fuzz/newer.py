@@ -12,6 +12,7 @@ import os
 import re
 import selectors
 import socket
+import string
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -364,7 +365,9 @@ def asked(data: bytes) -> None:
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
         "path": text if text.startswith("/") else f"/{text}", "raw_path": quote_from_bytes(path).encode(),
-        "query_string": query, "headers": [(name.lower(), value) for name, value in headers], "root_path": "",
+        # h11 answers 400 to any other byte.
+        "query_string": quote_from_bytes(query, string.punctuation).encode(),
+        "headers": [(name.lower(), value) for name, value in headers], "root_path": "",
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8080),
     }  # fmt: skip
     if text.rstrip("/").endswith("/events"):
