@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from ones_db import BlockRecord, DecisionJobRecord, Store, migrate
 from ones_db.reasons import reason
 from ones_db.shape import Shape
-from slurm_ones.cli import common, query, simulate
-from slurm_ones.cli.template import completed
+from slurm_ones.cli import app, common
 from tests.cluster import Cluster
 from tests.commands import call, printed
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
@@ -400,7 +400,7 @@ def test_streams_that_are_closed(filled: str) -> None:
 def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists are those of the commands themselves; without a database nothing is completed, and nothing is said."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert list(common.job_ids("")) == []
+    assert common.job_ids() == []
     url = f"sqlite:///{tmp_path}/ones.sqlite"
     settings = tmp_path / ".config/slurm-ones/config.toml"
     settings.parent.mkdir(parents=True)
@@ -408,7 +408,14 @@ def test_a_shell_completes_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     migrate.upgrade(url)
     with Store.open(url, "here") as store:
         store.record_jobs([job(71, name="train"), job(72, name=HOSTILE), job(80)])
-    found = dict(common.job_ids("7"))
-    assert found.keys() == {"71", "72"} and found["71"] == "train" and found["72"].isprintable()
-    assert "ones" in simulate.policies("on") and "gpu_hours" in query.names("gpu")
-    assert {"ddp", "slurm-ones.service"} <= {*completed("ddp"), *completed("slurm-ones.s")}
+    found = dict(common.job_ids())
+    assert found.keys() == {"71", "72", "80"} and found["71"] == "train" and found["72"].isprintable()
+    for words, wanted in (
+        ("jobs 7", {"71", "72"}),
+        ("simulate --policy ones", {"ones", "ones-sc21"}),
+        ("db query gpu_hours", {"gpu_hours", "gpu_hours_by_user"}),
+        ("template slurm-ones.", {"slurm-ones.service"}),
+    ):
+        asked = {"_SLURM_ONES_COMPLETE": "complete_bash", "COMP_WORDS": f"slurm-ones {words}"}
+        done = CliRunner().invoke(app, prog_name="slurm-ones", env=asked | {"COMP_CWORD": str(len(words.split()))})
+        assert {*done.stdout.split()} == wanted

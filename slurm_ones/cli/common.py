@@ -24,6 +24,7 @@ from rich.table import Table
 from ones_db import ActionRecord, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
+from slurm_ones.plugin.build import PluginError
 from slurm_ones.show.columns import to_json
 from slurm_ones.show.live import NotSeenYet
 from slurm_ones.simulate import BadInput
@@ -104,7 +105,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (BadInput, ConfigError, NotSeenYet, SlurmError, StoreError) as error:
+        except (BadInput, ConfigError, NotSeenYet, PluginError, SlurmError, StoreError) as error:
             complain(str(error))
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
@@ -177,11 +178,8 @@ def published_for(settings: Settings) -> Path | None:
             return None
     except OSError:
         return None
-    if settings.database:
-        place = backend_of(settings.database).place
-        if settings.database.startswith("sqlite") and os.access(place, os.R_OK):
-            return None
-    return folder
+    url = settings.database
+    return None if url and url.startswith("sqlite") and os.access(backend_of(url).place, os.R_OK) else folder
 
 
 def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
@@ -195,10 +193,8 @@ def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
     path = folder / view_name(os.geteuid())
     if path.exists():
         return Store.open(f"sqlite:///{path}", settings.cluster, read_only=True)
-    try:
+    with suppress(ConfigError, StoreError):
         return reading_store(settings)
-    except (ConfigError, StoreError):
-        pass
     if not (folder / SITE_VIEW).exists():
         raise NotSeenYet(
             f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
@@ -215,7 +211,7 @@ def is_view(settings: Settings, store: Store) -> bool:
     return folder is not None and Path(store.place).parent == folder
 
 
-def job_ids(incomplete: str) -> list[tuple[str, str]]:
+def job_ids() -> list[tuple[str, str]]:
     """Return ids and names of jobs that have not ended, for shell completion."""
     try:
         with store_of_reader(settings_of(None)) as store:
@@ -223,7 +219,7 @@ def job_ids(incomplete: str) -> list[tuple[str, str]]:
     # A shell that completes nothing is better than one that prints an error amid a line.
     except Exception:
         return []
-    return [(str(one.job_id), plain(one.name, 40)) for one in found if str(one.job_id).startswith(incomplete)]
+    return [(str(one.job_id), plain(one.name, 40)) for one in found]
 
 
 JOB_ID: dict[str, Any] = {"parser": job_number, "metavar": "JOB", "autocompletion": job_ids}

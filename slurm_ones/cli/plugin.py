@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +10,6 @@ import typer
 from slurm_ones.cli.common import command, say
 from slurm_ones.plugin.build import PluginError, compile_spank
 from slurm_ones.plugin.install import PluginSite, look, trial, write_own, write_site
-from slurm_ones.simulate import BadInput
 
 app = typer.Typer(
     help="Options --elastic-… of sbatch, and checks of elastic jobs as they are submitted.",
@@ -25,22 +22,16 @@ IncludeOption = Annotated[
 ]
 
 
-@contextmanager
-def _errors() -> Iterator[None]:
-    try:
-        yield
-    except (PluginError, OSError) as error:
-        raise BadInput(str(error)) from None
-
-
 @app.command()
 @command
 def build(
     to: Annotated[Path, typer.Option("--to", help="Folder to write it to.")] = Path(), include: IncludeOption = None
 ) -> None:
     """Compile the SPANK plugin with this machine's compiler and Slurm's headers. It is not installed yet."""
-    with _errors():
+    try:
         say(f"written: {compile_spank(to, include)}")
+    except OSError as error:
+        raise PluginError(str(error)) from None
 
 
 @app.command()
@@ -54,8 +45,7 @@ def install(
     ] = True,
 ) -> None:
     """Write the plugin's files to a folder, and print the lines to add to Slurm's own files."""
-    with _errors():
-        written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
+    written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
     for line in [*(f"written: {path}" for path in written), *todo]:
         say(line)
 
@@ -73,8 +63,7 @@ def _seen() -> PluginSite | None:
 def check() -> None:
     """Check that Slurm loads the plugin and that it works. Nothing is submitted. Exit code 1: something does
     not work."""
-    with _errors():
-        findings = trial(look())
+    findings = trial(look())
     for one in findings:
         say(f"{'ok' if one.good else 'NO':4}{one.what:12}{one.text}", 500)
     if not all(one.good for one in findings):

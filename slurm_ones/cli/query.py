@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
@@ -47,16 +47,11 @@ class Format(str, Enum):
     PARQUET = "parquet"
 
 
-def names(incomplete: str) -> Iterable[str]:
-    """Return the names of views and saved queries that begin with `incomplete`, for shell completion."""
-    return [name for name in (*VIEWS, *saved_queries()) if name.startswith(incomplete)]
-
-
 @command
 def query(
     name: Annotated[
         str,
-        typer.Argument(help="View or saved query. Without a name and without SQL: list all.", autocompletion=names),
+        typer.Argument(help="View or saved query. Without a name and without SQL: list all.", autocompletion=lambda: [*VIEWS, *saved_queries()]),
     ] = "",
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,

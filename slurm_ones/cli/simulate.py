@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -103,10 +103,8 @@ def parse_value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return text
 
 
@@ -191,11 +189,11 @@ def parse_sbatch(text: str) -> dict[str, str | bool]:
     return found
 
 
-def policies(incomplete: str) -> Iterable[str]:
-    """Return the names of policies that begin with `incomplete`, for shell completion."""
+def policies() -> list[str]:
+    """Return the names of all policies, for shell completion."""
     from slurm_ones.policies import POLICIES
 
-    return [name for name in POLICIES if name.startswith(incomplete)]
+    return [*POLICIES]
 
 
 @command

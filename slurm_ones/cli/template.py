@@ -82,10 +82,6 @@ class Wishes:
     time: str = ""
     guests: str = ""
 
-    @property
-    def any(self) -> bool:
-        return self != Wishes()
-
 
 _KNOWN = """\
 #
@@ -201,16 +197,11 @@ def summary(text: str) -> str:
     return first.removeprefix("# ").partition(". ")[0].rstrip(".")
 
 
-def completed(incomplete: str) -> list[str]:
-    """Return the names of templates and sites that begin with `incomplete`, for shell completion."""
-    return [name for name in (*templates(), *SITES) if name.startswith(incomplete)]
-
-
 @command
 def template(
     name: Annotated[
         str,
-        typer.Argument(help="Template or site to print. Without a name: list them.", autocompletion=completed),
+        typer.Argument(help="Template or site to print. Without a name: list them.", autocompletion=lambda: [*templates(), *SITES]),
     ] = "",
     account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
     partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",
@@ -239,6 +230,6 @@ def template(
     text = known.get(name, "")
     if not text:
         raise BadInput(f"there is no template {name!r}: choose one of {listed(known, name)}")
-    if wishes.any:
+    if wishes != Wishes():
         raise BadInput(f"{name} is printed as it is; options are for the scripts of sites: {', '.join(SITES)}")
     sys.stdout.write(text)
