@@ -152,12 +152,7 @@ def check_revision(connection: Connection, *, unfinished: bool = False) -> None:
 def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert the rows whose keys are new. Existing rows stay as they are."""
     if rows:
-        connection.execute(_adding(backend_behind(connection).insert, table), rows)
-
-
-@cache
-def _adding(insert: Callable[[Table], Any], table: Table) -> Any:
-    return insert(table).on_conflict_do_nothing()
+        connection.execute(_storing(backend_behind(connection).insert, table, (), ()), rows)
 
 
 def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
@@ -168,12 +163,14 @@ def add_rows(connection: Connection, table: Table, rows: Sequence[Sequence[Any]]
 def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, and update those whose key is stored already. All rows must have the same columns."""
     if rows:
-        connection.execute(_replacing(backend_behind(connection).insert, table, tuple(key), tuple(rows[0])), rows)
+        connection.execute(_storing(backend_behind(connection).insert, table, tuple(key), tuple(rows[0])), rows)
 
 
 @cache
-def _replacing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], names: Sequence[str]) -> Any:
+def _storing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], names: Sequence[str]) -> Any:
     statement = insert(table)
+    if not key:
+        return statement.on_conflict_do_nothing()
     changed = {name: statement.excluded[name] for name in names if name not in key}
     return statement.on_conflict_do_update(index_elements=list(key), set_=changed)
 

@@ -22,9 +22,9 @@ from sqlalchemy import Connection, Select, and_, func, select
 
 from ones_db.engine import Transactions, remembering
 from ones_db.jobs import (
+    MEMBERS,
     among,
     keyed,
-    members_after,
     membership_record,
     newest,
     rows_after,
@@ -239,7 +239,7 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
 def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None:
     after = [(key, run.number) for key, run in runs.items()]
     for first in range(0, len(after), CHUNK):
-        for row in members_after(connection, after[first : first + CHUNK]):
+        for row in rows_after(connection, MEMBERSHIPS, MEMBERS, after[first : first + CHUNK]):
             runs[row.run_id].members.append(membership_record(row._mapping, row.slurm_id))
 
 

@@ -338,13 +338,10 @@ def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[i
     return found
 
 
-def _memberships() -> Any:
-    return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
-
-
-def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
-    """Return the memberships of runs after a report, in order. `runs` lists (runs.id, number of that report)."""
-    return rows_after(connection, MEMBERSHIPS, _WITH_JOBS, runs)
+_MEMBERS: Any = select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
+_WITH_JOBS = _MEMBERS.add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+MEMBERS = str(_WITH_JOBS)
+"""Query of memberships for `rows_after`, each with its term and its job's id (`slurm_id`)."""
 
 
 def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[tuple[int, int]]) -> Sequence[Row[Any]]:
@@ -362,16 +359,9 @@ def rows_after(connection: Connection, table: Table, query: str, runs: Iterable[
     return connection.exec_driver_sql(query).all()
 
 
-def _with_jobs() -> Any:
-    return _memberships().add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
-
-
 def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
     """Return the record of a row of memberships. The row must also have the term of its run."""
     return MembershipRecord(job_id, row["term"], row["number"], row["time"], record_of(Membership, row))
-
-
-_WITH_JOBS = str(_with_jobs())
 
 
 class BlockStore(Transactions):
@@ -430,8 +420,7 @@ class BlockStore(Transactions):
     ) -> list[MembershipRecord]:
         """Return a job's memberships, newest first. With `order`, only those that the order with this number caused."""
         query = (
-            _memberships()
-            .where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))
+            _MEMBERS.where(RUNS.c.job_id == key_of(connection, self._cluster, job_id))
             .order_by(RUNS.c.restart.desc(), MEMBERSHIPS.c.number.desc())
             .limit(limit)
         )

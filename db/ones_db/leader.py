@@ -60,7 +60,8 @@ class LeaderLock:
         self.term: int | None = None
         """Number of the term, as far as this process knows; None if it does not lead."""
         self._engine = backend.engine("write")
-        self._lock = _lock_of(backend, self._engine, cluster, self._cluster)
+        file = FileLock(backend.path, self._engine, cluster) if isinstance(backend, SQLite) else None
+        self._lock: Lock = file or SessionLock(backend, self._cluster)
 
     def take(self, now: float, hung: LeaderRecord | None = None) -> int | None:
         """Take the lead if it is free. Return the new term, or None if another companion leads.
@@ -165,12 +166,6 @@ class Lock(Protocol):
 
     def release(self) -> None:
         """Release the lock if this process holds it; raise no error."""
-
-
-def _lock_of(backend: Backend, engine: Engine, cluster: str, key: int) -> Lock:
-    if isinstance(backend, SQLite):
-        return FileLock(backend.path, engine, cluster)
-    return SessionLock(backend, key)
 
 
 class FileLock:

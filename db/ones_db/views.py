@@ -85,8 +85,6 @@ class View:
     """SELECT of all columns, except those of kind ``said``. It uses the functions of `WORDS`."""
     order: tuple[str, ...]
     """Columns by which rows are sorted."""
-    aggregate: bool = False
-    """True if each row combines several jobs, so that everybody may see all rows."""
 
     def select(self, dialect: str) -> str:
         """Return the view's SELECT for a kind of database: ``sqlite`` or ``postgresql``."""
@@ -682,7 +680,6 @@ GPU_HOURS = View(
     ) p
     GROUP BY p.cluster, p.user_name, p.account, p.day_time""",
     ("day_time", "user_name", "account"),
-    aggregate=True,
 )
 
 IDLE_GPUS = View(
@@ -711,7 +708,6 @@ IDLE_GPUS = View(
     ) p
     GROUP BY p.cluster, p.user_name, p.account, p.day_time""",
     ("day_time", "user_name", "account"),
-    aggregate=True,
 )
 
 DECISIONS_EXPLAINED = View(

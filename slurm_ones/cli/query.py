@@ -51,7 +51,10 @@ class Format(str, Enum):
 def query(
     name: Annotated[
         str,
-        typer.Argument(help="View or saved query. Without a name and without SQL: list all.", autocompletion=lambda: [*VIEWS, *saved_queries()]),
+        typer.Argument(
+            help="View or saved query. Without a name and without SQL: list all.",
+            autocompletion=lambda: [*VIEWS, *saved_queries()],
+        ),
     ] = "",
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,

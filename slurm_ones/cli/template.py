@@ -201,7 +201,9 @@ def summary(text: str) -> str:
 def template(
     name: Annotated[
         str,
-        typer.Argument(help="Template or site to print. Without a name: list them.", autocompletion=lambda: [*templates(), *SITES]),
+        typer.Argument(
+            help="Template or site to print. Without a name: list them.", autocompletion=lambda: [*templates(), *SITES]
+        ),
     ] = "",
     account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
     partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",

@@ -308,7 +308,7 @@ def test_a_job_that_never_changed_gained_nothing(store: Store, url: str) -> None
 def test_one_job_is_found_through_indexes(store: Store, url: str) -> None:
     fill(store)
     with opened(url) as connection:
-        for name in (name for name, view in VIEWS.items() if not view.aggregate):
+        for name in VIEWS.keys() - {"gpu_hours", "idle_gpus"}:
             query = view_query(name, ["job_id"]).replace(":job_id", "7")
             if url.startswith("sqlite"):
                 plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")]
