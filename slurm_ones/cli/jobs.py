@@ -100,7 +100,7 @@ def jobs(
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
     selection = selected(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
-    if ids and selection.restricts:
+    if ids and selection != JobFilter():
         raise BadInput("options choose among jobs: leave them out, or the jobs' ids")
     settings = settings_of(config, database)
     try:
@@ -119,7 +119,7 @@ def jobs(
         _show(found)
         fresh = "; states as Slurm has them now" if now else ""
         console.print(f"[dim]{as_of(live.health, time.time())}{fresh}[/]", soft_wrap=True)
-    elif not ids and not selection.restricts:
+    elif not ids and selection == JobFilter():
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")
     unknown = sorted({*(ids or ())} - {one.job.job_id for one in found})
     for job_id in unknown:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,6 @@ MOUNTS = Path("/proc/self/mountinfo")
 class _Patience:
     """Budget of seconds to wait for slow answers. It refills as time passes."""
 
-    clock: Callable[[], float]
     most: float = WAIT_S
     share: float = SHARE
     free: float = QUICK_S
@@ -66,7 +65,7 @@ class _Patience:
     _at: float = 0.0
 
     def left(self) -> float:
-        now = self.clock()
+        now = time.monotonic()
         self._waited, self._at = max(self._waited - self.share * max(now - self._at, 0.0), 0.0), now
         return max(self.most - self._waited, 0.0)
 
@@ -78,7 +77,7 @@ class _Patience:
 class _Lane:
     """Requests of one user on one file system."""
 
-    patience: _Patience
+    patience: _Patience = field(default_factory=_Patience)
     asked: int = 0
     """Number of the request that hangs; 0 if none does."""
     since: float = 0.0
@@ -91,10 +90,9 @@ class FileChild:
     A child that has ended is replaced.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        self._patience = _Patience(clock)
+        self._patience = _Patience()
         self._of_one: dict[int, _Patience] = {}
         """Budget of each user (`OF_ONE_S`). Quick answers are charged to it too."""
         self._mounts: list[str] = []
@@ -115,11 +113,13 @@ class FileChild:
         """Run `function(path, uid, *more)` in the child. Raises the function's error, or `NoAnswer` if it takes too
         long."""
         place = self._file_system(path)
-        lane = self._lanes.setdefault((place, uid), _Lane(_Patience(self._clock)))
+        lane = self._lanes.setdefault((place, uid), _Lane())
         self._take(0.0)
         hanging = [whose for _, whose in self.hanging]
         if lane.asked or len(hanging) >= MOST_HANGING or hanging.count(uid) >= MOST_OF_ONE:
-            self._replace_if_stopped(lane)
+            if lane.asked > self._taken and time.time() - lane.since > STOPPED_S:
+                log.error("the process that opens users' files does not answer; another one is started")
+                self.close()
             raise _silent(place, lane)
         lane.since = time.time()
         number = self._ask(function, path, uid, *more)
@@ -150,14 +150,14 @@ class FileChild:
 
     def _wait(self, number: int, uid: int, lane: _Lane) -> bool:
         """Wait for the answer as long as the budgets allow; return True if it came."""
-        began = self._clock()
-        of_one = self._of_one.setdefault(uid, _Patience(self._clock, OF_ONE_S, OF_ONE_SHARE, LEAST_S))
+        began = time.monotonic()
+        of_one = self._of_one.setdefault(uid, _Patience(OF_ONE_S, OF_ONE_SHARE, LEAST_S))
         slow = max(QUICK_S, min(lane.patience.left(), self._patience.left()))
         until = began + (slow if of_one.left() else LEAST_S)
-        while number not in self._answers and (left := until - self._clock()) > 0:
+        while number not in self._answers and (left := until - time.monotonic()) > 0:
             self._take(left)
         for patience in (lane.patience, self._patience, of_one):
-            patience.waited(self._clock() - began)
+            patience.waited(time.monotonic() - began)
         return number in self._answers
 
     def _ask(self, function: Callable[..., Any], *arguments: object) -> int:
@@ -211,14 +211,9 @@ class FileChild:
                 return
         self._answers[number] = good, answer
 
-    def _replace_if_stopped(self, lane: _Lane) -> None:
-        if lane.asked > self._taken and time.time() - lane.since > STOPPED_S:
-            log.error("the process that opens users' files does not answer; another one is started")
-            self.close()
-
     def _file_system(self, path: Path) -> str:
         """Return the mount point of a path's file system, found by the path's name only."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._mounts_at >= MOUNTS_S:
             self._mounts, self._mounts_at = mount_points(), now
         named = os.path.normpath(path) + "/"

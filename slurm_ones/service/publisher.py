@@ -109,7 +109,8 @@ class Publisher:
         Remove the files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` if
         nothing can be written.
         """
-        made = self._make_folder()
+        made = not self._folder.exists()
+        self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         with directory_of(self._folder, os.geteuid(), "this companion") as folder:
             if made:
                 # Whatever the umask took away.
@@ -125,13 +126,6 @@ class Publisher:
             done = self._publish_users(folder, began)
             self._rest_until = time.monotonic() + REST * (time.thread_time() - used)
         return done
-
-    def _make_folder(self) -> bool:
-        try:
-            self._folder.mkdir(mode=FOLDER_MODE)
-        except FileExistsError:
-            return False
-        return True
 
     def _publish_users(self, folder: int, began: float) -> Published:
         now = self._clock()

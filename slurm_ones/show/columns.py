@@ -108,10 +108,6 @@ class ShownColumn(Generic[T]):
         """True for a wide column. On a page its text may take several lines."""
         return self.width >= 20
 
-    def sort_key(self, one: T) -> Any:
-        """Return the value by which objects are sorted in this column."""
-        return (self.key or self.value)(one)
-
 
 def record(columns: Sequence[ShownColumn[T]], one: T) -> dict[str, Any]:
     """Return a job, node, resize or decision as a JSON object with these columns as fields."""
@@ -140,10 +136,6 @@ def gpus(job: JobSummary) -> int:
 
 def _speed(one: ShownJob) -> float:
     return (one.job.samples_per_s or 0.0) if one.job.running else 0.0
-
-
-def _state(one: ShownJob) -> str:
-    return one.job.state + (f" ({one.job.resizing})" if one.job.resizing else "")
 
 
 def _why(one: ShownJob) -> str:
@@ -181,7 +173,10 @@ JOB: tuple[ShownColumn[ShownJob], ...] = (
     ShownColumn("name", _job("name"), "its name", "name", left=True, width=12, most=24),
     ShownColumn("account", _job("account"), "account it is charged to", left=True),
     ShownColumn("partition", _job("partition"), "partition it was last seen in", left=True),
-    ShownColumn("state", _job("state"), "base state, as Slurm names it", "state", own=_state, left=True),
+    ShownColumn(
+        "state", _job("state"), "base state, as Slurm names it", "state", left=True,
+        own=lambda one: one.job.state + (f" ({one.job.resizing})" if one.job.resizing else ""),
+    ),
     ShownColumn(
         "st", _job("state"), "squeue's short name of the state", "st",
         form=lambda state: _SHORT.get(state, state[:3]), left=True, width=3, json=False,
@@ -309,8 +304,9 @@ DECISION: tuple[ShownColumn[ShownDecision], ...] = (
     ShownColumn("outcome_arguments", lambda one: dict(one.given.outcome.arguments), "values in the outcome's sentence"),
     ShownColumn("acted", attrgetter("given.acted"), "true if the companion began to carry out the decision"),
     ShownColumn(
-        "alternatives", lambda one: [dict(_alternative(each)) for each in one.given.alternatives], "sizes considered",
-        "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
+        "alternatives",
+        lambda one: [each._asdict() | {"shape": _sized(each.shape)} for each in one.given.alternatives],
+        "sizes considered", "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
     ),
 )  # fmt: skip
 
@@ -324,10 +320,6 @@ def _choice(shape: Shape | None, batch: int | None, none: str) -> str:
     if size is None:
         return none
     return f"{size}, batch {batch}" if batch else size
-
-
-def _alternative(one: Any) -> dict[str, Any]:
-    return {"shape": _sized(one.shape), "batch": one.batch, "worth": one.worth}
 
 
 def _weighed(one: Any) -> str:

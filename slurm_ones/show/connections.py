@@ -138,7 +138,7 @@ class Bounded(H11Protocol):
         if len(self.connections) > CONNECTIONS:
             self._make_place()
         self.loop.call_later(HEADER_S, self._look_for_header)
-        self._look_later()
+        self.loop.call_later(PATIENCE_S, self._look)
 
     @property
     def stranger(self) -> bool:
@@ -159,9 +159,6 @@ class Bounded(H11Protocol):
         if self.cycle is None and self in self.connections:
             self.transport.abort()
 
-    def _look_later(self) -> None:
-        self.loop.call_later(PATIENCE_S, self._look)
-
     def _look(self) -> None:
         if self not in self.connections:
             return
@@ -174,7 +171,7 @@ class Bounded(H11Protocol):
             self.transport.abort()
             return
         self._unread, self._idle = unread, idle
-        self._look_later()
+        self.loop.call_later(PATIENCE_S, self._look)
 
     def handle_events(self) -> None:
         before = self.cycle

@@ -47,11 +47,6 @@ class JobFilter:
         )
         return all(not wanted or value in wanted for value, wanted in pairs)
 
-    @property
-    def restricts(self) -> bool:
-        """True if any condition is not empty."""
-        return self != JobFilter()
-
 
 @dataclass
 class JobOrder:
@@ -68,7 +63,8 @@ class JobOrder:
         """Return the jobs to show in order. Jobs without a value come last, also in reverse order."""
         every, takes = self.every_state, self.selection.takes
         taken = [one for one in live.jobs if (every or one.job.end_time is None) and takes(one.job)]
-        keyed = [(BY_WORD[self.by].sort_key(one), one) for one in taken]
+        column = BY_WORD[self.by]
+        keyed = [((column.key or column.value)(one), one) for one in taken]
         known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=self.falling)
         return [one for _, one in known] + [one for key, one in keyed if key is None]
 
