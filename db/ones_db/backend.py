@@ -71,8 +71,7 @@ class Backend(Protocol):
         """Create what a new database needs, such as a directory. Raises `StoreError` if that is impossible."""
 
     def exists(self) -> bool:
-        """Return True if the database exists, even without tables. A server that cannot be reached counts as
-        existing."""
+        """Return True if the database exists, even without tables. An unreachable server counts as existing."""
         return True
 
     def stamp(self) -> object:
@@ -83,8 +82,7 @@ class Backend(Protocol):
         """Return an engine for this use. Its connections have the settings that the contract of `Store` needs."""
 
     def options(self, write: bool) -> Mapping[str, Any]:
-        """Return SQLAlchemy's execution options for a transaction. The transaction writes if `write` is True, and only
-        reads otherwise."""
+        """Return SQLAlchemy's execution options for a transaction that writes, or that only reads."""
         return {}
 
     def explained(self, error: DBAPIError) -> StoreError:
@@ -111,6 +109,5 @@ class Backend(Protocol):
         """
 
     def renumber(self, connection: Connection, table: Table) -> None:
-        """Make the table generate keys above the largest stored one. This is needed after rows were inserted with their
-        keys."""
+        """Make the table generate keys above the largest stored one, after rows were inserted with their keys."""
         return

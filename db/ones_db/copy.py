@@ -66,8 +66,7 @@ class _Page:
         return query if self.last is None else query.where(key <= self.last)
 
     def rows(self, connection: Connection, limit: int | None = None) -> list[Row]:
-        """Return the rows in the order of their keys. Their text has the form in which this version stores it
-        (`SafeText`)."""
+        """Return the rows in the order of their keys, with text in the form that this version stores (`SafeText`)."""
         query = self.where(select(self.table)).order_by(*self.table.primary_key).limit(limit)
         words = {
             i: column.type.bind_processor(connection.dialect) or (lambda value: value)

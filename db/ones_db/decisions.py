@@ -60,8 +60,7 @@ def _first(lines: Select[Any], most: int) -> Select[Any]:
 def _alternatives(
     connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """Return the alternatives that these decisions considered, by decision and job. `jobs` limits them to some
-    (jobs.id)."""
+    """Return the alternatives of these decisions, by decision and job. `jobs` limits them to some jobs (jobs.id)."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
     if jobs is not None:
         query = query.where(among(ALTERNATIVES.c.job_id, jobs))
@@ -80,8 +79,7 @@ class DecisionStore(Transactions):
 
     @noting
     def add_decision(self, connection: Connection, record: DecisionRecord) -> int:
-        """Store a decision with its jobs, and return its id. If the same time and policy are stored already, store
-        nothing."""
+        """Store a decision with its jobs, and return its id. If its time and policy are stored already, do nothing."""
         keys = keys_of(connection, self._cluster, {job.job_id for job in record.jobs})
         known = connection.scalar(
             select(DECISIONS.c.id).where(
@@ -199,8 +197,7 @@ class DecisionStore(Transactions):
 
     @noting
     def begin_resize(self, connection: Connection, record: ResizeRecord) -> ResizeRecord:
-        """Store a resize before it begins, and return it with its id. Raises `ResizeConflict` if the job has an open
-        one."""
+        """Store a resize before it begins; return it with its id. Raises `ResizeConflict` if the job has one open."""
         job = key_of(connection, self._cluster, record.job_id)
         values = {**row_of(record), "job_id": job}
         del values["id"]
@@ -338,8 +335,7 @@ class DecisionStore(Transactions):
     def resizes(
         self, connection: Connection, job_id: int | None = None, decisions: Sequence[int] | None = None
     ) -> list[ResizeRecord]:
-        """Return the resizes of a job or of all jobs, oldest first. `decisions` limits them to those of some
-        decisions."""
+        """Return the resizes of a job or of all jobs, oldest first; with `decisions`, only those of some decisions."""
         query = with_job(RESIZES, self._cluster).order_by(RESIZES.c.id)
         if decisions is not None:
             query = query.where(RESIZES.c.decision_id.in_(decisions))

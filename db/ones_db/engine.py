@@ -76,8 +76,7 @@ def opened(url: str, mode: Mode = "read") -> Iterator[Engine]:
 
 
 def checked(url: str) -> Engine:
-    """Return an engine that reads the database at a URL. Raises `SchemaError` if it has another schema than this
-    version."""
+    """Return an engine that reads the database at a URL. Raises `SchemaError` if its schema is of another version."""
     engine = _existing(url).engine("read")
     try:
         with transaction(engine) as connection:
@@ -176,8 +175,7 @@ def _storing(insert: Callable[[Table], Any], table: Table, key: Sequence[str], n
 
 
 def change_rows(connection: Connection, table: Table, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update columns `names` of rows. Each row is a mapping with the row's id under "key". Names and rows may
-    be empty."""
+    """Update columns `names` of rows. Each row has its id under "key". Names and rows may be empty."""
     if names and rows:
         connection.execute(_changing(table, tuple(names)), rows)
 
@@ -281,8 +279,7 @@ class Transactions:
     def _recall(
         self, question: str, about: Collection[Known], ask: Callable[[Connection, list[Known]], Mapping[Known, Found]]
     ) -> dict[Known, Found]:
-        """Return the result for each key in `about` that has one. Results that are not cached are read by one call of
-        `ask`."""
+        """Return the result for each key in `about` that has one. One call of `ask` reads those that are not cached."""
         known = {} if self._memory is None else self._memory.setdefault(question, {})
         if unknown := [one for one in about if one not in known]:
             with self._read() as connection:

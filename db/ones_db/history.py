@@ -54,8 +54,7 @@ SPEEDS = 5
 NOISES = 8
 """Number of newest gradient noise scales that are kept for a job."""
 SPARE = 250
-"""Number of jobs that are cached in addition to those of the largest call. The least recently used are dropped
-(LRU)."""
+"""Number of jobs that are cached besides those of the largest call. The least recently used are dropped (LRU)."""
 
 
 Row: TypeAlias = Any
@@ -77,8 +76,7 @@ class CachedRun:
     """Memberships of the run in order; empty for a plain job."""
 
     def add_sample(self, row: Any) -> None:
-        """Add a throughput report that is newer than all others. If its samples were not counted (0), it has no
-        throughput."""
+        """Add a throughput report newer than all others. If its samples were not counted (0), it has no throughput."""
         if row.seconds > 0 and row.samples > 0 and (size := self._size_at(row)) != MIXED:
             kept = self.speeds.setdefault((size, row.batch), deque(maxlen=SPEEDS))
             kept.append(ThroughputPoint(size or PARKED, row.batch, row.samples / row.seconds, row.time))
@@ -114,8 +112,7 @@ class CachedJob:
 
 MIXED = Shape(-1, -1)
 MARGIN = 0.1
-"""Share of a sample's time that may lie before a change of blocks, since clocks are read at slightly different
-moments."""
+"""Share of a sample's time that may lie before a change of blocks, since clocks are read at different moments."""
 
 
 def size_of(member: MembershipRecord) -> Shape:
@@ -245,8 +242,7 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
 
 @cache
 def _first_samples(*, hot: bool) -> Any:
-    """Return the query of the last samples of each run and batch, in order of time. With `hot`, the last of each
-    membership are kept apart too."""
+    """Return the query of the last samples of each run and batch, in order of time; with `hot`, of each membership."""
     kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
     if hot:
         before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
@@ -362,8 +358,7 @@ def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
-    """Return (ranks, GPUs) of a run if these differ, for example because `ones-run` did not start the ranks;
-    else None."""
+    """Return (ranks, GPUs) of a run if these differ, for example if `ones-run` did not start its ranks; else None."""
     gpus = _shape(run).gpus
     return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
@@ -396,8 +391,7 @@ def _is_nobodys(resize: Row) -> bool:
 
 
 def _interrupts(resize: Row) -> bool:
-    """Return True if the resize paused the job's training. A resize of a waiting job pauses nothing, nor does one
-    without a requeue."""
+    """Return True if the resize paused training: not one of a waiting job, nor one without a requeue."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
     return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 

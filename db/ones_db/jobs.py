@@ -44,8 +44,7 @@ _FIRST = ("submit_time", *shape_names("requested_shape"))
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
-    """Return the condition `column IN (…)` with all numbers written out, since databases limit a statement's
-    parameters."""
+    """Return the condition `column IN (…)` with all numbers written out: databases limit a statement's parameters."""
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
@@ -89,8 +88,7 @@ def run_end() -> ColumnElement[float | None]:
 
 
 def with_job(table: Table, cluster: int) -> Select[Any]:
-    """Return the query of a table's rows that belong to the cluster's jobs, with the column `slurm_job` for Slurm's job
-    id."""
+    """Return the query of a table's rows of the cluster's jobs, with the column `slurm_job` for Slurm's job id."""
     query = select(table, JOBS.c.job_id.label("slurm_job")).join(JOBS, JOBS.c.id == table.c.job_id)
     return query.where(JOBS.c.cluster_id == cluster)
 
@@ -231,8 +229,7 @@ class JobStore(Transactions):
 
     @noting
     def record_runs(self, connection: Connection, records: Iterable[RunRecord]) -> None:
-        """Store runs as Slurm shows them. Values that are unknown (None, 0 nodes) stay as stored, and so does the place
-        in the report file."""
+        """Store runs as Slurm shows them. Unknown values (None, 0 nodes) and the place in the report file stay."""
         given = {(record.job_id, record.restart): record for record in records}
         keys = keys_of(connection, self._cluster, {job_id for job_id, _ in given})
         found = connection.execute(STARTS, {"keys": [*keys.values()], "restarts": [restart for _, restart in given]})

@@ -112,8 +112,7 @@ class LeaderLock:
             connection.execute(self._row(term).values(beat=now))
 
     def leave(self, now: float) -> None:
-        """Give up the lead. Raises `StoreError` if the end of the term could not be stored; even then the lock
-        is free."""
+        """Give up the lead. Raises `StoreError` if the term's end could not be stored; the lock is free even then."""
         term, self.term = self.term, None
         try:
             if term is not None:
@@ -152,8 +151,7 @@ class LeaderLock:
 
 
 class Lock(Protocol):
-    """Lock for leading one cluster. One process at a time holds it, and it is free as soon as that process has
-    ended."""
+    """Lock for leading one cluster. One process at a time holds it, and it is free once that process has ended."""
 
     def take(self, hung: LeaderRecord | None = None) -> bool:
         """Take the lock if it is free; return True if this process has it now. Raises `StoreError`.

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: str = "") -> Axes:
-    """Plot a job's throughput by number of GPUs: a line for each kind of GPU and global batch, and a line for ideal
-    scaling."""
+    """Plot a job's throughput by number of GPUs, a line for each kind of GPU and batch, and ideal scaling."""
     found = _of_job(ones.scaling(job_id=job_id), job_id, cluster)
     axes, smallest = axes or _axes(), found.iloc[0]
     ideal = smallest["samples_per_s"] / smallest["gpus"] * found["gpus"]
@@ -33,8 +32,7 @@ def scaling(ones: Database, job_id: int, axes: Axes | None = None, *, cluster: s
 def learning_curve(
     ones: Database, job_id: int, axes: Axes | None = None, *, y: str = "loss", cluster: str = ""
 ) -> Axes:
-    """Plot a job's loss, or its accuracy with `y="accuracy"`, by hours since submission. Also plot its GPUs at each
-    epoch's end."""
+    """Plot a job's loss, or accuracy (`y="accuracy"`), by hours since submission, and its GPUs at each epoch's end."""
     found = _of_job(ones.query(saved_query("learning_curve"), job_id=job_id), job_id, cluster)
     axes, hours = axes or _axes(), found["since_s"] / 3600.0
     axes.plot(hours, found[y].astype("float64"), marker=".", label=y)

@@ -33,8 +33,7 @@ _REFUSED = ("authentication failed", "no password supplied", "does not exist", "
 
 
 def named(holder: str) -> str:
-    """Return the application name for the sessions of a process, given host:process id. The server keeps 63
-    characters."""
+    """Return the application name for sessions of a process (host:process id). The server keeps 63 characters."""
     return f"slurm-ones {holder[-50:]}"
 
 

@@ -373,8 +373,7 @@ NO_REASON = Reason("")
 
 
 def reason(code: str, **arguments: Argument) -> Reason:
-    """Return the reason with this code. Raises KeyError if the code is unknown, or the arguments are not those of its
-    sentence."""
+    """Return the reason with this code. Raises KeyError if code or arguments are not those of a sentence."""
     wanted = _arguments_of(code)
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
@@ -396,8 +395,7 @@ def _arguments_of(code: str) -> frozenset[str]:
 
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
-    """Return the sentence of a code. If the code is unknown, as from a newer version, return the code and its
-    arguments."""
+    """Return the sentence of a code; for an unknown one, as from a newer version, the code and its arguments."""
     if sentence := SENTENCES.get(code):
         # What another version stored may lack an argument, or have text for a number.
         with suppress(KeyError, ValueError):

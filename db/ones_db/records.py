@@ -300,8 +300,7 @@ class JobHistory:
     job: JobRecord
     spec: Spec | None
     epochs: tuple[EpochPoint, ...]
-    """Epochs that have ended, ascending. If a lost checkpoint has undone an epoch, it is left out until it ends
-    again."""
+    """Epochs that have ended, ascending. An epoch that a lost checkpoint has undone is left out until it ends again."""
     throughput: tuple[ThroughputPoint, ...]
     """The few newest samples at each shape and batch, oldest first."""
     samples: float
@@ -320,8 +319,7 @@ class JobHistory:
     """Number of epochs that ended after the last resize or change of blocks. Without one, the number of all epochs."""
     first_loss: float | None
     failures: int = 0
-    """Number of resizes without effect since the last one with effect. A resize that the job's start overtook does not
-    count."""
+    """Number of resizes without effect since the last with effect, without those that the job's start overtook."""
     first_batch: int | None = None
     """Global batch at the beginning of the job's first run."""
     noise: tuple[NoisePoint, ...] = ()
@@ -333,8 +331,7 @@ class JobHistory:
     interrupted: tuple[float, ...] = ()
     """Start times of resizes that paused the job for a requeue, ascending, even if they were rolled back."""
     epoch_samples: float | None = None
-    """Mean number of samples in the epochs that have ended. It is used if the job does not know the size of its
-    dataset."""
+    """Mean number of samples in the ended epochs, used if the job does not know the size of its dataset."""
     ran: tuple[tuple[Shape, float], ...] = ()
     """(shape, seconds) for each shape on which the job ran, by Slurm's clock. The present run counts until its newest
     report. If nodes have unequal numbers of GPUs, the shape is one node with all GPUs."""
@@ -343,8 +340,7 @@ class JobHistory:
     switch_s: float | None = None
     """Mean pause of the last few changes of blocks that were ordered, in seconds; None if unknown."""
     join_s: float | None = None
-    """Mean pause of the last few changes of blocks that were ordered and in which blocks joined, in seconds; None if
-    unknown."""
+    """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
     """Number of ordered changes of blocks without effect since the last change with an effect.
 
@@ -353,13 +349,11 @@ class JobHistory:
     misfit: tuple[int, int] | None = None
     """(ranks, GPUs) of the newest run that reported its ranks, if these differ. Always None for a job of blocks."""
     steps_since_change: int | None = None
-    """Optimizer steps since the job's number of GPUs last changed. None if it never changed, or the job reports no
-    steps."""
+    """Optimizer steps since the number of GPUs last changed; None if it never changed, or no steps are reported."""
     preempted: tuple[float, ...] = ()
     """Times at which Slurm preempted a block of the job, ascending."""
     placed: tuple[PlacedPoint, ...] = ()
-    """Throughput of the job's runs on known nodes, oldest first. A job of blocks has none, because it changes nodes in
-    a run."""
+    """Throughput of runs on known nodes, oldest first. A job of blocks has none: it changes nodes in a run."""
 
     def running_s(self, now: float) -> float:
         """Return the seconds that the job has run until `now`."""

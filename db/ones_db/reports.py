@@ -310,8 +310,7 @@ class ReportStore(Transactions):
     def checkpoint_for_order(
         self, connection: Connection, job_id: int, restart: int, order: int
     ) -> tuple[int, float, Checkpoint] | None:
-        """Return (number, time, report) of the newest checkpoint that the run wrote for this order; None if there is
-        none."""
+        """Return (number, time, report) of the newest checkpoint that the run wrote for this order, or None."""
         query = (
             select(CHECKPOINTS)
             .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)

@@ -106,8 +106,7 @@ class RetentionStore(Transactions):
 
     @reading
     def rollups_due(self, connection: Connection, before: float, stretch_s: float) -> list[int]:
-        """Return the runs (runs.id) of jobs that ended before a time, whose samples are not yet combined to this
-        length."""
+        """Return the runs (runs.id) of jobs that ended before a time, with samples not yet combined to this length."""
         query = (
             select(RUNS.c.id)
             .join(JOBS, JOBS.c.id == RUNS.c.job_id)

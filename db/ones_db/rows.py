@@ -111,8 +111,7 @@ def _shape(name: str, row: Row) -> Shape | None:
 
 
 def reason_columns(name: str, reason: Reason) -> dict[str, str]:
-    """Return the columns of a reason. Arguments that a database cannot store (infinite numbers, surrogates) become
-    text."""
+    """Return the columns of a reason. Arguments that no database stores (infinite numbers, surrogates) become text."""
     arguments = {
         storable(key): storable(value)
         if isinstance(value, str)
@@ -153,8 +152,7 @@ def blocks_of(listed: str) -> tuple[tuple[int, Shape], ...]:
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """Return the fields of a record for JSON. Shapes and reasons are split into their columns; arguments are an
-    object."""
+    """Return the fields of a record for JSON: shapes and reasons as their columns, and arguments as an object."""
     kind: Any = type(record)
     plain, kinds = _fields(kind)
     found = {name: getattr(record, name) for name, _ in plain}

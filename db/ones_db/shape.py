@@ -28,5 +28,4 @@ class Shape:
 
 
 PARKED = Shape(0, 0)
-"""Shape without GPUs, to which a job is resized to park it: the job waits in the queue. Slurm keeps the job's old
-shape."""
+"""Shape without GPUs, to which a job is resized to park it in the queue. Slurm keeps the job's old shape."""

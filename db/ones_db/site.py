@@ -84,8 +84,7 @@ class SiteStore(Transactions):
 
     @noting
     def record_nodes(self, connection: Connection, time: float, nodes_now: Collection[NodeRecord]) -> None:
-        """Store the nodes that have changed since the last call. Nodes that Slurm does not list any more become
-        `GONE`."""
+        """Store the nodes that have changed since the last call. Nodes that Slurm no longer lists become `GONE`."""
         last = _last(connection, self._cluster)
         there = {node.name for node in nodes_now}
         lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -213,8 +212,7 @@ def _known(
 
 
 def _same(row: Row, read: AccountingJob) -> bool:
-    """Return True if the stored job is this job of accounting: their times overlap, or are at most `SAME_JOB_S`
-    apart."""
+    """Return True if the stored job is this one of accounting: their times are at most `SAME_JOB_S` apart."""
     if row["submit_time"] == read.job.submit_time:
         return True
     if row["import_time"] is not None and row["user_name"] != read.job.user:

@@ -175,8 +175,7 @@ class SQLite(backend.Backend):
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """See `Backend.add_rows`. The driver gets the rows as they are, because naming each value costs more than
-        storing it."""
+        """See `Backend.add_rows`. The driver gets plain rows, because naming each value costs more than storing it."""
         if rows:
             connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
 

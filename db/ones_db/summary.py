@@ -138,8 +138,7 @@ def _summary(names: tuple[str, ...], values: tuple[Any, ...]) -> JobSummary:
 
 _SINCE = f"""j.id IN ({_OPEN} UNION ALL SELECT e.id FROM jobs e WHERE e.cluster_id = :cluster AND e.end_time >= :since)
         AND COALESCE({END}, :since) >= :since"""
-"""SQL condition on a run r of a job j: the run had not ended at the time `since`. It uses keys, as
-`SummaryStore.job_summaries` does."""
+"""SQL condition on a run r of a job j: it had not ended at the time `since`. It uses keys (`job_summaries`)."""
 
 _TIMELINE = f"""
     SELECT j.job_id, j.name, j.user_name, j.partition, j.requested_nodes * j.requested_gpus_per_node, r.restart,

@@ -44,8 +44,7 @@ METADATA = MetaData(
 # A word for each kind of column
 
 WHOLE = BigInteger().with_variant(Integer(), "sqlite")
-"""Integer of 64 bits. In SQLite it is INTEGER, which has 64 bits too, and is the only type for which SQLite generates
-keys."""
+"""Integer of 64 bits. In SQLite it is INTEGER, as wide, and the only type for which SQLite generates keys."""
 
 
 def storable(value: str) -> str:

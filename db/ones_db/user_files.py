@@ -267,16 +267,14 @@ class ViewSource:
         return {user: tuple(known) for user, known in found.items()}
 
     def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
-        """Yield the database file of each of these users, as of one moment. A file is made when the caller asks
-        for it."""
+        """Yield the database file of each of these users, as of one moment, each made when the caller asks for it."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             for user in users:
                 yield user, _file(_rows_of(connection, key, user, now - KEEP_S))
 
     def site(self) -> bytes:
-        """Return the file for everybody. It has the leader and the health, but not the last error, which may
-        name jobs."""
+        """Return the file for everybody: the leader and the health, without the last error, which may name jobs."""
         with transaction(self._engine) as connection:
             key = self._key(connection)
             health = connection.execute(select(HEALTH).where(HEALTH.c.cluster_id == key)).mappings().all()
@@ -294,8 +292,7 @@ class ViewSource:
         return self._known_key
 
     def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
-        """Read the decisions since the last call. The first call only notes the newest id, since all views are written
-        then."""
+        """Read the decisions since the last call. The first only notes the newest id, as all views are written then."""
         if self._last is None:
             self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
         for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):

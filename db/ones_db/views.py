@@ -198,12 +198,10 @@ SAMPLES = """runs r CROSS JOIN throughput t LEFT JOIN memberships m ON m.run_id 
 T_NODES = f"CASE WHEN m.number IS NULL THEN r.nodes ELSE {M_NODES} END"
 T_EACH = f"CASE WHEN m.number IS NULL THEN r.gpus_per_node ELSE {M_EACH} END"
 T_GPUS = f"CASE WHEN m.number IS NULL THEN {GPUS} ELSE {M_GPUS} END"
-"""SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are for nodes and GPUs
-per node."""
+"""SQL for the GPUs at which a sample of `SAMPLES` was measured; `T_NODES` and `T_EACH` are its two factors."""
 
 LEAST_S, WITHIN, IDLE_USE = 1e-6, 0.9, 0.1
-"""Shortest sample in seconds; share of a sample that must be after a change of blocks; and use below which GPUs are
-idle."""
+"""Shortest sample in seconds; share of it that must be after a change of blocks; use below which GPUs are idle."""
 
 MEASURED = f"""t.seconds > {LEAST_S} AND t.samples > 0
             AND (m.number IS NULL OR t.time - {WITHIN} * t.seconds >= m.time)"""
@@ -245,8 +243,7 @@ OF_SIZES = {
 
 
 def replicas(limits: StrategyLimits | None, gpus: int) -> int:
-    """Return the number of replicas that share a step's samples on this number of GPUs. Without a strategy each GPU is
-    one."""
+    """Return the number of replicas that share a step's samples on these GPUs; without a strategy each GPU is one."""
     row = limits.at(gpus) if limits is not None else None
     return row.replicas if row is not None else gpus
 
