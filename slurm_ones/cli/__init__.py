@@ -29,8 +29,7 @@ _PANELS = {name: panel for panel, group in _GROUPS.items() for name in group}
 
 
 class _Commands(TyperGroup):
-    """Command group that imports the module of a command when it is called, so that `why` does not wait for `run`'s
-    imports."""
+    """Command group that imports a command's module when it is called: `why` does not wait for `run`'s imports."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_MODULES)

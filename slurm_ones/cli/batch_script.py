@@ -168,8 +168,7 @@ def _directive(number: int, rest: str, options: dict[str, tuple[int, str]]) -> I
 
 
 def options_in(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (option, value) for each of sbatch's arguments, with the option's long name. Other words are yielded as
-    options."""
+    """Yield (option, value) for each of sbatch's arguments, with the option's long name; other words as options."""
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
@@ -250,8 +249,7 @@ def _without_keywords(words: list[str]) -> list[str]:
 
 
 def _within(command: Command, variables: dict[str, str], deep: int) -> Iterator[Command]:
-    """Yield the command with its variables replaced. If it is a shell with `-c`, yield the commands in the text after
-    that."""
+    """Yield the command with its variables replaced; of a shell with `-c`, the commands in the text after that."""
     words: list[str] = []
     for word in command.words:
         named = _NAMED.fullmatch(word)
@@ -318,8 +316,7 @@ class Call:
 
     @property
     def takes_over(self) -> bool:
-        """True if ones-run replaces the batch shell (`exec`), so that it receives the signals that Slurm sends to the
-        shell."""
+        """True if ones-run replaces the batch shell (`exec`), and so receives the signals that Slurm sends to it."""
         if self.command.piped or self.command.background or self.prefix[:1] != ("exec",):
             return False
         return not any(word[:1].isalpha() and not _is(word, _HAND_ON) and "=" not in word for word in self.prefix[1:2])

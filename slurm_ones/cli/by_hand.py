@@ -91,8 +91,7 @@ def look(client: CommandClient, job_id: int) -> WholeJob:
 
 
 def _whole_node(job: WholeJob) -> int:
-    """Return the GPUs per node that the settings name for partitions whose GPUs Slurm does not show. 0 if the settings
-    name no number."""
+    """Return the GPUs per node that the settings name, for partitions whose GPUs Slurm does not show; else 0."""
     with suppress(ConfigError):
         return settings_of(None).whole_node_gpus.get(job.home.partition, 0)
     return 0
@@ -103,8 +102,7 @@ def _gpus_now(job: WholeJob) -> int:
 
 
 def opted_in(job: WholeJob) -> OptIn:
-    """Return the sizes, batches and other options in the job's comment. Raises `BadInput` if the job cannot be
-    resized."""
+    """Return the options in the job's comment. Raises `BadInput` if the job cannot be resized."""
     try:
         optin = parse_comment(job.home.comment)
     except BadComment as error:

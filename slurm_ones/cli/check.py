@@ -62,8 +62,7 @@ class Verdict:
 
 
 def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, list[ScriptFinding]]:
-    """Return the options that a comment states, and the findings about the comment. `line` is the comment's line in the
-    script."""
+    """Return the options that a comment states, and findings about it. `line` is its line in the script."""
     if comment is None:
         return None, [error(line, 'it does not opt in: add #SBATCH --comment="ones: gpus=1-16"')]
     try:
@@ -100,8 +99,7 @@ REFUSED = {
     "--gpus-per-task": "say how many a node takes: --nodes and --gres=gpu:N",
     "--gpus-per-socket": "say how many a node takes: --nodes and --gres=gpu:N",
 }
-"""Options with which a job cannot be resized, and the reason. The same holds for all options that begin with
---ntasks."""
+"""Options with which a job cannot be resized, and why. `--ntasks` stands for all options that begin so."""
 WANTED = {
     "--requeue": "no --requeue: whether Slurm may requeue it depends on the site",
     "--open-mode": "no --open-mode=append: each start truncates the job's log",
@@ -205,8 +203,7 @@ def _several(launches: list[Call], script: Script) -> Iterator[ScriptFinding]:
 
 
 def _gpus_asked(script: Script) -> tuple[str, int]:
-    """Return type and number of GPUs per node that the script requests. The type is "" for any, the number 0 for whole
-    nodes."""
+    """Return type ("" for any) and number (0 for whole nodes) of GPUs per node that the script requests."""
     kinds, count = set(), 0
     for option, begins in (("--gres", r"(?:gres[/:])?gpu(?![\w-])"), ("--gpus-per-node", "")):
         for one in script.value(option).split(","):
@@ -315,8 +312,7 @@ def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
 
 
 def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding]:
-    """Warn if the comment allows sizes that the strategy cannot use. Before the first run, the companion does not know
-    this."""
+    """Warn if the comment allows sizes that the strategy cannot use, which are unknown before the first run."""
     low, high = within[0].gpus, within[-1].gpus
     wanted = math.gcd(*(row.gpus - low for row in within))
     if wanted <= 1 or step % wanted == 0:

@@ -138,8 +138,7 @@ def settings_of(config: Path | None, database: str = "") -> Settings:
 
 
 def without_password(url: str) -> str:
-    """Return the URL. Raises `ConfigError` if it has a password, which all users could read in the list of
-    processes."""
+    """Return the URL. Raises `ConfigError` if it has a password, which lists of processes would show to all users."""
     if names_password(url):
         raise ConfigError(
             "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
@@ -154,8 +153,7 @@ def reading_store(settings: Settings) -> Store:
 
 
 def own_store(settings: Settings, cluster: str) -> Store:
-    """Open the job database for writing, and create it if it does not exist. A schema of another version is not
-    changed."""
+    """Open the job database for writing; create it if it does not exist. A schema of another version stays."""
     if migrate.current(settings.database_url) is None:
         if settings.scope == "own" and settings.database_url.startswith("sqlite"):
             backend = backend_of(settings.database_url)

@@ -118,8 +118,7 @@ def sacctmgr(*asked: str, fields: str) -> list[list[str]]:
 
 
 def examine_guests(site: GuestSite, settings: Settings) -> Iterator[SiteFinding]:
-    """Yield all findings about guests. If the settings do not configure guests, check the recipe that suits the
-    site."""
+    """Yield all findings about guests. If the settings name no guests, check the recipe that suits the site."""
     default = next((one.name for one in site.partitions.values() if one.default), min(site.partitions, default=""))
     wanted = dict(settings.guests)
     if not wanted:

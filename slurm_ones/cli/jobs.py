@@ -58,8 +58,7 @@ JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, s
 def selected(
     *, me: bool = False, user: str = "", partition: str = "", account: str = "", states: str = "", jobs: str = ""
 ) -> JobFilter:
-    """Return the filter that the options of a command describe. Raises `typer.BadParameter`, which names the
-    bad word."""
+    """Return the filter that a command's options describe. Raises `typer.BadParameter`, which names the bad word."""
     users = _words(user) | ({getpass.getuser()} if me else frozenset())
     return JobFilter(
         users, _words(partition), _words(account), _states(states), frozenset(map(job_number, _words(jobs)))
@@ -148,8 +147,7 @@ def _show(found: list[ShownJob]) -> None:
 
 
 def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
-    """Return a function that reads the jobs, and the jobs `also`. It opens the database each time, because the database
-    file may be replaced."""
+    """Return a function that reads the jobs and `also`, from a newly opened database, whose file may be replaced."""
 
     def look() -> Live:
         with store_of_reader(settings, named=named) as store:

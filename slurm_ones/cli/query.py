@@ -34,8 +34,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.text import plain, safe
 
 TABLE_ROWS = 1_000
-"""Most rows of a table without `--limit`. All must be read before printing, because the column widths depend on
-them."""
+"""Most rows of a table without `--limit`. All are read before printing, because column widths depend on them."""
 
 
 class Format(str, Enum):
@@ -145,8 +144,7 @@ _PLAIN: Mapping[str, tuple[Callable[[str], int | float | None], str]] = {
     "float": (lambda text: _number(text, float), "a number, such as 0.5"),
     "bool": (lambda text: {"0": 0, "1": 1, "false": 0, "true": 1}.get(text.lower()), "0 or 1"),
 }
-"""Parser and description of each kind of parameter that does not depend on the time. A parser returns None for bad
-text."""
+"""Parser (None for bad text) and description of each kind of parameter that does not depend on the time."""
 
 
 def _guessed(text: str) -> int | float | str:

@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 REFUSED = 78
 """Exit code if the settings are refused (EX_CONFIG). systemd need not restart the service then."""
 JITTER = 0.05
-"""Largest relative change of a wait. It keeps the companions of several clusters from querying Slurm at the same
-moments."""
+"""Largest relative change of a wait, so that companions of several clusters do not query Slurm all at once."""
 RETRY_S = 30.0
 """Seconds after which a service tries again to reach controller or database."""
 SPARE_S = 30.0
@@ -157,8 +156,7 @@ class _Service:
         )
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`. A service tries until controller and database answer; other commands raise the
-        error."""
+        """Return the result of `call`. A service tries until controller and database answer; others raise the error."""
         while True:
             try:
                 return call()

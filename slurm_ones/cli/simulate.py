@@ -53,8 +53,7 @@ _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
 def parse_cluster(text: str) -> tuple[Part, ...]:
-    """Parse nodes x GPUs such as `16x4`, or parts with several kinds of GPU such as `8x4:a100+8x4:v100`. Raises
-    `BadInput`."""
+    """Parse nodes x GPUs such as `16x4`, or parts of several kinds such as `8x4:a100+8x4:v100`. Raises `BadInput`."""
     from slurm_ones.simulate.spec import Part
     from slurm_ones.simulate.training.application import POWER
 

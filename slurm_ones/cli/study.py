@@ -25,8 +25,7 @@ PAGE = Path("elasticity.html")
 SINCE = "30d"
 """Default of the option `--since`."""
 CROWDED = 0.7
-"""Share of the cluster's GPUs that jobs should hold at one time. If they held fewer, it is probably not the trace's
-cluster."""
+"""Share of the cluster's GPUs that jobs should hold at one time. If less, the trace may be another cluster's."""
 
 
 @command

@@ -111,8 +111,7 @@ _EACH_BLOCK = "# Each block runs this script: nothing may stand here that must r
 
 
 def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
-    """Return a batch script for a site. Raises `BadInput` if a value does not fit into a `#SBATCH` line or the job's
-    comment."""
+    """Return a batch script for a site. Raises `BadInput` if a value fits into no `#SBATCH` line or comment."""
     for word in (wishes.account, wishes.partition, wishes.time):
         if not all(char.isalnum() or char in "-_.:," for char in word):
             raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
