@@ -147,8 +147,7 @@ class Web:
     async def _answer(
         self, request: Request, key: str, title: str, make: Callable[[Moment], bytes | None], kind: str = "text/html"
     ) -> Response:
-        """Return the response that `make` renders, or 404 if `make` returns None. It is cached for each user until the
-        next tick."""
+        """Return what `make` renders, or 404 for None. It is cached for each user until the next tick."""
         refused = self._refused(request)
         if refused is not None:
             return refused

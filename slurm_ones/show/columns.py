@@ -306,7 +306,8 @@ DECISION: tuple[ShownColumn[ShownDecision], ...] = (
     ShownColumn(
         "alternatives",
         lambda one: [each._asdict() | {"shape": _sized(each.shape)} for each in one.given.alternatives],
-        "sizes considered", "weighed", left=True, own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
+        "sizes considered", "weighed", left=True,
+        own=lambda one: ", ".join(_weighed(each) for each in one.given.alternatives) or " ",
     ),
 )  # fmt: skip
 

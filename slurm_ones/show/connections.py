@@ -70,8 +70,7 @@ class UnambiguousLength:
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the id of the local user at the `client` end of a connection; None if the kernel does not say
-    (sock_diag(7))."""
+    """Return the id of the local user at the `client` end of a connection; None if unknown (sock_diag(7))."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
@@ -106,8 +105,7 @@ class BoundedSocket(socket.socket):
         self._strangers, self._counted_at = Counter[str](), 0.0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection from a peer that may have one more. Close up to `REFUSED_AT_ONCE` others before
-        it."""
+        """Return the next connection from a peer that may have more. Close up to `REFUSED_AT_ONCE` others first."""
         if (now := time.monotonic()) > self._counted_at + COUNT_S:
             self._counted_at, self._strangers = now, Counter(one.peer for one in self._connections if one.stranger)
         for _ in range(REFUSED_AT_ONCE):

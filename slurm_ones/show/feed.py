@@ -93,8 +93,7 @@ class TickFeed:
         self._stamp: object = None
         self._health: HealthRecord | None = None
         self._seen: tuple[object, ...] = (None,)
-        """Cluster, tick, leader and silence when the database was last read. If one of them changes, it is read
-        again."""
+        """Cluster, tick, leader and silence at the last read. If one of them changes, the database is read again."""
         self._next = asyncio.Event()
         """Event that is set as soon as the next moment is there."""
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
@@ -117,8 +116,7 @@ class TickFeed:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Context with the database in one read transaction. The connection is kept, and opened again after an
-        error."""
+        """Context with the database in one read transaction, on a kept connection that is opened again after errors."""
         try:
             if self._kept is None:
                 self._kept = self._opened()
@@ -175,8 +173,7 @@ class TickFeed:
         return self.moment.number
 
     async def once(self, user: str, part: str, make: Callable[[Moment], bytes]) -> bytes:
-        """Return a part of a page as `make` renders it for a user ("" for all jobs). It is rendered once a tick for all
-        requests."""
+        """Return a part of a page as `make` renders it, once a tick, for a user ("" for all jobs)."""
         moment = self.moment
         key = (moment.number, user, part)
         if key not in self._made:

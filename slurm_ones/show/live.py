@@ -100,8 +100,7 @@ def _shown(job: JobSummary, decided: DecisionJobRecord | None, promise: PromiseR
 
 
 def counted(codes: Iterable[str]) -> str:
-    """Return the number of jobs for each cause, largest first: `18 jobs: capped by account; 1 job: held by the
-    owner`."""
+    """Return the number of jobs for each cause, largest first: `8 jobs: capped by account; 1 job: interactive`."""
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)

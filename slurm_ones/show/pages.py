@@ -107,8 +107,7 @@ _job_row = lru_cache(maxsize=KEPT)(_row)
 
 @cache
 def _kind(column: ShownColumn[Any]) -> str:
-    """Return the CSS classes of a column's cells: for numbers, for long text, and for columns that a narrow window
-    hides."""
+    """Return the CSS classes of a column's cells: for numbers, long text, and columns that narrow windows hide."""
     found = ["long" if column.long else "" if column.left else "n", "w" if column.name in WIDE_ONLY else ""]
     kinds = " ".join(filter(None, found))
     return f' class="{kinds}"' if kinds else ""

@@ -27,8 +27,7 @@ Floats = npt.NDArray[np.float64]
 WIDTH, HEIGHT = 1000.0, 240.0
 """Size of a drawing in SVG units."""
 MOST_SHAPES = 4_000
-"""Most changes of size for which each is drawn. If there are more, a job is one shape, and its size is sampled at
-intervals."""
+"""Most changes of size that are drawn one by one. Beyond it, a job is one shape, with its size sampled."""
 FEWEST_INTERVALS = 24
 """Fewest of these intervals, however many jobs run at once."""
 NAMED = 12
@@ -76,8 +75,7 @@ def of_time(begin: float, end: float) -> Axis:
 
 
 def of_magnitudes(low: float, high: float, unit: str) -> Axis:
-    """Return a logarithmic axis with marks at powers of ten. If it is short, it also has marks at 2 and 5 times
-    these."""
+    """Return a logarithmic axis with marks at powers of ten; a short one also at 2 and 5 times these."""
     span, factors = math.log10(high / low), (1, 2, 5) if high < 1e5 * low else (1,)
     powers = [10.0**n for n in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     values = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
@@ -85,8 +83,7 @@ def of_magnitudes(low: float, high: float, unit: str) -> Axis:
 
 
 class Bar(NamedTuple):
-    """GPUs of one run of a job, from start to end. The times are seconds since the same moment for all bars of
-    a chart."""
+    """GPUs of one run of a job. Times are seconds since the same moment for all bars of a chart."""
 
     job: str
     start: float
@@ -394,8 +391,7 @@ def scaling(measured: Sequence[Measured], predicted: Mapping[int, float] | None 
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the average of the points in each of at most `most` equal intervals of time. Empty intervals are
-    left out."""
+    """Return the average of the points in each of at most `most` equal intervals of time, without empty ones."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))

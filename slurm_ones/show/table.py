@@ -80,8 +80,7 @@ def fitting(columns: Sequence[ShownColumn[T]], widths: Mapping[str, int], width:
 
 
 def measured(columns: Sequence[ShownColumn[T]], rows: Sequence[T], width: int | None) -> tuple[Table, int, list[str]]:
-    """Return a table with widths by content, its total width, and the titles of columns that do not fit into
-    `width`."""
+    """Return a table with widths by content, its total width, and the titles of columns beyond `width`."""
     cells = {column.name: [plain(column.text(one), column.most) for one in rows] for column in columns}
     widths = {column.name: max(map(cell_len, [column.title, *cells[column.name]])) for column in columns}
     shown = fitting(columns, widths, width)

@@ -99,8 +99,7 @@ class Usage:
     resized: tuple[Resized, ...] = ()
     stretches: tuple[SizeSpan, ...] = ()
     predicted_jct_s: float | None = None
-    """JCT that the job would have had at the size that its user requested (view `what_if`). The job was measured at
-    that size."""
+    """JCT that the job would have had at the requested size, at which it was measured (view `what_if`)."""
     asked_gpu_hours: float | None = None
     """GPU-hours that the job would have used at that size."""
 
@@ -184,8 +183,7 @@ def bar(value: float, most: float, width: int = BAR) -> str:
 
 
 def gpus_over_time(usage: Usage, width: int = 60) -> str:
-    """Return a text chart of `width` characters, from the job's start to its end. A character's height shows the GPUs
-    held."""
+    """Return a text chart of `width` characters over the job's life. A character's height shows the GPUs held."""
     if usage.lasted_s <= 0:
         return ""
     cells = []
@@ -255,8 +253,7 @@ def _still(paused: float, running: float | None, whose: str) -> str:
 
 
 def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
-    """Return the lines of the report on several jobs: totals, use by user, waiting times, and the effect of
-    resizing."""
+    """Return the report's lines on several jobs: totals, use by user, waiting times, and the effect of resizing."""
     jobs = [usage.job for usage in found]
     if not jobs:
         return [f"{plain(title, 200)}: no elastic job"]
@@ -410,8 +407,7 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
 
 
 def _batch(usage: Usage, allowed: Allowed) -> str | None:
-    """Advise a larger maximum batch, if the batch keeps the job from more GPUs and a larger one would be nearly as
-    efficient."""
+    """Advise a larger maximum batch, if the batch limits the GPUs and a larger one were nearly as efficient."""
     most = allowed.max_batch
     at_most = [one for one in _sizes(usage) if most is not None and one.batch >= most]
     known = [one for one in at_most if one.statistical_efficiency is not None]
@@ -492,8 +488,7 @@ def _gpus(count: int) -> str:
 
 
 def of_one_kind(measured: Sequence[Measured]) -> list[Measured]:
-    """Return the measurements on the kind of GPU that was measured longest. Throughputs of different kinds cannot be
-    compared."""
+    """Return the measurements on the kind of GPU measured longest, since those of two kinds cannot be compared."""
     spent: dict[str, float] = defaultdict(float)
     for one in measured:
         spent[one.kind] += one.measured_s

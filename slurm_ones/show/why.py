@@ -208,8 +208,7 @@ def _resize(one: ShownResize) -> Iterator[str]:
 
 
 def slow_nodes_of(store: Store, now: float) -> dict[str, SlowNode]:
-    """Return the slow nodes by name, as the jobs in the store measured them. A user's own store has only that user's
-    jobs."""
+    """Return the slow nodes by name, as the store's jobs measured them: in a user's own store, the user's jobs."""
     # Most commands need no models, and do not wait for numpy.
     from slurm_ones.learn.nodes import slow_nodes
 
