@@ -25,8 +25,7 @@ PING_S = 10.0
 
 
 class Stop(Protocol):
-    """Request to stop, on which `Daemon.run` also waits. It is a `threading.Event`, or the simulator's in
-    virtual time."""
+    """Request to stop, on which `Daemon.run` also waits: a `threading.Event`, or the simulator's in virtual time."""
 
     def is_set(self) -> bool: ...
 
@@ -211,8 +210,7 @@ class Daemon:
             log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
 
     def _time_limit(self, seconds: float) -> Callable[[], bool]:
-        """Return a function that returns True once these seconds are over. If the clock is set back, at most as many
-        remain."""
+        """Return a function that tells if these seconds are over. If the clock is set back, at most as many remain."""
         until = self._clock() + seconds
 
         def late() -> bool:

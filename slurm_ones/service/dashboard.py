@@ -180,8 +180,7 @@ ROWS: Mapping[str, tuple[int, tuple[Panel, ...]]] = {
         ),
     )),
 }  # fmt: skip
-"""Rows of the dashboard by title, each with the width of its panels, and the panels. The first row has single
-numbers."""
+"""Rows of the dashboard by title, each with its panels' width, and its panels. The first row has single numbers."""
 
 
 def text() -> str:

@@ -110,8 +110,7 @@ class FileChild:
         return [key for key, lane in self._lanes.items() if lane.asked]
 
     def run(self, function: Callable[..., Any], path: Path, uid: int, *more: object) -> Any:
-        """Run `function(path, uid, *more)` in the child. Raises the function's error, or `NoAnswer` if it takes too
-        long."""
+        """Run `function(path, uid, *more)` in the child. Raises its error, or `NoAnswer` if it takes too long."""
         place = self._file_system(path)
         lane = self._lanes.setdefault((place, uid), _Lane())
         self._take(0.0)

@@ -35,8 +35,7 @@ class Notifier:
     """
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
-        """Take sd_notify's variables from the environment and remove them, so that Slurm's commands do not inherit
-        them."""
+        """Take sd_notify's variables out of the environment, so that Slurm's commands do not inherit them."""
         address = environment.pop("NOTIFY_SOCKET", "")
         allowed = environment.pop("WATCHDOG_USEC", "")
         meant = environment.pop("WATCHDOG_PID", "") or str(os.getpid())

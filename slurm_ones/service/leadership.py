@@ -66,8 +66,7 @@ class Leadership:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take over after `takeover_s` seconds without a heartbeat. `say` is called with a line at each change of
-        leader."""
+        """Take over after `takeover_s` seconds without a heartbeat. `say` gets a line at each change of leader."""
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
@@ -77,8 +76,7 @@ class Leadership:
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
         self._seen: LeaderRecord | None = None
-        """Newest record of the leader. The next two fields are the times at which it was first seen, and of the last
-        poll."""
+        """Newest record of the leader. The next two fields are when it was first seen, and the last poll."""
         self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 

@@ -199,8 +199,7 @@ class Metrics:
         self._shown: set[tuple[str, ...]] = set()
         """Names and labels of the series by reason that Prometheus can already see."""
         self._later: list[tuple[tuple[str, ...], Total]] = []
-        """New series by reason, which are to be increased at the next tick. A series that increases by two is listed
-        twice."""
+        """New series by reason, to be increased at the next tick. One that increases by two is listed twice."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._figures: dict[str, Any] = {}
@@ -279,8 +278,7 @@ class Metrics:
                 self._of("resizes", *who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
-        """Count the GPU-seconds that jobs held since the last tick, at their present sizes. A long gap counts as a few
-        ticks."""
+        """Count the GPU-seconds that jobs held since the last tick at their sizes. A long gap counts as a few ticks."""
         seen = tick.observation.snapshot.time
         since, self._seen = self._seen, seen
         if since is None:

@@ -386,8 +386,7 @@ class Notifications:
     """Notifications of all sections of the settings, while this companion leads."""
 
     def __init__(self, settings: Mapping[str, NotifySettings], cluster: str, mode: str = "advise") -> None:
-        """Start a thread for each section. Raises `ConfigError` if a file with an address cannot be read or is
-        unsafe."""
+        """Start a thread for each section. Raises `ConfigError` if an address's file is unreadable or unsafe."""
         self._boxes = [Outbox(name, one, cluster) for name, one in settings.items()]
         self._happenings = Happenings()
         self._errors = _ErrorEvents(self._put)

@@ -32,8 +32,7 @@ FOLDER_MODE = 0o711
 ROUND_S = 10.0
 """Seconds after which a round of writing ends. The next round writes the files that are left."""
 REST = 20
-"""Pause after a round, as a multiple of its CPU time, so that it uses a twentieth of a core. SITE_VIEW is written
-meanwhile."""
+"""Pause after a round, as a multiple of its CPU time: a twentieth of a core. SITE_VIEW is written meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -233,6 +232,5 @@ def readable_by(uid: int) -> bytes:
 
 
 def let_read(fd: int, uid: int) -> None:
-    """Let user `uid` also read an open file. Raises OSError, with ENOTSUP if the file system has no access control
-    lists."""
+    """Let user `uid` also read an open file. Raises OSError; ENOTSUP if the file system has no access lists."""
     os.setxattr(fd, ACL, readable_by(uid))

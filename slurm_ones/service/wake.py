@@ -99,8 +99,7 @@ class Waking:
 
 
 def _changed(folder: Path, own: bool) -> int | None:
-    """Return the directory's modification time in ns; None if it belongs to another user. Create it if it does not
-    exist."""
+    """Return the directory's modification time in ns; None if it is another user's. Create it if it is missing."""
     with suppress(FileExistsError):
         # Of an operator's companion, the publisher makes the folder around it.
         folder.mkdir(parents=own)
