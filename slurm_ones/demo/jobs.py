@@ -49,8 +49,7 @@ class DemoJob:
     """Samples of an epoch. Only the spirals' script uses this."""
 
     def options(self, most: int) -> list[str]:
-        """Return the arguments of the training script. The batches are in proportion to the job's GPUs, and to `most`,
-        its maximum."""
+        """Return the arguments of the training script, with batches in proportion to the job's GPUs and to `most`."""
         return [
             f"--epochs={self.epochs}",
             f"--batch={BASE_BATCH * self.gpus}",
@@ -87,8 +86,7 @@ SIMULATED_JOBS = tuple(replace(job, at=SHORTER * job.at, epochs=round(SHORTER * 
 SMALL_SIMULATED = 2
 """Number of simulated jobs in tests."""
 HERE_JOBS = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 18.0, 5), DemoJob("spirals-3", 32.0, 4))
-"""Real trainings on this machine. The first one grows, shrinks when the others come (`LocalSlurm.grown`), and grows
-again."""
+"""Real trainings on this machine. The first grows, shrinks when others come (`LocalSlurm.grown`), and grows again."""
 SMALL = (DemoJob("spirals-1", 0.0, 14), DemoJob("spirals-2", 1.0, 2))
 """Real trainings on this machine, in tests."""
 
@@ -105,8 +103,7 @@ class Paced:
 
 
 def workload(jobs: Sequence[DemoJob]) -> Workload:
-    """Return these jobs as a workload for a simulated Slurm. A job ends at a certain progress, so an inefficient batch
-    takes longer."""
+    """Return these jobs as a workload. A job ends at a certain progress, so an inefficient batch takes longer."""
     return Workload(
         "demo",
         tuple(Submission(job.name, job.at, job.name, job.gpus, BASE_BATCH * job.gpus) for job in jobs),

@@ -66,8 +66,7 @@ class Processes:
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
-        """Thread that starts processes. Ctrl-C interrupts only the main thread, so a started process is always
-        recorded."""
+        """Thread that starts processes. Ctrl-C interrupts only the main thread, so each started one is recorded."""
         # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
         self._starter.submit(os.getpid).result()
 
@@ -159,8 +158,7 @@ def cancelled(folder: Path) -> list[int]:
 
 @dataclass
 class ProcessProgram:
-    """Program of a simulated job's block (`simulated_job.Program`). At each start it runs `ones-run` on this
-    machine."""
+    """Program of a simulated job's block (`simulated_job.Program`): each start runs `ones-run` on this machine."""
 
     task: Task
     command: Callable[[int], Sequence[str]]
@@ -234,8 +232,7 @@ class Submitted:
 
 
 class LocalSlurm:
-    """Simulated Slurm that also runs real processes. Each call of `look` advances it. All changes are made under
-    `lock`."""
+    """Simulated Slurm that also runs real processes. `look` advances it, and `lock` is held for all changes."""
 
     def __init__(
         self, folder: Path, processes: Processes, jobs: Sequence[DemoJob], simulated: int = len(SIMULATED_JOBS)
@@ -270,8 +267,7 @@ class LocalSlurm:
         return not self._upcoming and self.world.done
 
     def look(self) -> None:
-        """Advance to the present time: note which processes have ended, submit jobs that are due, and advance simulated
-        jobs."""
+        """Advance to the present time: note processes that have ended, submit due jobs, and advance simulated jobs."""
         with self.lock:
             for one in self.submitted:
                 for program in one.programs:

@@ -108,8 +108,7 @@ class DemoProgress:
         """True once a training has grown without a restart."""
 
     def look(self, store: Store, submitted: Sequence[Submitted], now: float) -> list[JobSummary]:
-        """Report the changes since the last call. Return all jobs that the companion knows. `now` is in Unix
-        seconds."""
+        """Report the changes since the last call. Return all jobs that the companion knows. `now` is Unix seconds."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
         self.states = {job.job_id: job.state for job in jobs}
@@ -184,8 +183,7 @@ class Demo:
     """Context in which a demo runs. At its end nothing but the demo's folder is left."""
 
     def __init__(self, folder: Path, jobs: Sequence[DemoJob], simulated: int, say: Say) -> None:
-        """Prepare a demo with the trainings `jobs` and `simulated` simulated jobs. `say` is called with Unix time and a
-        line."""
+        """Prepare a demo with these trainings and `simulated` simulated jobs. `say` gets Unix time and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder, self.url)
@@ -219,8 +217,7 @@ class Demo:
         return self.slurm.submitted
 
     def serve_page(self, port: int = 0) -> str:
-        """Start the live page, and return its address once it answers. Jobs continue meanwhile. Port 0 is any free
-        port."""
+        """Start the live page, and return its address once it answers; jobs continue. Port 0 is any free port."""
         self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, f"--port={port}")
         until = time.monotonic() + START_S
         while True:
