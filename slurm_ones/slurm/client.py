@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 SHOWS_SWITCHES = (23, 2)
 """First release whose `SlurmClient.details` shows the number of leaf switches that a job asks for."""
 GIVES_TYPES = (26, 5)
-"""First release that runs a job after a change of its GPU type. 22.05 accepts such a change, and then never starts the
-job."""
+"""First release that runs a job after a change of its GPU type. 22.05 accepts it, and never starts the job."""
 SWITCH_WAIT_S = 60.0
 """Time, in seconds, for which Slurm waits for few leaf switches. Slurm counts whole minutes, and reads 0 as the longest
 wait that the site allows."""
@@ -81,8 +80,7 @@ class SlurmClient(Protocol):
         """Read all jobs, nodes, partitions and reservations in a constant number of calls."""
 
     def job(self, job_id: JobKey) -> SlurmJob:
-        """Read one job or array task. Slurm lists an array's waiting tasks as one record; the result is of the named
-        task only."""
+        """Read one job or array task. Of waiting tasks in one record, the result is the named one."""
 
     def tasks(self, array_id: int) -> tuple[SlurmJob, ...]:
         """Read the tasks of a job array that Slurm still knows, one record for each task, ascending.

@@ -152,8 +152,7 @@ class CommandClient:
     name = "command"
 
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
-        """Create the client. It calls `keepalive` before each command, so that a watchdog does not take the process for
-        hung."""
+        """Create the client. `keepalive` is called before each command, so that a watchdog sees the process alive."""
         self._timeout_s = timeout_s
         self._keepalive = keepalive
         # Times are numbers, messages are English, and the user's own output formats are unset.
@@ -256,8 +255,7 @@ class CommandClient:
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
     def leaves(self) -> dict[str, str]:
-        """Read the leaf switch of each node; {} without a topology. Some releases report a missing topology as an
-        error."""
+        """Read the leaf switch of each node; {} without a topology, which some releases report as an error."""
         with suppress(Refused):
             return parse_topology(self._ask(["scontrol", "-o", "show", "topology"]))
         return {}
@@ -300,8 +298,7 @@ class CommandClient:
         return replace(found, usage_factors=self._usage_factors()) if found.parents else found
 
     def _usage_factors(self) -> dict[str, float]:
-        """Read the usage factor of each QOS; {} if slurmdbd does not answer, since nothing essential depends on
-        them."""
+        """Read the usage factor of each QOS; {} if slurmdbd does not answer: nothing essential depends on them."""
         try:
             answer = self.run(["sacctmgr", "-nP", "show", "qos", "format=name,usagefactor"])
         except SlurmError as error:

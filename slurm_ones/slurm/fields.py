@@ -33,8 +33,7 @@ MOST_TASKS = 10_000
 
 
 def text_of(value: Any) -> str:
-    """Return the value as text of bounded length, with question marks for NUL and invalid characters. Terminal escapes
-    remain in the text."""
+    """Return text of bounded length, with ? for NUL and invalid characters. Terminal escapes remain in it."""
     return _characters(str(value)[:LONGEST]) if value else ""
 
 
@@ -90,8 +89,7 @@ def seconds(text: str) -> float:
 
 
 def tasks_of(text: Any) -> tuple[int, ...]:
-    """Parse task numbers, such as 3, 1-7%1, 1,3-5 or 0-12:4. Return at most `MOST_TASKS` of them, ascending; invalid
-    parts are left out."""
+    """Parse task numbers such as 3, 1-7%1 or 0-12:4; ascending, at most `MOST_TASKS`, without invalid parts."""
     found: set[int] = set()
     for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
         if (match := _TASKS.fullmatch(piece)) is not None:
@@ -103,8 +101,7 @@ def tasks_of(text: Any) -> tuple[int, ...]:
 
 
 class Notation(NamedTuple):
-    """Three readers of one type of value, one for each source. `json` gets None if the source does not show the
-    value."""
+    """Three readers of one type of value, one for each source. `json` gets None for a value that is not shown."""
 
     text: Callable[[str], Any]
     json: Callable[[Any], Any]

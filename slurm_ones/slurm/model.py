@@ -147,8 +147,7 @@ class SlurmJob:
     cpus: Annotated[int, Field(COUNT, "NumCPUs", "cpus", "cpus")] = 0
     """Total CPUs that the job has, or asks for."""
     licenses: Annotated[tuple[tuple[str, int], ...], Field(LICENCES, "Licenses", "licenses", "licenses")] = ()
-    """Licences that the job has or asks for, as pairs (name, count). The last pair is `ANY_OF` if one licence
-    suffices."""
+    """Licences that the job has or asks for: (name, count). The last is `ANY_OF` if one licence suffices."""
     requested_nodes: Annotated[tuple[str, ...], Field(HOSTS, "ReqNodes", "required_nodes", "required_nodes")] = ()
     """Nodes that the job requires (`--nodelist`)."""
     features: Annotated[str, Field(TEXT, "Feature", "features", "constraints")] = ""
@@ -163,8 +162,7 @@ class SlurmJob:
     memory_mb: int = field(default=0, compare=False)
     """Memory per node that the job has or asks for, in MB; 0 if unknown. PySlurm shows only the request."""
     exclusive: bool = field(default=False, compare=False)
-    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm miss an `#SBATCH --exclusive` inside the
-    script."""
+    """True if the job asks for whole nodes. On 26.05, JSON and PySlurm miss an `#SBATCH --exclusive` in scripts."""
     excluded_nodes: Annotated[
         tuple[str, ...], Field(HOSTS, "ExcNodes", "excluded_nodes", "excluded_nodes", since=(26, 5))
     ] = field(default=(), compare=False)
@@ -195,8 +193,7 @@ class SlurmJob:
 
     @property
     def gpus_each(self) -> int:
-        """GPUs on each of the job's nodes. If the job has only a total GPU count: the total divided by nodes, rounded
-        up."""
+        """GPUs on each of the job's nodes; of a total GPU count, the total divided by nodes, rounded up."""
         return self.gpus_per_node or -(-self.gpus_total // max(self.nodes, 1))
 
     @property
@@ -245,8 +242,7 @@ class SlurmJob:
 
     @property
     def never_starts(self) -> bool:
-        """True if Slurm accepted a shape but can never start it: it exceeds a limit of the partition or a limit per
-        job."""
+        """True if Slurm accepted a shape that it can never start: beyond a limit of the partition or per job."""
         return self.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in self.reason
 
     @property
@@ -256,8 +252,7 @@ class SlurmJob:
         return self.pending and (by_limit or self.reason.startswith("ReqNodeNotAvail"))
 
     def has_shape(self, shape: Shape) -> bool:
-        """Tell whether the pending job asks for exactly this shape. For a job without GRES only the number of nodes
-        counts."""
+        """Tell whether the pending job asks for exactly this shape; without GRES, for this number of nodes."""
         right = self.nodes == shape.nodes and self.max_nodes in (0, shape.nodes)
         return right and self.gpus_per_node in (0, shape.gpus_per_node)
 
@@ -316,8 +311,7 @@ class Node:
     features: frozenset[str] = frozenset()
 
     def takes(self, job: SlurmJob) -> bool:
-        """Tell whether the job's `--exclude` and `--constraint` allow this node. A constraint with a count (`a*2`)
-        allows every node."""
+        """Tell whether the job's `--exclude` and `--constraint` allow this node. A count (`a*2`) allows every node."""
         if self.name in job.excluded_nodes:
             return False
         ways = (_FEATURE.findall(way) for way in job.features.split("|"))
@@ -345,8 +339,7 @@ class Partition:
     """PreemptMode of the partition, as Slurm shows it: CANCEL, REQUEUE, SUSPEND, …"""
     grace_s: float = 0.0
     closed: bool = False
-    """True if no job starts in the partition (DOWN, INACTIVE). A draining partition still starts the jobs in its
-    queue."""
+    """True if no job starts in the partition (DOWN, INACTIVE). A draining one still starts the jobs in its queue."""
 
     @cached_property
     def node_set(self) -> frozenset[str]:
@@ -423,8 +416,7 @@ class Quotas:
 
     @cached_property
     def _bound(self) -> dict[tuple[str, str, str, str, str], tuple[Quota, ...]]:
-        """Cache of `of`, keyed by QOS, account, user, partition QOS and association's partition. Thousands of jobs
-        share a few hundred keys."""
+        """Cache of `of` by QOS, account, user, and the partition's QOS and association: a few hundred keys."""
         return {}
 
     def _binding(self, job_qos: str, account: str, user: str, partition_qos: str, partition: str) -> tuple[Quota, ...]:
@@ -480,8 +472,7 @@ class Snapshot:
         return min(found, key=lambda one: (one.start_time, one.name), default=None)
 
     def kinds(self, partition: str) -> dict[str, str]:
-        """Return the GPU type of each node with GPUs in the partition; {} if the type of any such node is unknown or
-        mixed."""
+        """Return the GPU type of each node with GPUs in the partition; {} if any type is unknown or mixed."""
         found = self.partitions.get(partition)
         nodes = [self.nodes[name] for name in found.node_names if name in self.nodes] if found is not None else []
         kinds = {node.name: node.kind for node in nodes if node.gpus}

@@ -221,14 +221,12 @@ def rows(source: str, count: int, column: Callable[[str], list[Any] | None]) -> 
 
 
 def separator() -> str:
-    """Return a random separator of fields. It does not begin with a digit, which squeue would read as a column
-    width."""
+    """Return a random separator of fields. Its first character is no digit, which squeue would read as a width."""
     return f"~{secrets.token_hex(12)}~"
 
 
 def format_of(names: Iterable[str], between: str) -> str:
-    """Return the value of the variable `FORMAT` for these columns. A separator after a column stops squeue from padding
-    or cutting it."""
+    """Return the value of `FORMAT` for these columns. A separator keeps squeue from padding or cutting a column."""
     return ",".join(f"{name}:{between}" for name in names)
 
 
@@ -293,8 +291,7 @@ def records(text: str) -> list[dict[str, str]]:
 
 
 def usable(state: str) -> bool:
-    """Tell whether jobs can start on a node in this state. At the end of a state, * means no response, +FLAG a
-    reason."""
+    """Tell whether jobs can start on a node in this state. At its end, * means no response, +FLAG a reason."""
     return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
 
 
@@ -490,8 +487,7 @@ _RPC = re.compile(r"count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)")
 
 
 def mean_rpc_s(sdiag: str) -> float:
-    """Return slurmctld's mean time per RPC, in seconds, since its statistics were last reset; 0 before the first
-    RPC."""
+    """Return slurmctld's mean seconds per RPC since its statistics were last reset; 0 before the first RPC."""
     by_type = sdiag.partition("statistics by user")[0]
     found = [(int(count), int(total)) for count, total in _RPC.findall(by_type)]
     return sum(total for _, total in found) / 1e6 / max(sum(count for count, _ in found), 1)

@@ -242,8 +242,7 @@ class Sacct:
 
     @contextmanager
     def _output(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
-        """Yield the output lines of a command while it prints them. Raise the error that its messages describe if it
-        fails."""
+        """Yield a command's output lines while it prints them. If it fails, raise the error for its messages."""
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
