@@ -48,8 +48,7 @@ class ReshapeContract:
         assert site.owner.job(job_id).restart == 2
 
     def test_few_switches_are_a_wish(self, site: Site) -> None:
-        """A preference for few switches is shown and kept, and can be withdrawn. A job that prefers one switch starts
-        at once."""
+        """A preference for few switches is shown and can be withdrawn. A job that prefers one starts at once."""
         job_id = site.held(*ELASTIC)
         for most in (2, 0, 1):
             site.owner.few_switches(job_id, most)
@@ -83,8 +82,7 @@ class ReshapeContract:
         assert site.owner.job(job_id) == before
 
     def test_several_times_while_held(self, site: Site) -> None:
-        """A held job can be reshaped several times, and Slurm then has the newest shape. Slurm 22.05 still shows the
-        last run's nodes."""
+        """A held job can be reshaped several times. Slurm has the newest shape; 22.05 still shows the last nodes."""
         job_id = site.requeued("--nodes=2", "--gres=gpu:1")
         for wanted in (Shape(4, 4), Shape(3, 1), Shape(1, 4), Shape(2, 1)):
             site.owner.reshape(job_id, wanted)
@@ -101,8 +99,7 @@ class ReshapeContract:
         assert (shape(job), job.cpus) == (Shape(1, 1), 4)
 
     def test_more_gpus_come_with_more_cpus(self, site: Site) -> None:
-        """Each GPU gets the CPUs that were requested for it. By itself, Slurm 22.05 would give all GPUs of a node the
-        CPUs of one GPU."""
+        """Each GPU gets the CPUs requested for it. By itself, 22.05 would give all GPUs of a node those of one."""
         job_id = site.requeued("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=2")
         site.owner.reshape(job_id, Shape(2, 4))
         site.owner.release(job_id)
@@ -133,8 +130,7 @@ class ReshapeContract:
         assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
     def test_a_running_job_is_refused(self, site: Site) -> None:
-        """A reshape of a running job is refused. Slurm would shrink the job, and kill its processes on nodes that it
-        loses."""
+        """A running job is not reshaped: Slurm would shrink it, and kill its processes on nodes that it loses."""
         job_id = site.running("--nodes=2", "--gres=gpu:1")
         for user in (OWNER, OPERATOR):
             with pytest.raises(NotResizable, match="RUNNING"):
@@ -145,8 +141,7 @@ class ReshapeContract:
     @pytest.mark.parametrize("counts", TASK_COUNTS)
     @both
     def test_a_job_with_task_counts_is_refused(self, site: Site, user: str, counts: tuple[str, ...]) -> None:
-        """A reshape of a job with task counts is refused. Slurm 22.05 would accept it, and the job would end in
-        BadConstraints."""
+        """A job with task counts is not reshaped. Slurm 22.05 would accept it, and end it in BadConstraints."""
         job_id = site.held(*counts, "--gres=gpu:4", "--cpus-per-gpu=1")
         before = site.owner.job(job_id)
         with pytest.raises(NotResizable, match="task counts"):
@@ -343,8 +338,7 @@ class ChangingContract:
 
     @both
     def test_a_requeued_job_is_held_for_its_owner(self, site: Site, user: str) -> None:
-        """A requeued job keeps its id, and its restart count rises. Its owner can release it, even if another user
-        requeued it."""
+        """A requeued job keeps its id and counts a restart. Its owner can release it, also if another requeued it."""
         job_id = site.running("--nodes=1", "--gres=gpu:1")
         first = site.owner.job(job_id)
         site.as_(user).requeue_hold(job_id)
@@ -421,8 +415,7 @@ class ChangingContract:
 
     @both
     def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
-        """A deferred job is not held. It shows its start time to the second, and starts then, or at once if the time is
-        past."""
+        """A deferred job is not held. It shows its start to the second, and starts then; at once if that is past."""
         job_id = site.held("--nodes=1", "--gres=gpu:1")
         assert site.owner.job(job_id).eligible_time == 0
         later = site.now() + 1000.5

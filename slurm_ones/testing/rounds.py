@@ -58,8 +58,7 @@ class Power:
 def cluster(
     nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
 ) -> ClusterView:
-    """Return a cluster of nodes n1, n2, … with `gpus` GPUs each. `free` has the GPUs that rigid jobs leave on each
-    node."""
+    """Return a cluster of nodes n1, n2, … with `gpus` GPUs each, or what rigid jobs leave of them (`free`)."""
     views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
     return ClusterView(tuple(views), whole, gpus, uniform)
 
@@ -181,8 +180,7 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
 
 @st.composite
 def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """Draw the rules of a training strategy: numbers of GPUs, replicas, limits of the batch, and groups that share a
-    node."""
+    """Draw a training strategy's rules: GPUs, replicas, limits of the batch, and groups that share a node."""
     size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     rules = []
     for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):

@@ -25,8 +25,7 @@ def waiting(site: Site, array_id: int) -> dict[int, SlurmJob]:
 
 
 def essence(site: Site, array_id: int) -> list[SlurmJob]:
-    """Return the tasks without some fields. Even a refused change alters these, because Slurm gives the task its own
-    record."""
+    """Return the tasks without fields that even a refused change alters, as Slurm splits the task's record."""
     return [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
 
 
@@ -57,8 +56,7 @@ class TaskContract:
 
     @both
     def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
-        """A snapshot has each task once: those that run, those that wait in one record, and one that has its
-        own shape."""
+        """A snapshot has each task once: those that run, those waiting in one record, and one with its own shape."""
         array_id = site.blocks(*BLOCKS)
         site.as_(user).hold_waiting(array_id)
         site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
@@ -100,16 +98,14 @@ class TaskContract:
             assert len(others) == 5
 
     def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
-        """`hold_waiting` with task numbers holds only these tasks. The others stay pending without a hold, even if
-        requeued."""
+        """`hold_waiting` with task numbers holds only these. The others stay pending, even if requeued."""
         array_id = site.blocks(*BLOCKS)
         site.owner.hold_waiting(array_id, (0, 2, 3))
         assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
 
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
-        """While task 0 runs, a block is held, reshaped and released. It completes, is used again, and runs at a third
-        shape."""
+        """While task 0 runs, a block is held, reshaped and released; it completes, and runs again at a third shape."""
         client = site.as_(user)
         array_id = site.blocks(*BLOCKS)
         block = Task(array_id, 3)
@@ -235,8 +231,7 @@ class TaskContract:
         client.cancel_waiting(array_id)
 
     def test_tasks_that_wait_together_are_reshaped_at_once(self, site: Site) -> None:
-        """A reshape by the array's id changes all pending tasks. They stay in one record, so that no task gets ahead of
-        others."""
+        """A reshape by the array's id changes all pending tasks in their one record, so none gets ahead of others."""
         array_id = site.held(*BLOCKS)
         site.owner.reshape(array_id, Shape(2, 2))
         assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(2, 2)}
