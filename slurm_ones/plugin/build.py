@@ -81,8 +81,7 @@ def running() -> str:
 
 
 def require_headers(include: Path | None = None) -> None:
-    """Raise `PluginError` if Slurm's headers are of another release than the installed Slurm. Slurm would not load the
-    plugin."""
+    """Raise `PluginError` if Slurm's headers are not of the installed release, which would not load the plugin."""
     compiled, here = headers(include), running()
     if compiled != here:
         raise PluginError(
