@@ -197,9 +197,7 @@ def _take_back(client: CommandClient, job: int) -> None:
 @command
 def pin(
     job: JobArgument,
-    size: Annotated[
-        str, typer.Argument(metavar="[SIZE]", help="GPUs, or nodes × GPUs; its present size if left out.")
-    ] = "",
+    size: Annotated[str, typer.Argument(metavar="[SIZE]", help="GPUs, or nodes × GPUs (default: as now).")] = "",
 ) -> None:
     """Keep a job at a size until `slurm-ones release`."""
     client = CommandClient()

@@ -323,9 +323,7 @@ def _steps(within: list[SizeLimits], step: int, text: str) -> list[ScriptFinding
 @command
 def check(
     what: Annotated[str, typer.Argument(metavar="SCRIPT|COMMENT", help="A batch script, or a comment in quotes.")],
-    spec: Annotated[
-        Path | None, typer.Option(help="spec.json of an earlier run: what its training strategy can use.")
-    ] = None,
+    spec: Annotated[Path | None, typer.Option(help="spec.json of an earlier run, for its strategy's limits.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check if a job could be resized. Exit code 0: it could; 1: it could not, or there are errors."""

@@ -119,20 +119,14 @@ def maintain(
     config: ConfigOption = None,
     database: DatabaseOption = "",
     older_than: Annotated[
-        str,
-        typer.Option(
-            help="Reduce samples of jobs that ended longer ago to one a minute, e.g. 7d (default: the settings)."
-        ),
+        str, typer.Option(help="Reduce samples of jobs ended longer ago, as 7d, to one a minute (default: settings).")
     ] = "",
     hours_older_than: Annotated[
         str, typer.Option(help="Reduce samples of jobs that ended longer ago to one an hour (default: the settings).")
     ] = "",
     forget_older_than: Annotated[
         str,
-        typer.Option(
-            help="Delete decisions without effect and the steps of resizes, of jobs that ended longer ago "
-            "(default: the settings)."
-        ),
+        typer.Option(help="Delete decisions without effect and resize steps of jobs ended before (default: settings)."),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:

@@ -49,9 +49,7 @@ MeOption = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
 UsersOption = Annotated[str, typer.Option("--user", "-u", help="Jobs of these users: names, separated by commas.")]
 PartitionsOption = Annotated[str, typer.Option("--partition", "-p", help="Jobs in these partitions.")]
 AccountsOption = Annotated[str, typer.Option("--account", "-A", help="Jobs that are charged to these accounts.")]
-StatesOption = Annotated[
-    str, typer.Option("--states", "-t", help="Jobs in these states, such as PD,R or COMPLETED; all: every one.")
-]
+StatesOption = Annotated[str, typer.Option("--states", "-t", help="Jobs in these states: PD,R, COMPLETED, or all.")]
 JobsOption = Annotated[str, typer.Option("--job", "-j", help="These jobs: ids, separated by commas.")]
 
 
@@ -83,10 +81,7 @@ def _states(text: str) -> frozenset[str]:
 
 @command
 def jobs(
-    ids: Annotated[
-        list[int] | None,
-        typer.Argument(help="Job ids (default: all elastic jobs).", **JOB_ID),
-    ] = None,
+    ids: Annotated[list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).", **JOB_ID)] = None,
     me: MeOption = False,
     user: UsersOption = "",
     partition: PartitionsOption = "",
@@ -164,9 +159,7 @@ def top(
     account: AccountsOption = "",
     states: StatesOption = "",
     job: JobsOption = "",
-    sort: Annotated[
-        str, typer.Option("--sort", "-S", help="Column to sort by; -COLUMN for the largest first.")
-    ] = "job",
+    sort: Annotated[str, typer.Option("--sort", "-S", help="Column to sort by; -COLUMN: largest first.")] = "job",
     every: Annotated[float, typer.Option(help="Seconds between two looks at the database.", min=0.5)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once, and end.")] = False,
     config: ConfigOption = None,

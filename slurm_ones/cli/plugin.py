@@ -40,9 +40,7 @@ def install(
     to: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write: for a site, the folder of slurm.conf.")],
     own: Annotated[bool, typer.Option("--own", help="Only for your own commands, without privileges.")] = False,
     include: IncludeOption = None,
-    spank: Annotated[
-        bool, typer.Option("--spank/--no-spank", help="With the options of sbatch, or only the checks.")
-    ] = True,
+    spank: Annotated[bool, typer.Option("--spank/--no-spank", help="With sbatch's options, or only checks.")] = True,
 ) -> None:
     """Write the plugin's files to a folder, and print the lines to add to Slurm's own files."""
     written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())

@@ -58,24 +58,12 @@ def query(
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,
     param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--param",
-            help="K=V. For a view: only rows whose column K is V. For SQL: the value of :K.",
-        ),
+        list[str] | None, typer.Option(help="K=V. For a view: rows whose column K is V. For SQL: the value of :K.")
     ] = None,
-    columns: Annotated[
-        str, typer.Option("--columns", help="For a view: only these columns, separated by commas.")
-    ] = "",
-    format: Annotated[
-        Format, typer.Option("--format", help="Output format; csv and json are written row by row.")
-    ] = Format.TABLE,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file in place of stdout.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help=f"Most rows (default for a table: {TABLE_ROWS}).")
-    ] = None,
+    columns: Annotated[str, typer.Option(help="For a view: only these columns, separated by commas.")] = "",
+    format: Annotated[Format, typer.Option(help="Output format; csv and json go row by row.")] = Format.TABLE,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write in place of stdout.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help=f"Most rows (for a table: {TABLE_ROWS}).")] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Longest wait in seconds.")] = TIMEOUT_S,
     config: ConfigOption = None,
     database: DatabaseOption = "",

@@ -34,10 +34,7 @@ from slurm_ones.simulate import BadInput
 
 @command
 def report(
-    job: Annotated[
-        int | None,
-        typer.Argument(help="Job id (default: all jobs of a user or a span).", **JOB_ID),
-    ] = None,
+    job: Annotated[int | None, typer.Argument(help="Job id (default: all jobs of a user or span).", **JOB_ID)] = None,
     user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
     since: Annotated[str, typer.Option(help=f"Jobs that had not ended then: {TIMES}.")] = "",
     until: Annotated[str, typer.Option(help="Jobs that were submitted before then.")] = "",

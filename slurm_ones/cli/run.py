@@ -213,15 +213,11 @@ def run(
     config: ConfigOption = None,
     database: DatabaseOption = "",
     act: Annotated[
-        bool | None,
-        typer.Option("--act/--advise", help="Resize jobs, or only print the commands (default: the settings)."),
+        bool | None, typer.Option("--act/--advise", help="Resize jobs, or only print commands (default: settings).")
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="User mode: your own jobs only.")] = False,
     ticks: Annotated[
-        int,
-        typer.Option(
-            min=0, help="For cron: end after this many ticks, once no job waits for it; 0: run until stopped."
-        ),
+        int, typer.Option(min=0, help="For cron: end after this many ticks, once no job waits for it; 0: never.")
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:

@@ -203,18 +203,12 @@ def simulate(
             help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly, uniform or strategies."
         ),
     ] = "philly",
-    profiles: Annotated[
-        Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")
-    ] = None,
-    cluster: Annotated[
-        str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")
-    ] = "16x4",
+    profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles, for a CSV workload.")] = None,
+    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node; of kinds as 8x4:a100+8x4:v100.")] = "16x4",
     network: Annotated[
         str | None, typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized).")
     ] = None,
-    slow_nodes: Annotated[
-        str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7.")
-    ] = None,
+    slow_nodes: Annotated[str | None, typer.Option(help="Slow nodes as COUNT:SPEED, such as 2:0.7.")] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -228,22 +222,14 @@ def simulate(
         None
     ),
     load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
-    arrivals: Annotated[
-        str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")
-    ] = None,
-    hours: Annotated[
-        float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
-    ] = None,
+    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal (default: the study's).")] = None,
+    hours: Annotated[float | None, typer.Option(help="Hours of submissions (default: follows from --load).")] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     deadlines: Annotated[
-        float,
-        typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes by itself as asked for."),
+        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
     ] = 0.0,
     interval: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds between decisions (default: 60, with --resize hot 15; 10 for the workload ones-sc21)."
-        ),
+        float | None, typer.Option(help="Seconds between decisions (default: 60; hot: 15; workload ones-sc21: 10).")
     ] = None,
     resize: Annotated[
         str,
@@ -254,41 +240,29 @@ def simulate(
         ),
     ] = "requeue",
     resize_cost: Annotated[
-        str | None,
-        typer.Option(
-            help="Seconds that a requeue stops a job, or the word measured (default: 30).", show_default=False
-        ),
+        str | None, typer.Option(help="Seconds that a requeue stops a job, or the word measured (default: 30).")
     ] = None,
     idealized: Annotated[
-        bool,
-        typer.Option("--idealized", help="Assumptions of published studies: no Slurm, no companion, no noise."),
+        bool, typer.Option("--idealized", help="As published studies: no Slurm, no companion, no noise.")
     ] = False,
     bound: Annotated[
-        bool,
-        typer.Option(
-            "--bound", help="Compute a mean JCT that no schedule can beat, and on what each policy's time goes."
-        ),
+        bool, typer.Option("--bound", help="Compute a mean JCT that no schedule beats, and where policies' time goes.")
     ] = False,
     figures: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file, as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
-    database: Annotated[
-        str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
-    ] = "",
+    database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     executor: Annotated[
         str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
     ] = "local",
     sbatch: Annotated[
-        str | None,
-        typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00 --account=a'."),
+        str | None, typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00'.")
     ] = None,
     directory: Annotated[
-        Path | None,
-        typer.Option(help="Where results and logs of these jobs are; nodes must see it (default: ./ones-study)."),
+        Path | None, typer.Option(help="Folder for results and logs, which nodes must see (default: ./ones-study).")
     ] = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
+        list[str] | None, typer.Option("--set", help="Companion's setting, such as resize.dwell_s=60. Repeatable.")
     ] = None,
 ) -> None:
     """Compare policies on a simulated cluster in virtual time. The companion itself runs on it."""

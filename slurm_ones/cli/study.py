@@ -49,20 +49,13 @@ def study(
     ] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Most jobs that are simulated.")] = 100,
     seeds: Annotated[int, typer.Option(min=1, help="Assignments of curves, each simulated.")] = 3,
-    profiles: Annotated[
-        Path | None, typer.Option(help="Folder of measured profiles, in place of our own figures.")
-    ] = None,
+    profiles: Annotated[Path | None, typer.Option(help="Folder of measured profiles, not our own figures.")] = None,
     html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
-    figures: Annotated[
-        Path | None, typer.Option(help="Write all figures to this file, as JSON; FILE.csv: as CSV.")
-    ] = None,
-    database: Annotated[
-        str, typer.Option(help="Database URL of a new job database, in which each run is a cluster of its own.")
-    ] = "",
+    figures: Annotated[Path | None, typer.Option(help="File for all figures as JSON; FILE.csv: as CSV.")] = None,
+    database: Annotated[str, typer.Option(help="URL of a new job database, with a cluster for each run.")] = "",
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     directory: Annotated[
-        Path | None,
-        typer.Option(help="Where what each run found is kept, to go on after a stop (default: next to the page)."),
+        Path | None, typer.Option(help="Folder of each run's results, to go on after a stop (default: at the page).")
     ] = None,
 ) -> None:
     """Estimate what elastic jobs would gain here: simulate past jobs with 0, 20, 50 and 100 % of them elastic.

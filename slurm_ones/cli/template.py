@@ -201,7 +201,7 @@ def template(
     name: Annotated[
         str,
         typer.Argument(
-            help="Template or site to print. Without a name: list them.", autocompletion=lambda: [*templates(), *SITES]
+            help="Template or site to print (default: list them).", autocompletion=lambda: [*templates(), *SITES]
         ),
     ] = "",
     account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
@@ -210,11 +210,7 @@ def template(
     batch: Annotated[str, typer.Option(help="Of a site's script: global batches that you allow (32-1024).")] = "",
     time: Annotated[str, typer.Option(help="Of a site's script: its time limit, as Slurm writes it.")] = "",
     guests: Annotated[
-        str,
-        typer.Option(
-            help="Of a site's script: a queue that is preempted, for growth without a "
-            "companion, such as partition:scavenge."
-        ),
+        str, typer.Option(help="Of a site's script: a preempted queue to grow in without a companion: partition:NAME.")
     ] = "",
 ) -> None:
     """Print a batch script for a site, or a file of the package, to start from."""
