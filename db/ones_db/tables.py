@@ -151,28 +151,16 @@ JOBS = table(
     whole("dataset", "samples in an epoch; 0 if the job does not know", nullable=True),
     whole("epochs", "epochs that the job will train; 0 if it does not report that", nullable=True),
     number(
-        "deferred_until",
-        "time until which the companion keeps the job from starting, Unix seconds; null if it does not",
-        nullable=True,
+        "deferred_until", "until when the companion defers the job's start, Unix seconds; null: never", nullable=True
     ),
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
     whole("term", "for a job of blocks: number of the leader's term, as the job reports it", nullable=True),
-    column(
-        "hot",
-        Boolean(),
-        "for a job of blocks: true if new blocks get the state from memory; "
-        "false if each change begins a term from a checkpoint",
-        nullable=True,
-    ),
+    column("hot", Boolean(), "for blocks: true if new ones get the state from memory, not a checkpoint", nullable=True),
     whole("multiple_of", "global batches must be multiples of this, samples", nullable=True),
     text("strategy", "training strategy, as the job reports it; null for plain data parallel", nullable=True),
     text("limits", "limits of that strategy, as a JSON object (see the view `size_limits`)", nullable=True),
-    whole(
-        "gradient_bytes",
-        "bytes of gradients that are averaged in a step, as the job reports them; 0 or null if unknown",
-        nullable=True,
-    ),
+    whole("gradient_bytes", "bytes of gradients averaged in a step, as reported; 0 or null if unknown", nullable=True),
     text("rule", "how the learning rate follows the batch: sgd, adam, other or none; empty if unknown", nullable=True),
     whole("grown", "largest global batch that needs no more samples, as the job reports it", nullable=True),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
