@@ -320,10 +320,7 @@ class DecisionStore(Transactions):
 
     @remembering("resizes")
     def resizes_of(self, connection: Connection, job_id: int) -> dict[int, ResizeRecord]:
-        """Return a job's resizes by id, in the order in which they began; empty for an unknown job.
-
-        The result is the cache's own. Callers must not change it.
-        """
+        """Return a job's resizes by id, as they began; empty for an unknown job. The cache's own: do not change it."""
         query = (
             with_job(RESIZES, self._cluster)
             .where(latest(self._cluster), JOBS.c.job_id == job_id)
@@ -352,10 +349,7 @@ class DecisionStore(Transactions):
 
     @reading
     def resize_phases(self, connection: Connection, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
-        """Return the seconds of each phase, by the resize's id and then the phase's column in the view `resize_cost`.
-
-        Unknown phases are left out.
-        """
+        """Return the seconds of each known phase, by the resize's id and then the column in the view `resize_cost`."""
         query = text(
             f"SELECT {', '.join(PHASES)} FROM resize_cost "
             "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"

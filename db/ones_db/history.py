@@ -347,10 +347,7 @@ def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) ->
 
 
 def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
-    """Return (GPUs, first step) of each size on which a run trained; empty if it reported no step.
-
-    A plain job's run begins about at `step`, which the run before has reached.
-    """
+    """Return (GPUs, first step) of each size of a run, none without a reported step. A plain run begins near `step`."""
     if cached.members:
         return [(member.report.world, member.report.step) for member in cached.members]
     gpus = _shape(run).gpus

@@ -153,10 +153,7 @@ def encode_limits(limits: StrategyLimits) -> str:
 
 @lru_cache(maxsize=256)
 def decode_limits(text: str) -> StrategyLimits:
-    """Return a strategy's limits from the JSON in the column `limits`. Raises `ProtocolError` if it fails a check.
-
-    Results are cached, because many jobs have the same limits.
-    """
+    """Return a strategy's limits from the JSON in the column `limits`, cached. Raises `ProtocolError` for bad JSON."""
     return build(StrategyLimits, types_of(StrategyLimits), object_of(text))
 
 

@@ -87,10 +87,7 @@ class LeaderLock:
         return term
 
     def check(self) -> None:
-        """Raise `NotLeader` if this process does not lead now, because it lost the lock or there is a newer term.
-
-        If the database does not answer, the process does not lead either.
-        """
+        """Raise `NotLeader` if this process lost the lock, there is a newer term, or the database does not answer."""
         term = self._own_term()
         try:
             with self._lock.held() as connection:
@@ -102,10 +99,7 @@ class LeaderLock:
             raise NotLeader(f"nobody can say whether this companion leads: {error}") from error
 
     def beat(self, now: float) -> None:
-        """Store a heartbeat, by which standbys see that this process runs.
-
-        Raises `NotLeader` as `check` does, and `StoreError` if the heartbeat could not be stored.
-        """
+        """Store a heartbeat, by which standbys see that this process runs. Raises `NotLeader` and `StoreError`."""
         term = self._own_term()
         with self._lock.held(write=True) as connection:
             check_term(connection, self._cluster, term)

@@ -32,10 +32,7 @@ def head() -> str:
 
 
 def current(url: str, *, unfinished: bool = False) -> str | None:
-    """Return the schema revision of the database at a URL; None if it does not exist or is empty.
-
-    Raises `SchemaError` as `revision_of` does.
-    """
+    """Return the schema revision of the database at a URL as `revision_of` does; None if it does not exist."""
     if not backend_of(url).exists():
         return None
     with opened(url) as engine, transaction(engine) as connection:

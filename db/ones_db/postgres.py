@@ -129,10 +129,7 @@ class PostgreSQL(backend.Backend):
     insert = staticmethod(insert)
 
     def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows by COPY. If a key is stored already, COPY fails, and the rows go through a temporary table.
-
-        That is rare, because callers know which rows are stored.
-        """
+        """Add rows by COPY. If a key is stored already, which is rare, the rows go through a temporary table."""
         if not rows:
             return
         names = [column.name for column in table.columns]

@@ -253,10 +253,7 @@ class Database(Reader):
     size_limits = _reads("size_limits")
 
     def view(self, name: str, **where: Any) -> DataFrame:
-        """Return the rows of a view, in the view's order. Keywords select rows by the values of columns.
-
-        Raises `QueryError` if there is no such view or column.
-        """
+        """Return a view's rows in its order. Keywords select rows by values of columns. Raises `QueryError`."""
         pandas = _pandas()
         with self.ask(view_query(name, list(where)), where) as answer:
             rows = list(answer.rows)
@@ -267,10 +264,7 @@ class Database(Reader):
         )
 
     def query(self, sql: str, **parameters: Any) -> DataFrame:
-        """Return the answer to an SQL query. Keywords have the values of its ``:parameters``. Times are Unix seconds.
-
-        Raises `QueryError` if the query cannot be answered.
-        """
+        """Return the answer to SQL, with its ``:parameters`` as keywords and Unix seconds. Raises `QueryError`."""
         with self.ask(sql, parameters) as answer:
             frame = _pandas().DataFrame.from_records(list(answer.rows), columns=list(answer.columns))
         return frame.convert_dtypes()

@@ -342,10 +342,7 @@ class JobHistory:
     join_s: float | None = None
     """Mean pause of the last few ordered changes in which blocks joined, in seconds; None if unknown."""
     changes_without_effect: int = 0
-    """Number of ordered changes of blocks without effect since the last change with an effect.
-
-    A change has no effect if the job then has the same GPUs on no fewer nodes.
-    """
+    """Number of ordered changes of blocks, the last ones, that left the job the same GPUs on no fewer nodes."""
     misfit: tuple[int, int] | None = None
     """(ranks, GPUs) of the newest run that reported its ranks, if these differ. Always None for a job of blocks."""
     steps_since_change: int | None = None

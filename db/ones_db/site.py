@@ -228,10 +228,7 @@ def _is_block(one: AccountingJob, blocks: Mapping[int, Sequence[float]]) -> bool
 
 
 def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
-    """Return the job with its stored and its imported runs; None if the import adds nothing.
-
-    An import of a later time has only the later runs of a requeued job, so both are needed.
-    """
+    """Return the job with its stored and imported runs, since each import may lack some; None if nothing is new."""
     job = read.job
     runs = {run.start_time: run for run in [*before, *read.runs]}
     numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))

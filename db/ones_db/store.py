@@ -107,8 +107,5 @@ class Store(
             check_revision(connection)
 
     def stamp(self) -> object:
-        """Return a value that changes with each write, at almost no cost; None if only a query could show that.
-
-        Raises OSError if the database is gone.
-        """
+        """Return what changes with each write; None if only a query shows it. Raises OSError if the file is gone."""
         return self._backend.stamp()

@@ -63,10 +63,7 @@ class SummaryStore(Transactions):
         return self._lines(f"{OBSERVED} AND j.id IN ({_OPEN} UNION ALL {_ENDED.format('')})", ended=ended)
 
     def ended_of(self, user: str, count: int) -> list[JobSummary]:
-        """Return a line for each of the `count` jobs of a user that ended last, in order of submission.
-
-        The cost grows with the number of other users' jobs that ended later.
-        """
+        """Return a line for each of the `count` jobs of a user that ended last. Others' later ends add to the cost."""
         return self._lines(f"j.id IN ({_ENDED.format(' AND j.user_name = :user')})", ended=count, user=user)
 
     @reading
@@ -81,10 +78,7 @@ class SummaryStore(Transactions):
 
     @reading
     def ask(self, connection: Connection, sql: str, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Return the rows of a query over the views. The SQL must be our own.
-
-        SQL of users goes through `query.Reader`, which lets a query change nothing and limits its time.
-        """
+        """Return the rows of our own SQL over the views. SQL of users goes through `query.Reader`, which limits it."""
         return [dict(row) for row in connection.execute(text(sql), values).mappings()]
 
     @reading

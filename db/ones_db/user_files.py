@@ -79,10 +79,7 @@ def export_user(url: str, user: str, path: Path, by: str) -> Exported:
 
 
 def export_users(url: str, directory: Path, by: str) -> list[Exported]:
-    """Export each user that has jobs to DIRECTORY/USER.sqlite, as of one moment.
-
-    Raises `StoreError` before the first export, also if a user's name cannot be a file's name.
-    """
+    """Export each user with jobs to DIRECTORY/USER.sqlite, as of one moment. Raises `StoreError` before the first."""
     with _reading(url) as connection:
         users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
         odd = [user for user in users if not re.fullmatch(r"[\w@+-][\w@.+-]{0,99}", user)]
@@ -206,10 +203,7 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
 
 
 def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Return the condition that a decision is about these jobs, or is the last of its cluster.
-
-    The last one is needed because a run that has not ended counts until then.
-    """
+    """Return the condition that a decision is about these jobs, or the cluster's last, until which runs count."""
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(

@@ -371,10 +371,7 @@ class JobSummary:
 
     @property
     def local_batch(self) -> int | None:
-        """Samples of a replica in a forward pass, the most of any replica; None if unknown.
-
-        Without a training strategy, each GPU is a replica.
-        """
+        """Most samples of a replica (a GPU, without a training strategy) in a forward pass; None if unknown."""
         if self.batch is None or not self.passes or not self.shape or not self.shape.gpus:
             return None
         return -(-self.batch // (replicas(self.limits, self.shape.gpus) * self.passes))
