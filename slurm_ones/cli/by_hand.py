@@ -64,10 +64,7 @@ def gpus_of(size: str) -> int:
 
 
 def shape_of(size: str) -> tuple[int, int]:
-    """Return (nodes, GPUs per node) of a size that a user wrote. Raises `BadInput`.
-
-    If the user wrote only a number of GPUs, return (0, GPUs).
-    """
+    """Return (nodes, GPUs per node) of a size that a user wrote; (0, GPUs) for GPUs. Raises `BadInput`."""
     match = re.fullmatch(r"(?:([0-9]{1,5})[x×])?([0-9]{1,6})", size.strip())
     if match is None or not 1 <= int(match[1] or 1) * int(match[2]) <= MAX_GPUS:
         raise BadInput(f"{size!r} is no size: write GPUs, such as 8, or nodes x GPUs of each, such as 2x4")
@@ -118,10 +115,7 @@ def opted_in(job: WholeJob) -> OptIn:
 
 
 def ask(client: CommandClient, job: WholeJob, gpus: int | None) -> None:
-    """Write a size into the job's comment; None removes it.
-
-    Raises `BadInput` if the comment does not allow this size, and `SlurmError` if Slurm refuses the change.
-    """
+    """Write a size into the job's comment; None removes it. Raises `BadInput` if not allowed, and `SlurmError`."""
     opted_in(job)
     comment = with_size(job.home.comment, gpus)
     try:

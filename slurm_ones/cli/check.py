@@ -288,10 +288,7 @@ def _limits(path: Path) -> StrategyLimits | None:
 
 
 def _against(limits: StrategyLimits, verdict: Verdict) -> list[ScriptFinding]:
-    """Return findings if the requested sizes do not fit the strategy's limits, as an earlier run reported them.
-
-    The requested sizes are the comment's range and the size in the script.
-    """
+    """Return findings if the comment's range or the script's size does not fit the strategy's reported limits."""
     found = []
     sizes, name = [row.gpus for row in limits.sizes], limits.strategy
     allowed = verdict.optin.gpus if verdict.optin is not None else None

@@ -212,10 +212,7 @@ def _qos_of_guests(site: GuestSite, guest: PreemptedQos, set_it: str) -> Iterato
 
 
 def _grace(site: GuestSite, grace_s: float) -> tuple[str, str, int] | None:
-    """Return (present grace time, why it is too short, recommended GraceTime in s); None if it is long enough.
-
-    1.5 times the slowest checkpoint is recommended.
-    """
+    """Return (grace time, why it is too short, 1.5 times the slowest checkpoint in s); None if it is long enough."""
     job_id, checkpoint_s = site.checkpoint or (0, 0.0)
     if grace_s and grace_s >= checkpoint_s:
         return None

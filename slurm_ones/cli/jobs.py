@@ -234,10 +234,7 @@ HOW = '#SBATCH --comment="ones: gpus=1-16"'
 
 
 def unknown_job(settings: Settings, job_id: int, place: str, *, own_only: bool) -> str:
-    """Return a text on why a job is not in the database `place`. Slurm is asked once about the job.
-
-    If `own_only`, the database has only this user's jobs.
-    """
+    """Return why a job is not in the database `place`, which has only own jobs if `own_only`. Slurm is asked once."""
     head = f"job {job_id} is not {'among your jobs there' if own_only else f'in the database {place}'}"
     try:
         job = connect(settings).details([job_id]).get(job_id)

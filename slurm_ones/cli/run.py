@@ -81,10 +81,7 @@ SLOW_RPC_S = 1.0
 
 
 def paced(settings: Settings, client: SlurmClient) -> Settings:
-    """Return the settings; in user mode with a tick of 30 s.
-
-    The interval stays if `tick_s` is set, or if slurmctld limits RPCs or is busy.
-    """
+    """Return the settings; in user mode a tick of 30 s, unless `tick_s` is set or slurmctld is limited or busy."""
     if settings.scope != "own" or settings.tick_s is not None:
         return settings
     try:
