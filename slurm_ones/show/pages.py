@@ -201,10 +201,7 @@ def decisions(moment: Moment, root: str, view: DecisionView, opened: Callable[[]
 
 
 def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], logs: Logs | None = None) -> bytes | None:
-    """Return the page of a job; None if there is no such job.
-
-    It has reasons, sizes, throughput, training, resizes and advice.
-    """
+    """Return a job's page: reasons, sizes, throughput, training, resizes, advice; None if there is no such job."""
     with opened() as store, store.one_moment():
         # Of those that ended long ago the moment knows nothing.
         one = moment.job(job_id) or next(map(ShownJob, store.job_summaries([job_id])), None)
@@ -244,10 +241,7 @@ def job(moment: Moment, root: str, job_id: int, opened: Callable[[], Store], log
 
 
 def _predicted(history: JobHistory | None, measured: Sequence[Measured], of: Allowed) -> dict[int, float]:
-    """Return useful samples/s by number of GPUs, predicted from the job's own measurements.
-
-    A batch is taken to have the same statistical efficiency at every size.
-    """
+    """Return predicted useful samples/s by number of GPUs, at the same statistical efficiency for every size."""
     if history is None or not history.throughput or not measured:
         return {}
     longest = max(measured, key=lambda one: one.measured_s)
@@ -315,10 +309,7 @@ def _part(template: str, **values: Any) -> bytes:
 
 
 def cells(gpus: int, kind: str = "", job_id: int = 0) -> Markup:
-    """Return a square in HTML for each of `gpus` GPUs of a node: held by job `job_id`, or free if `kind` is empty.
-
-    `kind` is the CSS class of the job's colour.
-    """
+    """Return an HTML square for each of a node's `gpus` GPUs: free, or of `job_id` with the CSS class `kind`."""
     free = '<i title="not held by an elastic job"></i>'
     one = f'<i class="held {kind}" title="job {int(job_id)}"></i>' if kind else free
     return Markup(one * min(gpus, MOST_CELLS))

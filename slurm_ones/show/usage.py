@@ -360,10 +360,7 @@ def advised(store: Store, found: Sequence[Usage]) -> dict[int, list[str]]:
 
 
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
-    """Return advice on a job as sentences without full stops.
-
-    Problems of training come first, then the most important advice.
-    """
+    """Return advice on a job as sentences without full stops: problems of training, then the most important."""
     found = list(troubles(summary)) if summary is not None else []
     if summary is not None and summary.limits is not None:
         valid = frozenset(row.gpus for row in summary.limits.sizes)
