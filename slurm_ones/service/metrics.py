@@ -136,10 +136,7 @@ class _Present(Collector):
 
 
 class Labels:
-    """Chooser of labels (partition, account). Users choose these names, so their number is limited.
-
-    In a name, `?` replaces characters that cannot be printed.
-    """
+    """Chooser of labels (partition, account), limited in number. `?` replaces characters that cannot be printed."""
 
     def __init__(self, partitions: int = PARTITIONS, pairs: int = PAIRS) -> None:
         self._most = partitions, pairs
