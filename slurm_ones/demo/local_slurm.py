@@ -77,10 +77,7 @@ class Processes:
         self.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start a process in `folder`. Its output is appended to `log`, and the terminal's Ctrl-C does not reach it.
-
-        Raises RuntimeError after `close`.
-        """
+        """Start a process in `folder`, logged to `log` and out of Ctrl-C's reach. Raises RuntimeError after `close`."""
         return self._starter.submit(self._start, command, env, folder, log).result()
 
     def _start(

@@ -155,10 +155,7 @@ def _line(jobs: Sequence[JobSummary]) -> str:
 
 
 def samples_line(one: Submitted, folder: Path) -> tuple[bool, str]:
-    """Check that a training used each sample of an epoch once. Return True if so, and a sentence.
-
-    Each rank has written the samples that it used to a trace file.
-    """
+    """Return True if the ranks' trace files show each sample used once in each epoch, and a sentence on it."""
     used: Counter[tuple[int, int]] = Counter()
     for path in sorted((folder / f"ones-{one.job_id}").glob("trace-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
