@@ -25,10 +25,7 @@ def why_not_pyslurm() -> str:
 
 
 def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
-    """Return the client that the settings choose. `keepalive` is called before each query or command.
-
-    Raises `SlurmMissing`, and `ConfigError` as `check_client` does.
-    """
+    """Return the settings' client, which calls `keepalive` before commands. Raises `SlurmMissing`, `ConfigError`."""
     check_client(settings)
     if ":" in settings.client:
         try:
