@@ -194,10 +194,7 @@ JOB_CHANGING: Mapping[str, Call] = {
 
 
 def client_contract(make: Callable[[], Site] | None = None) -> type:
-    """Return a pytest class with the tests of every client.
-
-    `make` makes the site, once for the class. Without it, there must be a fixture `site`.
-    """
+    """Return a pytest class with every client's tests. `make` makes its site; without it, a fixture `site` must."""
     if make is None:
         return type("ClientTests", (ClientContract,), {})
     made_by = make

@@ -29,10 +29,7 @@ HELD = Reason("held")
 
 @dataclass(frozen=True)
 class Power:
-    """Throughput model. On n GPUs it is `per_gpu` × n^`exponent` samples/s, times `across` on several nodes.
-
-    For numbers of GPUs in `table`, the table has the throughput.
-    """
+    """Throughput: `per_gpu` × n^`exponent` samples/s on n GPUs, × `across` on several nodes; or `table`'s."""
 
     per_gpu: float = 100.0
     exponent: float = 0.9
@@ -72,10 +69,7 @@ def job(
     gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
     **values: object,
 ) -> JobView:
-    """Return a job that runs on `nodes`, or waits if there are none.
-
-    It has trained `epochs` epochs of 1000 samples, and is expected to train `to_come` more.
-    """
+    """Return a job on `nodes` (or waiting), with `epochs` epochs of 1000 samples done, and `to_come` expected."""
     held = dict(nodes or {})
     made = JobView(
         job_id=job_id,
