@@ -91,10 +91,7 @@ def require_headers(include: Path | None = None) -> None:
 
 
 def compile_spank(to: Path, include: Path | None = None) -> Path:
-    """Compile the SPANK plugin into the folder `to`, and return its path. Raises `PluginError`.
-
-    An older plugin there is replaced atomically.
-    """
+    """Compile the SPANK plugin into the folder `to`, atomically, and return its path. Raises `PluginError`."""
     require_headers(include)
     to.mkdir(parents=True, exist_ok=True)
     with (
